@@ -75,6 +75,11 @@ class Child:
         if self.exit_status() is None:
             self._process.terminate()
 
+    def reload(self) -> None:
+        """Send SIGUSR2 to the leader: HAProxy then reads its configuration again."""
+        if self.exit_status() is None:
+            self._process.send_signal(signal.SIGUSR2)
+
     def kill_all(self) -> None:
         """Send SIGKILL to the leader and to every remaining process of its session.
 

@@ -11,6 +11,8 @@ On a host, for the cluster NAME:
                                                                   it: the head, or of a service
                                                                   with replicas that of rank 0
     /etc/clusterctl/NAME/members/SERVICE.json    MembersDocument  likewise, head only: the replicas
+    /etc/clusterctl/NAME/keys.json               KeysDocument     likewise, head only
+    /etc/clusterctl/NAME/gateway.pem             0600             certificate and key of the gateway
     /etc/clusterctl/NAME/ray.token, api.key      0600             made on the head
     /run/clusterctl/NAME/state.json              NodeState        replaced by the supervisor
     /var/log/clusterctl/NAME/journal.jsonl       what the supervisor did, a JSON object a line
@@ -134,9 +136,29 @@ class MembersDocument:
 
     service: str
     served_names: List[str]  # The `model` in API requests
-    port: int  # That clients know: the service's own, which no member listens on
+    port: int  # That clients know: the gateway's, which no member listens on
     members: List[Member] = field(default_factory=list)
     stall_timeout: float = STALL_TIMEOUT
+    listen: str = ""  # Address of the gateway's port; empty: the head's node IP
+
+
+@dataclass(frozen=True)
+class NamedKey:
+    """A user's API key. The key itself is kept nowhere: it was shown once, when it was made."""
+
+    name: str
+    sha256: str  # Of the key, in hexadecimal
+    created: float  # Unix seconds
+    requests_per_minute: int = 0  # 0: no limit
+    tokens_per_day: int = 0  # Read and generated, by days in UTC; 0: no limit
+
+
+@dataclass(frozen=True)
+class KeysDocument:
+    """The named keys that the gateway accepts besides the cluster's own. The file is on the head
+    only."""
+
+    keys: List[NamedKey] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -206,6 +228,51 @@ class ServiceState:
     last_failure_time: float = 0.0  # Unix seconds
 
 
+@dataclass(frozen=True)
+class GatewayMember:
+    """A member, as the gateway treats it."""
+
+    service: str
+    replica: int
+    host: str
+    admitted: bool  # Whether it gets requests
+    why: str = ""  # Why it gets none
+    requests: int = 0  # That it answered, since the gateway's counts began
+
+
+@dataclass(frozen=True)
+class KeyUse:
+    """What was asked with one key, since the gateway's counts began."""
+
+    name: str  # `cluster` for the cluster's own key
+    requests: int = 0
+    prompt_tokens: int = 0  # As vLLM reports them
+    completion_tokens: int = 0
+    day: str = ""  # The last day with a request, in UTC: `2026-11-22`
+    tokens_of_day: int = 0
+
+
+@dataclass(frozen=True)
+class GatewayState:
+    """The gateway of this node. `state`: absent (no HAProxy in the image) | idle (no service is
+    behind it) | starting | up | backing-off."""
+
+    state: str = "absent"
+    detail: str = ""
+    version: str = ""  # HAProxy's
+    since: float = 0.0
+    restarts: int = 0
+    listens: List[str] = field(default_factory=list)  # `10.0.0.1:8000`
+    tls: bool = False
+    served: int = 0  # Requests that a member answered, with any status below 500
+    retried: int = 0  # Of these, sent to more than one member
+    failed: int = 0  # Without an answer, or with a status from 500 on
+    refused: int = 0  # By the gateway itself: key, limit, path, model
+    members: List[GatewayMember] = field(default_factory=list)
+    keys: List[KeyUse] = field(default_factory=list)
+    keys_in_effect: str = ""  # SHA-256 of keys.json, as it is followed now
+
+
 DELETED = "it was deleted"  # UnreadableDocument.why of a document that was deleted
 
 
@@ -252,6 +319,7 @@ class NodeState:
     nodes: List[RayNode] = field(default_factory=list)
     nodes_time: float = 0.0
     services: List[ServiceState] = field(default_factory=list)
+    gateway: GatewayState = field(default_factory=GatewayState)
     unreadable: List[UnreadableDocument] = field(default_factory=list)
     # Why logs and journal cannot be written: `DIRECTORY is on a full file system`; empty if they
     # can.

@@ -9,10 +9,12 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Dict, FrozenSet, List, Optional, TextIO, Type, TypeVar
+from typing import Dict, FrozenSet, List, Optional, Set, TextIO, Type, TypeVar
 
 from clusterctl.node.documents import (
     DELETED,
+    KeysDocument,
+    MembersDocument,
     NodeDocument,
     NodeState,
     ServiceDocument,
@@ -49,6 +51,10 @@ class NodePaths:
         self.services = self.config / "services"
         self.members = self.config / "members"
         self.api_key = self.config / "api.key"
+        self.keys = self.config / "keys.json"
+        self.certificate = self.config / "gateway.pem"
+        self.gateway = self.state.parent / "gateway"
+        self.gateway_counts = self.logs / "gateway-counts.json"
         self.ray_token = self.config / "ray.token"
         self.journal = self.logs / "journal.jsonl"
 
@@ -116,7 +122,7 @@ class Declared:
         self._read_last: Dict[str, bytes] = {}
         self._good: Dict[str, object] = {}
         self._unreadable: Dict[str, UnreadableDocument] = {}
-        self._missing: FrozenSet[str] = frozenset()
+        self._missing: Dict[str, FrozenSet[str]] = {}  # By directory, in the last read
 
     def node(self) -> Optional[NodeDocument]:
         """Return node.json, or None until it exists and is readable."""
@@ -127,39 +133,56 @@ class Declared:
 
     def services(self) -> Dict[str, ServiceDocument]:
         """Return the services in effect, by name."""
-        directory = self._paths.services
+        found = self._in_directory("services", self._paths.services, ServiceDocument)
+        return {document.name: document for document in found}
+
+    def members(self) -> Dict[str, MembersDocument]:
+        """Return the members in effect of each service that is behind the gateway, by service."""
+        found = self._in_directory("members", self._paths.members, MembersDocument)
+        return {document.service: document for document in found}
+
+    def keys(self) -> KeysDocument:
+        """Return the named keys in effect. With a file that cannot be read, the last ones are."""
+        return self._read(KeysDocument, "keys.json", self._paths.keys) or KeysDocument()
+
+    def _in_directory(self, prefix: str, directory: Path, kind: Type[T]) -> List[T]:
+        """Return the documents in effect of one directory, by the names of their files."""
         try:
             deleted = not self._paths.node_document.exists()
             # Not by glob, which takes a directory that cannot be read for an empty one.
             names = os.listdir(directory) if directory.exists() else []  # noqa: PTH208
         except OSError as error:
-            for name in self._good.keys() - {"node.json"}:
+            for name in self._known(prefix) & self._good.keys():
                 self._keep(name, f"its directory: {error.strerror}")
-            return self._services()
+            return self._in_effect(prefix, kind)
         paths = {
-            f"services/{name}": directory / name
+            f"{prefix}/{name}": directory / name
             for name in names
             if name.endswith(".json") and not name.startswith(".")
         }
-        known = self._good.keys() | self._unreadable.keys()
-        missing = frozenset(known - paths.keys() - {"node.json"})
+        missing = frozenset(self._known(prefix) - paths.keys())
         if "node.json" in self._good and deleted:
             for name in missing & self._good.keys():
                 self._keep(name, DELETED)
         else:
             # `rm -r` may delete a service's document a moment before node.json, so a document
             # counts as removed only if it is missing in two reads in a row.
-            for name in missing & (self._missing | (self._unreadable.keys() - self._good.keys())):
+            twice = self._missing.get(prefix, frozenset())
+            for name in missing & (twice | (self._unreadable.keys() - self._good.keys())):
                 for held in (self._good, self._unreadable, self._read_last):
                     held.pop(name, None)
-        self._missing = missing
+        self._missing[prefix] = missing
         for name, path in sorted(paths.items()):
-            self._read(ServiceDocument, name, path)
-        return self._services()
+            self._read(kind, name, path)
+        return self._in_effect(prefix, kind)
 
-    def _services(self) -> Dict[str, ServiceDocument]:
-        found = [good for good in self._good.values() if isinstance(good, ServiceDocument)]
-        return {document.name: document for document in sorted(found, key=lambda one: one.name)}
+    def _known(self, prefix: str) -> Set[str]:
+        known = self._good.keys() | self._unreadable.keys()
+        return {name for name in known if name.startswith(f"{prefix}/")}
+
+    def _in_effect(self, prefix: str, kind: Type[T]) -> List[T]:
+        names = sorted(self._known(prefix) & self._good.keys())
+        return [good for name in names if isinstance(good := self._good[name], kind)]
 
     def _keep(self, name: str, why: str) -> None:
         """Report a document that cannot be read now; its last good version stays in effect."""

@@ -11,8 +11,9 @@ import time
 from typing import Dict, List, Optional
 
 from clusterctl import __version__
-from clusterctl.node.documents import NodeDocument, NodeState
+from clusterctl.node.documents import GatewayState, NodeDocument, NodeState, ServiceDocument
 from clusterctl.node.files import Declared, Journal, NodePaths, StateFile, why_not_written
+from clusterctl.node.gateway import Gateway, MemberProof
 from clusterctl.node.hosts_file import HostsFile
 from clusterctl.node.probes import GpuCount, Links, installed_versions, version_labels
 from clusterctl.node.ray_process import RayProcess
@@ -53,6 +54,10 @@ class Supervisor:
         self._gpus = GpuCount(document.gpu_listing, timing)
         self._links = Links(timing)
         self._services: Dict[str, Service] = {}
+        self._wanted: Dict[str, ServiceDocument] = {}
+        self._gateway: Optional[Gateway] = None
+        if document.role == "head":
+            self._gateway = Gateway(document.host, document.node_ip, paths, timing, journal)
         self._state_file = StateFile(paths.state, timing.state_every)
         # Restarts and failures counted before the container was restarted.
         self._before = self._state_file.services_before()
@@ -75,6 +80,8 @@ class Supervisor:
                 service.finish_stop(now)
             self._state_file.write(self.state())
             time.sleep(self._timing.tick)
+        if self._gateway:
+            self._gateway.stop()  # After the services, whose last answers pass through it
         self._view.stop()
         self._ray.stop()
         self._state_file.write(self.state())
@@ -93,10 +100,12 @@ class Supervisor:
         self._gpus.tick(now)
         self._links.tick(now, self._document)
         self._tick_services(now)
+        if self._gateway:
+            self._lead_gateway(self._gateway)
         self._state_file.write(self.state())
 
     def _tick_services(self, now: float) -> None:
-        wanted = self._declared.services()
+        wanted = self._wanted = self._declared.services()
         for name, service_document in wanted.items():
             if name not in self._services:
                 before = self._before.pop(name, None)
@@ -115,6 +124,17 @@ class Supervisor:
             service.tick(now, wanted.get(name), conditions)
             if service.forgotten:
                 del self._services[name]
+
+    def _lead_gateway(self, gateway: Gateway) -> None:
+        """Tell the gateway what is declared, and what is known of the services on this node."""
+        local = {}
+        for name, document in self._wanted.items():
+            state = self._services[name].state() if name in self._services else None
+            why = f"it is {state.state}" if state else "it is not started"
+            ready = state is not None and state.state == "ready"
+            silence = state.silence if state else ""
+            local[document.port] = MemberProof(ready, silence or why, silent=bool(silence))
+        gateway.follow(self._declared.members(), self._declared.keys(), local)
 
     def state(self) -> NodeState:
         snapshot = self._view.snapshot if self._document.role == "head" else None
@@ -136,6 +156,7 @@ class Supervisor:
             nodes=snapshot.nodes if snapshot else [],
             nodes_time=snapshot.time if snapshot else 0.0,
             services=[service.state() for service in self._services.values()],
+            gateway=self._gateway.state if self._gateway else GatewayState(),
             unreadable=self._declared.unreadable(),
             logs_problem=why_not_written(self._paths.logs),
         )

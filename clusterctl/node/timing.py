@@ -52,6 +52,15 @@ class Timing:
     canary_timeout: float = 30.0
     silence_shown: float = 10.0  # A missing sign of life is reported after this long, two readings
 
+    # A gateway that ended is back within 2 s.
+    gateway_backoff_first: float = 0.3
+    gateway_backoff_max: float = 30.0
+    gateway_steady: float = 10.0  # After this long, the backoff starts from its first value again
+    gateway_silence: float = 5.0  # A gateway whose socket is silent this long is started again
+    gateway_repeat: float = 5.0  # How often the gateway is told everything again
+    gateway_counts_every: float = 2.0  # How often its counts are kept in their file
+    gateway_stop: float = 5.0  # For its thread to end
+
     nics_every: float = 2.0  # How often the node's NICs are checked, which takes a few ms
     # For vLLM to end by itself after one of its ranks did: its error message is more precise.
     rank_patience: float = 5.0

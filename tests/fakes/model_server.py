@@ -1,0 +1,92 @@
+"""A server that answers like vLLM, fast, and as badly as a test wants it to."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class ModelServer:
+    """A replica. `hold()` makes it keep every request without an answer until `release()`."""
+
+    def __init__(self, key: str, words: int = 4, pause: float = 0.0) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+        self.pause = pause  # Seconds between two events of a stream
+        self.words = words
+        self._key = key
+        self._go = threading.Event()
+        self._go.set()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server.daemon_threads = True
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def hold(self) -> None:
+        self._go.clear()
+
+    def release(self) -> None:
+        self._go.set()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: object) -> None:
+                """Not to the test's output."""
+
+            def do_GET(self) -> None:
+                server.paths.append(self.path)
+                self._send(200, {"path": self.path, "data": [{"id": "tiny"}]})
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                server.paths.append(self.path)
+                server.requests.append(body)
+                if self.headers["Authorization"] != f"Bearer {server._key}":
+                    self._send(401, {"error": "Unauthorized"})
+                    return
+                if not server._go.wait(0.0):
+                    server._go.wait()
+                    self.close_connection = True  # It dies with its requests
+                    return
+                usage = {"prompt_tokens": 5, "completion_tokens": server.words}
+                if not body.get("stream"):
+                    text = 'a text that says "prompt_tokens": 999, '
+                    self._send(200, {"choices": [{"text": text}], "usage": usage})
+                    return
+                self.send_response(200)
+                self.send_header("Content-Type", "text/event-stream")
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+                for _ in range(server.words):
+                    self._event({"choices": [{"text": "word"}]})
+                    time.sleep(server.pause)
+                if body.get("stream_options", {}).get("include_usage"):
+                    self._event({"choices": [], "usage": usage})
+                self._event("[DONE]")
+                self.wfile.write(b"0\r\n\r\n")
+
+            def _event(self, content: object) -> None:
+                text = content if isinstance(content, str) else json.dumps(content)
+                data = f"data: {text}\n\n".encode()
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+            def _send(self, status: int, content: dict[str, Any]) -> None:
+                data = json.dumps(content).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+        return Handler

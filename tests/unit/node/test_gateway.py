@@ -1,0 +1,364 @@
+"""The gateway with a real HAProxy, and replicas that answer like vLLM."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import json
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from clusterctl.deadlines import wait_until
+from clusterctl.node.documents import (
+    GatewayState,
+    KeysDocument,
+    Member,
+    MembersDocument,
+    NamedKey,
+    to_json,
+)
+from clusterctl.node.files import Journal, NodePaths
+from clusterctl.node.gateway import Gateway, MemberProof, admission, find_haproxy
+from clusterctl.node.timing import Timing
+from tests.bench.load import Load, run_load
+from tests.fakes.model_server import ModelServer
+from tests.fakes.node_bench import await_value
+from tests.fakes.ports import port_of, reserved
+
+pytestmark = pytest.mark.skipif(not find_haproxy()[0], reason="no HAProxy of 2.6 or newer")
+
+CLUSTER_KEY = "c" * 64
+READY = MemberProof(ready=True)
+
+
+class GatewayBench:
+    """A gateway over two replicas of `tiny`."""
+
+    def __init__(self, root: Path, port: int) -> None:
+        self.port, self.replicas = port, [ModelServer(CLUSTER_KEY), ModelServer(CLUSTER_KEY)]
+        self.paths = NodePaths("test", root)
+        for directory in (self.paths.config, self.paths.logs, self.paths.state.parent):
+            directory.mkdir(parents=True)
+        self.paths.api_key.write_text(CLUSTER_KEY)
+        self.paths.api_key.chmod(0o600)
+        self.documents = {"tiny": self.service("tiny", self.replicas)}
+        self.keys: list[NamedKey] = []
+        self.proofs = {replica.port: READY for replica in self.replicas}
+        timing = Timing(tick=0.05, gateway_silence=2.0, gateway_counts_every=0.1)
+        journal = Journal(self.paths.journal, "a", io.StringIO())
+        self.gateway = Gateway("a", "127.0.0.1", self.paths, timing, journal)
+        self.follow()
+
+    def service(self, name: str, replicas: list[ModelServer]) -> MembersDocument:
+        members = [Member(n, "a", "127.0.0.1", one.port) for n, one in enumerate(replicas, 1)]
+        return MembersDocument(name, [name], self.port, members, listen="127.0.0.1")
+
+    def follow(self) -> None:
+        self.gateway.follow(self.documents, KeysDocument(self.keys), dict(self.proofs))
+
+    def state(self) -> GatewayState:
+        return self.gateway.state
+
+    def await_up(self) -> None:
+        def up() -> bool | None:
+            return (self.state().state == "up" and self.health() == 200) or None
+
+        assert wait_until(up, 15.0, every=0.05), self.state()
+
+    def health(self) -> int:
+        try:
+            return self.get("/health").status_code
+        except httpx2.HTTPError:
+            return 0
+
+    def get(self, path: str, key: str = CLUSTER_KEY) -> httpx2.Response:
+        # As it is: httpx would normalise the path.
+        url = httpx2.URL(f"http://127.0.0.1:{self.port}").copy_with(raw_path=path.encode())
+        return httpx2.get(url, headers={"Authorization": f"Bearer {key}"}, trust_env=False)
+
+    def post(self, key: str = CLUSTER_KEY, **body: Any) -> httpx2.Response:
+        return httpx2.post(
+            f"http://127.0.0.1:{self.port}/v1/completions",
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            json={"messages": "first, as OpenAI's clients have it", "model": "tiny", **body},
+            trust_env=False,
+            timeout=30,
+        )
+
+    def add_key(self, name: str, **limits: int) -> str:
+        """Declare a key and wait until it is in effect."""
+        digest = hashlib.sha256(f"sk-{name}".encode()).hexdigest()
+        self.keys.append(NamedKey(name, digest, 1.0, **limits))
+        self.keys_in_effect()
+        return f"sk-{name}"
+
+    def keys_in_effect(self) -> None:
+        self.follow()
+        wanted = hashlib.sha256(to_json(KeysDocument(self.keys)).encode()).hexdigest()
+        await_value(lambda: self.state().keys_in_effect == wanted, "the keys in effect")
+
+    def stop(self) -> None:
+        self.gateway.stop()
+        for replica in self.replicas:
+            replica.release()
+            replica.close()
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A directory whose path is short enough for a socket's."""
+    with tempfile.TemporaryDirectory(prefix="gw") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def gate(short_path: Path) -> Iterator[GatewayBench]:
+    with reserved() as port:
+        bench = GatewayBench(short_path, port_of(port))
+        bench.await_up()
+        yield bench
+        bench.stop()
+
+
+def test_requests_are_balanced_and_carry_the_clusters_key_to_replicas(gate: GatewayBench) -> None:
+    answers = [gate.post() for _ in range(20)]
+
+    assert [answer.status_code for answer in answers] == [200] * 20
+    await_value(lambda: gate.state().served == 20, "20 requests")
+    assert [member.requests for member in gate.state().members] == [10, 10]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/metrics", "/tokenize", "/pooling", "/", "/v1", "/v1/", "//v1/models", "/v1//models",
+        "/v1/../metrics", "/v1/./../metrics", "/v1/%2e%2e/metrics", "/v1/..%2fmetrics",
+        "/v1%2f..%2fmetrics", "/health/../metrics", "/V1/models", "/v1/models/..;/x",
+        "/v1/load_lora_adapter", "/v1/models\\..\\metrics",
+    ],
+)  # fmt: skip
+def test_nothing_but_v1_and_health_is_passed_on(gate: GatewayBench, path: str) -> None:
+    answer = gate.get(path)
+
+    assert answer.status_code in (400, 404), answer.text
+    assert answer.json()["error"]["type"] in ("NotFoundError", "BadRequestError")
+    assert [one.paths for one in gate.replicas] == [[], []]
+
+
+def test_a_model_of_two_parts_has_a_path(gate: GatewayBench) -> None:
+    assert gate.get("/v1/models/Qwen/Qwen3-8B_x.gguf").json()["path"].endswith("8B_x.gguf")
+
+
+@pytest.mark.parametrize("key", ["", "wrong", "c" * 63])
+def test_no_key_no_answer(gate: GatewayBench, key: str) -> None:
+    answer = gate.post(key)
+
+    assert answer.status_code == 401
+    assert "Authorization: Bearer" in answer.json()["error"]["message"]
+    assert gate.replicas[0].requests == gate.replicas[1].requests == []
+    assert gate.health() == 200  # Which needs none
+
+
+def test_a_key_is_in_effect_soon_and_revoked_within_two_seconds(gate: GatewayBench) -> None:
+    key = gate.add_key("alice")
+    assert gate.post(key).status_code == 200
+    assert hashlib.sha256(key.encode()).hexdigest() not in json.dumps(
+        gate.state().__dict__, default=str
+    )
+
+    gate.keys.clear()
+    gate.follow()
+    began = time.monotonic()
+    await_value(lambda: gate.post(key).status_code == 401, "the key to be refused")
+
+    assert time.monotonic() - began < 2.0
+    assert gate.post().status_code == 200
+    assert gate.state().restarts == 0
+
+
+def test_no_request_is_lost_while_keys_come_and_go(gate: GatewayBench) -> None:
+    done = threading.Event()
+
+    def churn() -> None:
+        number = 0
+        while not done.is_set():
+            gate.add_key(f"user{number}")
+            number += 1
+            del gate.keys[:-2]
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    report = run_load(Load(f"http://127.0.0.1:{gate.port}", "tiny", 50, 4, CLUSTER_KEY, 0.5))
+    done.set()
+    thread.join()
+
+    assert report.lost == 0, report.to_json()
+
+
+def test_a_limit_of_requests_holds_for_one_key_only(gate: GatewayBench) -> None:
+    alice, bob = gate.add_key("alice", requests_per_minute=3), gate.add_key("bob")
+
+    assert [gate.post(alice).status_code for _ in range(5)] == [200] * 3 + [429] * 2
+    assert gate.post(bob).status_code == 200
+    assert gate.post(alice).json()["error"]["type"] == "RateLimitError"
+
+
+def test_tokens_are_counted_as_the_replica_reports_them(gate: GatewayBench) -> None:
+    alice = gate.add_key("alice")
+
+    gate.post(alice)
+    gate.post(alice, stream=True, stream_options={"include_usage": True})
+    gate.post(alice, stream=True)
+
+    def counted() -> Any:
+        uses = {use.name: use for use in gate.state().keys}
+        return uses.get("alice") and uses["alice"].requests == 3 and uses["alice"]
+
+    use = await_value(counted, "three requests of alice")
+    assert (use.prompt_tokens, use.completion_tokens, use.tokens_of_day) == (10, 8, 18)
+    kept = await_value(lambda: gate.paths.gateway_counts.exists(), "kept counts")
+    assert kept
+
+
+def test_a_limit_of_tokens_holds_and_streams_must_report_theirs(gate: GatewayBench) -> None:
+    alice = gate.add_key("alice", tokens_per_day=10)
+
+    refused = gate.post(alice, stream=True)
+    assert refused.status_code == 400
+    assert "include_usage" in refused.json()["error"]["message"]
+    assert gate.post(alice, stream=True, stream_options={"include_usage": True}).status_code == 200
+    assert gate.post(alice).status_code == 200  # 9 of 10 were used: it was let in
+    await_value(lambda: gate.post(alice).status_code == 429, "the limit", timeout=2.0)
+
+
+def test_requests_that_a_dying_replica_has_are_answered_by_another(gate: GatewayBench) -> None:
+    first = gate.replicas[0]
+    first.hold()
+    url = f"http://127.0.0.1:{gate.port}"
+    sent = threading.Timer(1.5, first.release)  # It closes its connections, as if it were killed
+    sent.start()
+
+    report = run_load(Load(url, "tiny", 20, 1, CLUSTER_KEY))
+
+    assert report.lost == 0, report.to_json()
+    assert len(first.requests) > 0
+    await_value(lambda: gate.state().retried == len(first.requests), "retries")
+
+
+def test_a_request_that_stores_something_is_not_repeated(gate: GatewayBench) -> None:
+    for replica in gate.replicas:
+        replica.hold()
+        threading.Timer(0.5, replica.release).start()
+    answer = httpx2.post(
+        f"http://127.0.0.1:{gate.port}/v1/responses",
+        headers={"Authorization": f"Bearer {CLUSTER_KEY}"},
+        json={"model": "tiny"},
+        trust_env=False,
+    )
+
+    assert answer.status_code == 502
+    assert sum(len(replica.requests) for replica in gate.replicas) == 1
+
+
+def test_a_member_without_proof_gets_nothing(gate: GatewayBench) -> None:
+    gate.proofs[gate.replicas[0].port] = MemberProof(ready=False, why="it is loading")
+    gate.follow()
+    await_value(lambda: not gate.state().members[0].admitted, "a member that is out")
+    time.sleep(0.2)  # HAProxy is told in the same round in which it is reported
+
+    before = len(gate.replicas[0].requests)
+    assert {gate.post().status_code for _ in range(10)} == {200}
+    assert len(gate.replicas[0].requests) == before
+    assert gate.state().members[0].why == "it is loading"
+
+    gate.proofs[gate.replicas[1].port] = MemberProof(ready=False, why="it is loading")
+    gate.follow()
+    await_value(lambda: gate.health() == 503, "a gateway without members")
+    answer = gate.post()
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "ServiceUnavailableError")
+
+
+def test_a_killed_gateway_is_back_within_two_seconds(gate: GatewayBench) -> None:
+    gate.add_key("alice")
+    pid = gate.gateway._child.pid if gate.gateway._child else 0
+    os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    await_value(lambda: gate.health() != 200, "the end")
+    await_value(lambda: gate.health() == 200, "an open gateway")
+
+    assert time.monotonic() - began < 2.0
+    assert gate.post("sk-alice").status_code == 200
+
+
+def test_a_stream_passes_word_by_word(gate: GatewayBench) -> None:
+    for replica in gate.replicas:
+        replica.pause, replica.words = 0.4, 3
+    times: list[float] = []
+    with httpx2.stream(
+        "POST",
+        f"http://127.0.0.1:{gate.port}/v1/completions",
+        headers={"Authorization": f"Bearer {CLUSTER_KEY}"},
+        json={"model": "tiny", "stream": True},
+        trust_env=False,
+    ) as response:
+        times.extend(time.monotonic() for line in response.iter_lines() if "word" in line)
+
+    # Words that waited for more to come would arrive two at a time.
+    assert all(later - earlier > 0.1 for earlier, later in itertools.pairwise(times))
+    assert len(times) == 3
+
+
+def test_a_session_stays_on_its_replica(gate: GatewayBench) -> None:
+    for _ in range(6):
+        gate.post(prompt_cache_key="conversation-1")
+
+    assert sorted(len(replica.requests) for replica in gate.replicas) == [0, 6]
+
+
+def test_services_share_one_address_by_the_name_of_the_model(gate: GatewayBench) -> None:
+    other = ModelServer(CLUSTER_KEY)
+    gate.documents["big"] = gate.service("big", [other])
+    gate.proofs[other.port] = READY
+    url = f"http://127.0.0.1:{gate.port}"
+    gate.follow()
+    report = run_load(Load(url, "tiny", 50, 2, CLUSTER_KEY))  # The reload loses none
+
+    assert report.lost == 0, report.to_json()
+    await_value(lambda: gate.post(model="big").status_code == 200, "the other service")
+    assert [request["model"] for request in other.requests] == ["big"]
+    listed = gate.get("/v1/models").json()["data"]
+    assert [model["id"] for model in listed] == ["big", "tiny"]
+    assert gate.post(model="none").json()["error"]["type"] == "NotFoundError"
+    assert "X-Model" in gate.post(model=None).json()["error"]["message"]
+    other.close()
+
+
+def test_a_port_that_is_taken_is_named(short_path: Path) -> None:
+    with reserved() as port:
+        port.listen()
+        bench = GatewayBench(short_path, port_of(port))
+        try:
+            await_value(lambda: "cannot bind" in bench.state().detail, "a failure")
+            assert str(port_of(port)) in bench.state().detail
+        finally:
+            bench.stop()
+
+
+def test_a_silent_member_leaves_only_if_another_can_answer() -> None:
+    members = [Member(n, "b", "10.0.0.2", 8000 + n) for n in (1, 2)]
+    document = MembersDocument("tiny", ["tiny"], 8000, members)
+    silent = MemberProof(ready=True, why="no token for 15 s", silent=True)
+
+    assert not admission(document, {1: silent, 2: READY})[1].ready
+    assert admission(document, {1: silent, 2: MemberProof(ready=False)})[1].ready
+    assert not admission(document, {1: READY})[2].ready
