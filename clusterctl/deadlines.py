@@ -149,6 +149,7 @@ SHUTDOWN = 60  # For running requests when a service stops; vLLM's own default, 
 STOP_SLACK = 30.0  # In addition to a service's shutdown time, until a stop counts as failed
 
 LOGS_STATUS = 5.0  # From the end of a log's output to the exit status of the command that read it
+LOG_TAILS = 60.0  # To read the ends of a host's logs, some MB, over a slow link
 
 # Engines, images and packages
 

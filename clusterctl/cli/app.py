@@ -13,6 +13,7 @@ from clusterctl.cli import (
     batch,
     bootstrap,
     check,
+    diagnose,
     down,
     exec_,
     fit,
@@ -81,6 +82,7 @@ app.command("status")(status.status)
 app.command("stop")(stop.stop)
 app.command("down")(down.down)
 app.command("logs")(logs.logs)
+app.command("diagnose")(diagnose.diagnose)
 app.command("exec", context_settings={"allow_interspersed_args": False})(exec_.exec_)
 app.command("ssh", context_settings={"allow_interspersed_args": False})(shell.ssh)
 app.command("tunnel")(tunnel.tunnel)

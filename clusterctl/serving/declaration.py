@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from clusterctl import deadlines
 from clusterctl.deadlines import Wait
+from clusterctl.diagnosis.verdict import explain
 from clusterctl.engine.events import (
     EventSink,
     Note,
@@ -32,7 +33,6 @@ from clusterctl.errors import (
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState, from_json, to_json
 from clusterctl.node.files import NodePaths
-from clusterctl.serving.failures import explain
 from clusterctl.survey.survey import read_head_state
 from clusterctl.transport.base import Transport
 from clusterctl.transport.lock import ClusterLock

@@ -45,9 +45,11 @@ ALLOWED = {
         "transport", "inventory", "errors",
     },
     "models": {"transport", "inventory", "errors"},
+    "diagnosis": {"errors"},
     "serving": {
         "accelerators.engine_defaults",
-        "models", "survey", "network", "ray_cluster", "node", "containers", "engine", "facts",
+        "diagnosis", "models", "survey", "network", "ray_cluster", "node", "containers", "engine",
+        "facts",
         "transport", "inventory", "errors",
     },
     "planning": {
@@ -63,13 +65,14 @@ ALLOWED = {
         "packages", "node", "containers", "engine", "facts", "transport", "inventory", "errors",
     },
     "commands": {
-        "planning", "serving", "models", "transfer", "survey", "network", "ray_cluster",
-        "accelerators", "steps", "packages", "node", "containers", "engine", "facts", "transport",
+        "diagnosis", "planning", "serving", "models", "transfer", "survey", "network",
+        "ray_cluster", "accelerators", "steps", "packages", "node", "containers", "engine", "facts",
+        "transport",
         "inventory",
         "errors",
     },
     # `survey.status` is plain data; the screens draw it.
-    "reporting": {"engine", "errors", "survey.status"},
+    "reporting": {"diagnosis", "engine", "errors", "survey.status"},
     "lab": {"errors"},
 }  # fmt: skip
 """Package: what it may import of clusterctl, itself aside. `cli` may import everything."""
@@ -79,7 +82,7 @@ LIBRARIES = {
     "paramiko": {"transport"},
     "invoke": {"transport"},
     "docker": {"containers"},
-    "yaml": {"inventory", "serving"},
+    "yaml": {"diagnosis", "inventory", "serving"},
     "typer": {"cli"},
     "ray": {"node"},
     "rich": {"reporting", "cli"},

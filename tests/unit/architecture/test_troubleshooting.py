@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.diagnosis.rules import rules
+
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/troubleshooting.md"
 QUOTED = [line[2:] for line in PAGE.read_text().splitlines() if line.startswith("> ")]
@@ -49,12 +51,14 @@ class Message:
 
 @cache
 def messages() -> tuple[Message, ...]:
-    return tuple(
+    in_code = (
         message
         for file in sorted((ROOT / "clusterctl").rglob("*.py"))
         for message in _of_file(file)
         if len("".join(message.parts)) > 12
     )
+    in_logs = (Message((pattern.text,)) for rule in rules() for pattern in rule.seen)
+    return (*in_code, *in_logs)
 
 
 def _of_file(file: Path) -> Iterator[Message]:

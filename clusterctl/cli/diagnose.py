@@ -1,0 +1,59 @@
+"""`diagnose`: causes of failures, with evidence and fix."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clusterctl.cli import options
+from clusterctl.cli.guard import guarded
+from clusterctl.errors import DEGRADED, ClusterctlError, UsageError
+
+
+@guarded
+def diagnose(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME|FILE|DIR",
+            help="A service, or log files and directories (`-`: stdin); default: the cluster.",
+            show_default=False,
+        ),
+    ] = None,
+    inventory: options.Inventory = None,
+    as_json: options.Json = False,
+) -> None:
+    """Name the causes of failures in logs, with evidence and fix. Exit 0 nothing found, 8 found."""
+    from clusterctl.commands.diagnose import of_cluster, of_files
+    from clusterctl.reporting.diagnosis_view import cause_lines
+    from clusterctl.reporting.error_view import error_document, error_lines
+
+    names = what or []
+    missed: tuple[ClusterctlError, ...] = ()
+    paths = [Path(name) for name in names if name == "-" or "/" in name or Path(name).exists()]
+    if names and len(paths) == len(names):
+        causes = of_files(paths)
+    elif len(names) > 1:
+        raise UsageError(
+            f"there is no file {next(name for name in names if not Path(name).exists())}",
+            hint="clusterctl diagnose NAME for a service, or only paths of logs",
+        )
+    else:
+        from clusterctl.cli.session import session
+
+        with session("diagnose", inventory, quiet=as_json) as opened:
+            service = names[0] if names else None
+            causes, missed = of_cluster(opened.inventory, service, opened.credentials)
+    if as_json:
+        unread = {"unread": [error_document(error) for error in missed]} if missed else {}
+        print(json.dumps({"causes": [asdict(cause) for cause in causes], **unread}, indent=2))
+    else:
+        for error in missed:
+            print("\n".join(error_lines(error)), file=sys.stderr)
+        print("\n".join(cause_lines(causes)) or "no known failure found")
+    raise typer.Exit(DEGRADED if causes or missed else 0)

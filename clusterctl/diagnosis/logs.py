@@ -1,0 +1,183 @@
+"""Search one log for known failures, line by line, in bounded memory."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from typing import BinaryIO
+
+from clusterctl.diagnosis.rules import Pattern, Rule, rules
+
+LONGEST_LINE = 4000
+"""Characters searched per line: progress bars and dumps of settings are longer."""
+
+CONTEXT = 150
+"""Lines before a line in which a rule looks for what must or must not be there: more than a
+traceback has."""
+
+_MOST_SHAPES = 200_000  # of lines that are remembered, so that repeated ones are searched once
+
+# vLLM begins, so what an earlier start met is not overcome by this one.
+_STARTS = (b"vLLM API server version", b"non-default args:", b"Initializing a V1 LLM engine")
+# vLLM serves, or a script got its answers: what this start met was overcome.
+_READY = (b"Application startup complete", b"Uvicorn running on", b"Processed prompts: 100%")
+
+_BLOCK = 4096  # lines
+
+_DIGITS = b"0123456789"
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
+_RAY_PREFIX = re.compile(r"\([\w.:+ =-]*?pid=\d+, ip=([\w.:]+)\)")
+
+_TIME = re.compile(
+    r"(?:\d{4}-)?(?P<month>\d\d)-(?P<day>\d\d)[T ](?P<clock>\d\d:\d\d:\d\d)"
+    r"|\b(?P<name>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<date>\d{1,2}) "
+    r"(?P<hours>\d\d:\d\d:\d\d)"
+)
+_MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The line that shows a failure."""
+
+    file: str
+    line: int  # from 1
+    text: str
+    host: str  # a name or an address; empty if it is not known
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A known failure in a log."""
+
+    rule: Rule
+    pattern: Pattern
+    cause: str
+    fix: str
+    evidence: Evidence
+    time: str  # `month-day hours:minutes:seconds` as the log has it; empty if it is not known
+
+    @property
+    def id(self) -> str:
+        return self.rule.id
+
+
+def lines_of(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file, cut to a length that bounds memory."""
+    whole = True
+    while piece := stream.readline(4 * LONGEST_LINE):
+        if whole:
+            yield piece
+        whole = piece.endswith(b"\n")
+
+
+def search(
+    lines: Iterable[bytes], file: str, host: str = "", *, last_start: bool = False
+) -> list[Finding]:
+    """Return the known failures in a log, each cause once for each start of vLLM, in order.
+
+    What a start of vLLM met and overcame is left out: warnings of starts that went on to serve.
+    `last_start` leaves out what earlier starts met, too.
+    """
+    done: list[Finding] = []
+    current: dict[tuple[str, str], Finding] = {}
+    before: deque[bytes] = deque(maxlen=CONTEXT)
+    silent: set[bytes] = set()  # shapes of lines that match nothing
+    met: set[bytes] = set()  # shapes of lines of this start that match
+    number, lines = 0, iter(lines)
+    while block := list(islice(lines, _BLOCK)):
+        shapes = [raw.translate(None, _DIGITS) for raw in block]
+        # Searching a block for a text is ten times as fast as searching its lines for it.
+        fresh = b"".join(
+            raw for raw, shape in zip(block, shapes, strict=True) if shape not in silent
+        )
+        text_of_block = fresh.decode("utf-8", "replace")
+        there = [each for each in _patterns() if each[0] in text_of_block]
+        coloured = b"\x1b" in fresh
+        for raw, shape in zip(block, shapes, strict=True):
+            number += 1
+            before.append(raw)
+            if any(mark in raw for mark in _STARTS):
+                done += () if last_start else current.values()
+                current.clear()
+                met.clear()
+            elif any(mark in raw for mark in _READY):
+                current = {key: one for key, one in current.items() if one.rule.at == "any"}
+                met.clear()
+            if shape in silent or shape in met:
+                continue
+            known = _match(plain(raw), _patterns() if coloured else there, before)
+            if known is None:
+                if len(silent) < _MOST_SHAPES:
+                    silent.add(shape)
+                continue
+            met.add(shape)
+            rule, pattern, text, values = known
+            prefix = _RAY_PREFIX.search(text)
+            current.setdefault(
+                (rule.id, cause := pattern.cause.format_map(values)),
+                Finding(
+                    rule,
+                    pattern,
+                    cause,
+                    pattern.fix.format_map(values),
+                    Evidence(file, number, text.strip(), prefix.group(1) if prefix else host),
+                    _time(before),
+                ),
+            )
+    return [*done, *current.values()]
+
+
+def plain(raw: bytes) -> str:
+    """Return a line as text, cut, and without colours and other control characters."""
+    return _ESCAPES.sub("", raw[: 4 * LONGEST_LINE].decode("utf-8", "replace"))[:LONGEST_LINE]
+
+
+class _Values(dict[str, str]):
+    """What a pattern found, and `unknown` for what it does not have."""
+
+    def __missing__(self, key: str) -> str:
+        return "unknown"
+
+
+def _match(
+    text: str, among: Iterable[tuple[str, Rule, Pattern]], before: deque[bytes]
+) -> tuple[Rule, Pattern, str, _Values] | None:
+    """Return the first rule and pattern that match the line, the line, and the words of its
+    slots."""
+    candidates = [(rule, pattern) for anchor, rule, pattern in among if anchor in text]
+    if not candidates:
+        return None
+    context = b"".join(before).decode("utf-8", "replace")
+    for rule, pattern in candidates:
+        match = pattern.expression.search(text)
+        if (
+            match
+            and (not pattern.after or any(each in context for each in pattern.after))
+            and not any(each in context for each in pattern.without)
+        ):
+            return rule, pattern, text, _Values(match.groupdict())
+    return None
+
+
+@cache
+def _patterns() -> tuple[tuple[str, Rule, Pattern], ...]:
+    """Return all patterns in order, each with the literal that a line must have."""
+    return tuple((each.anchor, rule, each) for rule in rules() for each in rule.seen)
+
+
+def _time(before: deque[bytes]) -> str:
+    """Return the time of the last line that has one."""
+    for raw in reversed(before):
+        match = _TIME.search(plain(raw[:200]))
+        if match is None:
+            continue
+        if match["name"]:
+            month = _MONTHS.index(match["name"]) // 3 + 1
+            return f"{month:02}-{int(match['date']):02} {match['hours']}"
+        return f"{match['month']}-{match['day']} {match['clock']}"
+    return ""

@@ -1,0 +1,93 @@
+"""The causes that are known, and how logs show them: `rules.yaml` as typed data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+LEVELS = ("root", "link", "report", "request")
+"""How deep a finding goes: the first level that a log has holds its cause."""
+
+_PARTS = re.compile(r"\{(\w+)(\.\.\.)?\}|\.\.\.")
+_LONGEST_GAP = 600  # characters between two parts of a pattern
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A wording of a log line; the fields are explained in rules.yaml."""
+
+    text: str
+    of: str
+    example: str
+    level: str
+    cause: str  # `{name}` stands for what the pattern finds
+    fix: str
+    likely: bool = False
+    after: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    only: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def anchor(self) -> str:
+        """The longest literal part: a line without it cannot match."""
+        return max(_literals(self.text), key=len)
+
+    @cached_property
+    def expression(self) -> re.Pattern[str]:
+        """The regular expression of `text`."""
+        made, at = "", 0
+        for slot in _PARTS.finditer(self.text):
+            name, many = slot.group(1), slot.group(2)
+            last = slot.end() == len(self.text)
+            made += re.escape(self.text[at : slot.start()])
+            words = self.only.get(name or "")
+            if name is None:
+                words = f".{{0,{_LONGEST_GAP}}}?"
+            elif words is None:
+                words = (f".{{1,{_LONGEST_GAP}}}" if many else r"\S+") + ("" if last else "?")
+            made += f"(?P<{name}>{words})" if name and name != "_" else f"(?:{words})"
+            at = slot.end()
+        return re.compile(made + re.escape(self.text[at:]))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A cause of failure."""
+
+    id: str
+    cause: str
+    fix: str
+    seen: tuple[Pattern, ...]
+    at: str = "start"  # `start`: overcome if the same start goes on to serve; `any`: at any time
+
+
+def _literals(text: str) -> Iterator[str]:
+    at = 0
+    for slot in _PARTS.finditer(text):
+        yield text[at : slot.start()]
+        at = slot.end()
+    yield text[at:]
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """Return all rules in the order in which a line is compared with them."""
+    text = files("clusterctl.diagnosis").joinpath("rules.yaml").read_text(encoding="utf-8")
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return tuple(map(_rule, yaml.load(text, Loader=loader)))  # noqa: S506 - both are safe
+
+
+def _rule(entry: dict[str, Any]) -> Rule:
+    inherited = {"level": entry.pop("level", LEVELS[0])}
+    inherited |= {key: entry[key] for key in ("cause", "fix")}
+    seen = []
+    for own in entry.pop("seen"):
+        lists = {key: tuple(value) for key, value in own.items() if isinstance(value, list)}
+        seen.append(Pattern(**{**inherited, **own, **lists}))
+    return Rule(**entry, seen=tuple(seen))

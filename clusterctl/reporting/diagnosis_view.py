@@ -1,0 +1,38 @@
+"""The causes that `diagnose` found, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from clusterctl.diagnosis.logs import Evidence
+from clusterctl.diagnosis.verdict import Cause
+
+_SHOWN = 3  # lines of evidence for each cause
+_WIDTH = 200  # characters of such a line
+
+
+def cause_lines(causes: Sequence[Cause]) -> Iterator[str]:
+    """Yield the verdict with its evidence and fix, other causes, and what follows from the verdict.
+
+    Control characters were taken out of the evidence when the logs were read.
+    """
+    for cause in causes:
+        if cause.follows_from:
+            continue
+        likely = "probably: " if cause.certainty == "likely" else ""
+        yield f"{likely}{cause.cause}  [{cause.id}]"
+        for each in cause.evidence[:_SHOWN]:
+            yield f"    {_place(each)}: {each.text[:_WIDTH]}"
+        if len(cause.evidence) > _SHOWN:
+            yield f"    and {len(cause.evidence) - _SHOWN} more"
+        yield f"  fix: {cause.fix}"
+    followers = [cause for cause in causes if cause.follows_from]
+    if followers:
+        yield "what follows from it:"
+    for cause in followers:
+        yield f"    {_place(cause.evidence[0])}: {cause.cause}  [{cause.id}]"
+
+
+def _place(evidence: Evidence) -> str:
+    where = f"{evidence.file}:{evidence.line}"
+    return f"{evidence.host} {where}" if evidence.host else where

@@ -1,0 +1,43 @@
+"""Write docs/causes.md from the rules of `diagnose`: scripts/causes.py > docs/causes.md"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from clusterctl.diagnosis.rules import Pattern, Rule, rules
+
+HEAD = """\
+# Causes that diagnose knows
+
+`clusterctl diagnose` searches logs for these, on a cluster or in files
+([how](serving.md#why-a-service-failed)); `serve` names them when a service does not start. Each has
+examples of lines. Words in <angle brackets> are filled in from the log. This page is made from
+`clusterctl/diagnosis/rules.yaml` by `scripts/causes.py`.
+"""
+
+
+def section(rule: Rule) -> str:
+    """Return a cause as a section: what it is, what to do, a line for each wording."""
+    patterns: dict[tuple[str, str], list[Pattern]] = {}
+    for pattern in rule.seen:
+        patterns.setdefault((pattern.cause, pattern.fix), []).append(pattern)
+    text = f"\n## {rule.id}\n"
+    for (cause, fix), wordings in patterns.items():
+        text += f"\n{words(cause)}. **Fix:** {words(fix)}.\n\n```\n"
+        text += "".join(f"{pattern.example[:160]}\n" for pattern in wordings[:3]) + "```\n"
+    return text
+
+
+def words(text: str) -> str:
+    """Return a sentence with names in place of slots, and a capital letter unless a flag begins."""
+    filled = re.sub(r"\{(\w+)\}", r"<\1>", text)
+    return filled if filled.startswith("-") else filled[0].upper() + filled[1:]
+
+
+def page() -> str:
+    return HEAD + "".join(map(section, rules()))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

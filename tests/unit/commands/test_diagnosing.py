@@ -1,0 +1,86 @@
+"""`diagnose` as users type it, over files; and the ends of logs as a host sends them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from clusterctl.cli.app import app
+from clusterctl.commands.diagnose import TAILS, sections
+
+FULL = "OSError: [Errno 28] No space left on device: '/root/.cache/vllm'\n"
+DEAD = "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.\n"
+
+
+def test_files_and_directories_give_one_verdict(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "worker.log").write_text(FULL)
+    (logs / "again.log").symlink_to(logs / "worker.log")
+    service = tmp_path / "vllm.log"
+    service.write_text(DEAD)
+
+    shown = CliRunner().invoke(app, ["diagnose", str(service), str(logs)])
+
+    assert shown.exit_code == 8
+    first, place, fix, *rest = shown.stdout.splitlines()
+    assert first == "a disk is full  [disk-full]"
+    assert place == f"    {logs}/worker.log:1: {FULL.strip()}"
+    assert fix.startswith("  fix: clusterctl exec -- df -h")
+    assert rest[0] == "what follows from it:"
+    assert "[engine-dead-stall]" in rest[1]
+
+
+def test_json_has_the_verdict_first_and_stdin_is_read() -> None:
+    shown = CliRunner().invoke(app, ["diagnose", "-", "--json"], input=DEAD + FULL)
+
+    first, second = json.loads(shown.stdout)["causes"]
+    assert (first["id"], first["certainty"], first["follows_from"]) == (
+        "disk-full",
+        "certain",
+        None,
+    )
+    assert first["evidence"] == [{"file": "stdin", "line": 2, "text": FULL.strip(), "host": ""}]
+    assert second["follows_from"] == "disk-full"
+
+
+def test_a_healthy_log_ends_with_0(tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text("INFO:     Application startup complete.\n")
+
+    shown = CliRunner().invoke(app, ["diagnose", str(log)])
+
+    assert (shown.exit_code, shown.stdout) == (0, "no known failure found\n")
+
+
+@pytest.mark.parametrize("name", ["missing/vllm.log", "./missing.log"])
+def test_a_file_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "here.log").write_text("")
+
+    shown = CliRunner().invoke(app, ["diagnose", str(tmp_path / "here.log"), name])
+
+    assert shown.exit_code != 0
+    assert "cannot be read: No such file or directory" in str(shown.exception) + shown.output
+
+
+def test_a_host_sends_the_ends_of_its_logs_and_follows_no_link(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("not a log\n")
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "chat.log").write_text("x" * 100 + "\nlast line\n")
+    (logs / "link.log").symlink_to(secret)
+    os.mkfifo(logs / "pipe.log")
+    argv = ["sh", "-c", TAILS, "tails", "MARK", "20", str(logs), "nothing of the kernel"]
+
+    sent = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True).stdout
+
+    assert dict(sections(sent, "MARK")) == {
+        "chat.log": [b"xxxxxxxxx\n", b"last line\n"],
+        "kernel": [],
+    }

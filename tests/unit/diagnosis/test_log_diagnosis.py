@@ -1,0 +1,178 @@
+"""Lines of real logs, and the cause that is read from them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterctl.diagnosis.logs import lines_of, search
+from clusterctl.diagnosis.rules import LEVELS, Pattern, Rule, rules
+from clusterctl.diagnosis.verdict import diagnose, explain, verdict
+from scripts.causes import page
+
+ROOT = Path(__file__).parents[3]
+
+NO_KV_MEMORY_LOG = """\
+(VllmWorker rank=1 pid=3244) INFO 05-16 23:09:33 [gpu_model_runner.py:1347] Model loading took 1.2216 GiB and 5.555432 seconds
+ERROR 05-16 23:09:36 [core.py:396] EngineCore failed to start.
+ERROR 05-16 23:09:36 [core.py:396] Traceback (most recent call last):
+ERROR 05-16 23:09:36 [core.py:396] raise ValueError("No available memory for the cache blocks. "
+ERROR 05-16 23:09:36 [core.py:396] ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.
+ERROR 05-16 23:09:37 [multiproc_executor.py:123] Worker proc VllmWorker-0 died unexpectedly, shutting down executor.
+"""  # noqa: E501
+
+HEALTHY_LOG = """\
+INFO 02-23 21:55:07 config.py:1401] Defaulting to use mp for distributed inference
+(VllmWorker rank=0 pid=2874) WARNING 05-16 23:06:29 [custom_all_reduce.py:146] Custom allreduce is disabled because your platform lacks GPU P2P capability or P2P test failed.
+WARNING 02-06 [utils.py:2522] Methods determine_num_available_blocks,device_config not implemented in <vllm.v1.worker.gpu_worker.Worker>
+INFO 04-18 20:24:40 [kv_cache_utils.py:1319] GPU KV cache size: 798,624 tokens
+[rank0]:[W323 19:18:59.141406155 ProcessGroupNCCL.cpp:1250] Warning: WARNING: process group has NOT been destroyed before we destruct ProcessGroupNCCL.
+INFO: Application startup complete.
+"""  # noqa: E501
+
+
+PATTERNS = [
+    pytest.param(rule, pattern, id=f"{rule.id}-{number}")
+    for rule in rules()
+    for number, pattern in enumerate(rule.seen)
+]
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total"
+DEAD = "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."
+STARTED = "INFO 11-22 03:00:00 [api_server.py:1] vLLM API server version 0.25.1"
+READY = "INFO:     Application startup complete."
+
+
+def ids(*lines: str, last_start: bool = False) -> list[str]:
+    found = search((f"{line}\n".encode() for line in lines), "log", last_start=last_start)
+    return [one.id for one in verdict(found)]
+
+
+@pytest.mark.parametrize(("rule", "pattern"), PATTERNS)
+def test_an_example_is_recognised_by_its_own_pattern(rule: Rule, pattern: Pattern) -> None:
+    before = [pattern.after[0].encode()] if pattern.after else []
+
+    found = search([*before, pattern.example.encode()], "log")[-1]
+
+    assert (found.id, found.pattern) == (rule.id, pattern)
+    assert "unknown" not in found.cause + found.fix
+    assert "{" not in found.cause + found.fix
+
+
+def test_ids_are_unique_and_levels_and_times_are_known() -> None:
+    names = [rule.id for rule in rules()]
+
+    assert len(set(names)) == len(names)
+    assert {rule.at for rule in rules()} == {"start", "any"}
+    assert {pattern.level for rule in rules() for pattern in rule.seen} <= set(LEVELS)
+
+
+def test_the_cause_is_named_and_not_the_reports_around_it() -> None:
+    first, *others = diagnose(NO_KV_MEMORY_LOG.splitlines())
+
+    assert (first.id, first.evidence[0].line) == ("kv-no-blocks", 4)
+    for flag in ("--max-num-batched-tokens", "--max-model-len", "--enforce-eager"):
+        assert flag in first.fix
+    assert [each.id for each in others] == ["engine-not-started", "rank-died"]
+    assert {each.follows_from for each in others} == {"kv-no-blocks"}
+
+
+def test_the_earliest_of_several_causes_counts() -> None:
+    assert ids("No space left on device", "Gloo connectFullMesh failed") == [
+        "disk-full",
+        "gloo-ifname",
+    ]
+
+
+def test_a_healthy_log_has_no_cause_of_failure() -> None:
+    assert diagnose(HEALTHY_LOG.splitlines()) == []
+
+
+def test_what_a_start_overcame_is_silent_and_what_ended_a_service_is_not() -> None:
+    warning = "Failed to connect to GCS at address 10.0.0.1:6379 within 5 seconds."
+
+    assert ids(STARTED, warning) == ["gcs-unreachable"]
+    assert ids(STARTED, warning, READY) == []
+    assert ids(STARTED, READY, OOM, DEAD) == ["oom-gpu", "engine-dead-stall"]
+    assert ids(STARTED, OOM, STARTED, READY) == ["oom-gpu"]
+    assert ids(STARTED, OOM, STARTED, READY, last_start=True) == []
+
+
+def test_what_failed_in_two_starts_is_found_in_both() -> None:
+    first, second = search([f"{x}\n".encode() for x in (STARTED, OOM, STARTED, OOM)], "log")
+
+    assert (first.evidence.line, second.evidence.line) == (2, 4)
+
+
+def test_the_first_cause_by_time_counts_across_hosts() -> None:
+    head = search([b"ERROR 11-22 03:12:09 x.py] No space left on device"], "a", "gpu1")
+    worker = search([b"[2026-11-22 03:12:07,1 E] NVRM: Xid (PCI:0000:41:00): 79, GPU"], "b", "gpu2")
+
+    first, second = verdict([*head, *worker])
+
+    assert (first.id, first.evidence[0].host) == ("xid-79", "gpu2")
+    assert second.id == "disk-full"
+    assert second.follows_from is None
+
+
+def test_a_failure_between_ranks_follows_from_the_cause_of_one() -> None:
+    watchdog = "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=13"
+
+    causes = verdict(search([watchdog.encode(), b"No space left on device"], "log"))
+
+    assert [(one.id, one.follows_from) for one in causes] == [
+        ("disk-full", None),
+        ("nccl-collective-timeout", "disk-full"),
+    ]
+
+
+def test_colours_prefixes_and_cut_lines_are_read() -> None:
+    line = (
+        b"\x1b[36m(RayWorkerWrapper pid=812, ip=10.0.0.2)\x1b[0m No available "
+        b"\x1b[1mmemory for\x1b[0m the cache blocks\xff\xfe"
+    )
+
+    (found,) = search([line], "log")
+
+    assert found.id == "kv-no-blocks"
+    assert found.evidence.host == "10.0.0.2"
+    assert "\x1b" not in found.evidence.text
+
+
+def test_an_endless_line_is_not_searched_to_its_end() -> None:
+    assert list(lines_of(io.BytesIO(b"x" * 100_000 + b"EngineDeadError\nlast\n")))[1] == b"last\n"
+    assert diagnose(["x" * 10_000 + "EngineDeadError"]) == []
+
+
+def test_repeated_lines_are_one_finding() -> None:
+    (found,) = search((b"ERROR %d: EngineDeadError" % number for number in range(10_000)), "log")
+
+    assert found.evidence.line == 1
+
+
+@given(st.lists(st.binary(max_size=300), max_size=20))
+def test_no_bytes_are_too_strange(lines: list[bytes]) -> None:
+    verdict(search(lines, "log"))
+
+
+def test_an_error_carries_cause_fix_and_the_end_of_the_log() -> None:
+    error = explain("chat", NO_KV_MEMORY_LOG.splitlines(), host="gpu1")
+
+    assert str(error).startswith("gpu1: chat did not start: the weights and the working memory")
+    assert "--gpu-memory-utilization" in (error.hint or "")
+    assert (error.detail or "").endswith("shutting down executor.")
+
+
+def test_an_unknown_failure_shows_the_log() -> None:
+    error = explain("chat", ["what?"])
+
+    assert error.hint == "clusterctl logs chat"
+    assert error.detail == "what?"
+
+
+def test_the_page_of_causes_is_made_from_the_rules() -> None:
+    assert (ROOT / "docs/causes.md").read_text() == page()
