@@ -17,7 +17,7 @@ from clusterctl.engine.executor import execute
 from clusterctl.engine.interrupt import interruptible
 from clusterctl.engine.plan import OnFailure, Plan, Stage
 from clusterctl.engine.plan import plan as plan_stages
-from clusterctl.engine.step import HostView
+from clusterctl.engine.step import HostView, Step
 from clusterctl.errors import raise_all
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.network.gate import FabricRecord, ensure_proven
@@ -25,11 +25,12 @@ from clusterctl.network.pairs import judgement
 from clusterctl.network.pairs.probe import IN_USE, probe_pairs, ray_ports
 from clusterctl.node.documents import config_dir
 from clusterctl.packages.bundle import open_bundles
-from clusterctl.ray_cluster.node_files import directories_present, files_present
+from clusterctl.ray_cluster.node_files import admission, directories_present, files_present
 from clusterctl.ray_cluster.nodes import container_spec
 from clusterctl.steps.container_engine import ContainerEngine
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.files import OLD_CACHES, PathsAbsent
+from clusterctl.steps.firewall import Firewall, FirewallAbsent
 from clusterctl.steps.host_python import HostPython
 from clusterctl.steps.node_container import NodeContainer
 from clusterctl.steps.secrets import (
@@ -63,6 +64,19 @@ def host_stages(inventory: Inventory, names: tuple[str, ...]) -> tuple[Stage, ..
         Stage("Container engine", names, (ContainerEngine(packages, bundles),)),
         *([Stage("GPUs in containers", names, gpu_access)] if gpu_access else []),
     )
+
+
+def firewall_stage(cluster: Cluster, names: tuple[str, ...]) -> Stage:
+    """Return the stage that comes before the proof of links between hosts: a host that is new in
+    the inventory is proven from hosts that admit it."""
+    inventory = cluster.inventory
+    step: Step = FirewallAbsent(inventory.cluster)
+    if inventory.network.firewall:
+        offline = inventory.packages.offline
+        admitted = admission(inventory, cluster.topology, cluster.survey.facts)
+        bundles = open_bundles(offline) if offline else ()
+        step = Firewall(inventory.cluster, admitted, bundles)
+    return Stage("Firewall", names, (step,))
 
 
 def cluster_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]:
@@ -126,7 +140,8 @@ class Bootstrapped:
 
 def plan_for(cluster: Cluster, names: tuple[str, ...]) -> Plan:
     """Return the plan of bootstrap for the hosts called `names`. Changes nothing."""
-    host = host_stages(cluster.inventory, names)
+    python, *engine = host_stages(cluster.inventory, names)
+    host = (python, firewall_stage(cluster, names), *engine)
     later = cluster_stages(cluster, ClusterImages(cluster, names, Engines(driver_for)))
     return plan_stages((*host, *later), cluster.views)
 
@@ -177,9 +192,10 @@ def run(
         if silent:
             sink(Note(f"left out by --limit, and does not answer: {', '.join(silent)}"))
         with ClusterLock(cluster.head.transport, inventory.cluster, "bootstrap") as lock:
-            host = host_stages(inventory, names)
+            python, *engine = host_stages(inventory, names)
+            first = (python, firewall_stage(cluster, names))
             later = cluster_stages(cluster, ClusterImages(cluster, names, engines))
-            plan = plan_stages((*host, *later), cluster.views)
+            plan = plan_stages((*first, *engine, *later), cluster.views)
             agree(plan)
             with interruptible(sink) as cancelled:
                 changed, since = 0, None
@@ -187,16 +203,16 @@ def run(
                     execute, sink=sink, cancelled=cancelled, before_change=lock.ensure_held
                 )
                 if not plan.empty:
-                    python = carry_out(host[:1], cluster.views)
-                    cluster = look_again(cluster) if python.changed else cluster
+                    before = carry_out(first, cluster.views)
+                    cluster = look_again(cluster) if before.changed else cluster
                     _require_links(cluster, sink)
-                    engine = carry_out(host[1:], cluster.views)
-                    cluster = look_again(cluster) if engine.changed else cluster
+                    brought = carry_out(engine, cluster.views)
+                    cluster = look_again(cluster) if brought.changed else cluster
                     # What the survey found by now may differ from what was planned for.
                     with ClusterImages(cluster, names, engines, sink) as images:
                         rest = carry_out(cluster_stages(cluster, images), cluster.views)
                     raise_all(rest.set_aside.values())
-                    changed = python.changed + engine.changed + rest.changed
+                    changed = before.changed + brought.changed + rest.changed
                     since = clock_of(cluster.head.transport)
                 formed = await_formation(cluster, since=since, sink=sink, cancelled=cancelled)
                 proof = ensure_proven(cluster.gate_scope, sink, cancelled)

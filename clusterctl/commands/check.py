@@ -20,6 +20,7 @@ from clusterctl.facts.cluster_requirements import CLOCK_HINT
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.requirements import notes
 from clusterctl.inventory.model import Host, Inventory
+from clusterctl.network.choice import public_addresses
 from clusterctl.network.gate import FabricRecord, ensure_proven
 from clusterctl.network.lookups import lookup_notes
 from clusterctl.network.pairs import judgement
@@ -68,6 +69,7 @@ def run(
         name_listeners(lacking, transports)
         topology, misplaced = place(survey)
         found = [*survey.errors.values(), *lacking, *_new(misplaced, lacking)]
+        found += public_addresses(inventory, topology) if topology else []
         if inventory.packages.offline and not survey.containers:  # else the plan below opens it
             try:
                 open_bundles(inventory.packages.offline)

@@ -19,7 +19,10 @@ from clusterctl.node.package import ROOT
 from clusterctl.steps.container_engine import EngineAbsent
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.files import OLD_CACHES, OWN_FILES, PathsAbsent
-from clusterctl.steps.host_python import PythonAbsent
+from clusterctl.steps.firewall import MARKER as FIREWALL_PACKAGES
+from clusterctl.steps.firewall import FirewallAbsent
+from clusterctl.steps.host_python import MARKER as PYTHON_PACKAGES
+from clusterctl.steps.host_python import PackagesAbsent
 from clusterctl.steps.node_container import ContainersAbsent
 from clusterctl.steps.node_image import ImagesAbsent
 from clusterctl.survey.survey import connected, take_survey
@@ -39,7 +42,7 @@ def stages(inventory: Inventory, names: tuple[str, ...], *, purge: bool) -> tupl
     common = (
         Stage("Services and Ray", (head,) if head in names else (), containers, aside),
         Stage("Workers", tuple(name for name in names if name != head), containers, aside),
-        Stage("Files", names, (files,), aside),
+        Stage("Files", names, (FirewallAbsent(inventory.cluster), files), aside),
     )
     if not purge:
         return common
@@ -54,7 +57,8 @@ def stages(inventory: Inventory, names: tuple[str, ...], *, purge: bool) -> tupl
         *common,
         Stage("Image, logs, caches", names, (image, logs, shared), aside),
         Stage("Container engine", names, (*brought, EngineAbsent(inventory.cluster)), aside),
-        Stage("Python", names, (PythonAbsent(own),), aside),
+        Stage("Firewall", names, (PackagesAbsent("nftables", FIREWALL_PACKAGES, own),), aside),
+        Stage("Python", names, (PackagesAbsent("Python", PYTHON_PACKAGES, own),), aside),
     )
 
 

@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import HostFacts, NicFacts, RdmaDevice
 from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.unsafe import is_public
 
 VERBS_NODES = "/dev/infiniband/uverbs"
 
@@ -192,6 +193,20 @@ class PortsTaken(RequirementsNotMet):
             host=host,
             hint=f"see by whom: sudo ss -ltnp '{ports}'; end it, or change ray_ports",
         )
+
+
+def public_notes(inventory: Inventory, facts: HostFacts) -> Iterator[str]:
+    """Note addresses of the Internet: Ray's servers listen on all addresses of a host, whatever its
+    node IP."""
+    if inventory.network.firewall or inventory.network.public:
+        return
+    for nic in facts.nics:
+        for address in nic.addresses:
+            if is_public(address.ip):
+                yield (
+                    f"its address {address.ip} on {nic.name} is one of the Internet, and Ray's "
+                    "ports listen there as well: network.firewall: true closes them"
+                )
 
 
 def name_notes(facts: HostFacts) -> Iterator[str]:

@@ -17,6 +17,7 @@ from clusterctl.facts.network_requirements import (
     name_notes,
     network_problems,
     port_problems,
+    public_notes,
     rdma_notes,
 )
 from clusterctl.inventory.model import Host, Inventory
@@ -129,6 +130,7 @@ def notes(
         for text in (
             *name_notes(its),
             *rdma_notes(inventory, host, its),
+            *public_notes(inventory, its),
             *devices.notes(inventory, host, its),
             *_software_notes(its),
             *(f"not known: {text}" for text in its.unknown),

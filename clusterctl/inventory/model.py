@@ -162,6 +162,20 @@ class Network(_Model):
         default=True,
         description="false: NCCL uses sockets even where hosts have RDMA devices.",
     )
+    firewall: bool = Field(
+        default=False,
+        description="true: on each host an nftables table of clusterctl's own closes the ports of "
+        "Ray and vLLM to all but the cluster's hosts.",
+    )
+    trusted: tuple[Subnet, ...] = Field(
+        default=(),
+        description="Networks besides the cluster's hosts that the firewall admits to all ports.",
+    )
+    public: bool = Field(
+        default=False,
+        description="true: hosts may have addresses of the Internet without `firewall`, since "
+        "something in front of them closes the ports of Ray and vLLM.",
+    )
 
 
 class RayPorts(_Model):

@@ -14,6 +14,7 @@ from clusterctl.errors import ClusterctlError, RequirementsNotMet, raise_all
 from clusterctl.facts.candidates import as_candidate, candidates, speed_of
 from clusterctl.facts.model import HostFacts, NicFacts
 from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.unsafe import is_public
 from clusterctl.network.fabric_choice import Fabric, choose_fabric, choose_rdma
 from clusterctl.ray_cluster.topology import Node, Topology, shared_addresses
 
@@ -94,6 +95,24 @@ def resolve(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Topology:
     nodes = _for_each(inventory, node)
     raise_all(shared_addresses(nodes.values()))
     return Topology(tuple(nodes.values()))
+
+
+def public_addresses(inventory: Inventory, topology: Topology) -> list[RequirementsNotMet]:
+    """Return an error for each node IP that anyone on the Internet may reach, unless the inventory
+    has the firewall or says that something else closes the ports."""
+    if inventory.network.firewall or inventory.network.public:
+        return []
+    return [
+        RequirementsNotMet(
+            f"its node IP {node.node_ip} is an address of the Internet, and Ray and vLLM trust "
+            "whoever reaches their ports there",
+            host=node.host,
+            hint="set network.firewall: true; or a private node_ip or network.subnet; or, where "
+            "something in front of the hosts closes the ports, network.public: true",
+        )
+        for node in topology.nodes
+        if is_public(node.node_ip)
+    ]
 
 
 def _for_each(inventory: Inventory, work: Callable[[Host], T]) -> dict[str, T]:

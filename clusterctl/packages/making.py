@@ -34,6 +34,7 @@ from clusterctl.packages.target import (
     DEBIAN_ARCHITECTURES,
     ENGINE_OF_DISTRIBUTION,
     ENGINE_OF_DOCKER,
+    FIREWALL,
     TOOLKIT,
     BundleRequest,
     python_package,
@@ -204,7 +205,7 @@ def download_by_apt(wanted: BundleRequest, work: Path) -> list[Path]:
     toolkit = [f"{name}={wanted.toolkit}" for name in TOOLKIT] if wanted.toolkit else []
     argv = ["apt-get", *options, "--yes", "--download-only", "--no-install-recommends", "install"]
     _run(
-        [*argv, python_package(wanted.target), *engine, *toolkit],
+        [*argv, python_package(wanted.target), FIREWALL, *engine, *toolkit],
         timeout=deadlines.PACKAGES_DOWNLOAD,
     )
     needed = []
@@ -285,7 +286,7 @@ def download_by_dnf(wanted: BundleRequest, work: Path) -> list[Path]:
         "--setopt=skip_if_unavailable=False",
     ]
     toolkit = [f"{name}-{wanted.toolkit}" for name in TOOLKIT] if wanted.toolkit else []
-    names = [python_package(wanted.target), *ENGINE_OF_DOCKER, *toolkit]
+    names = [python_package(wanted.target), FIREWALL, *ENGINE_OF_DOCKER, *toolkit]
     _run(
         [*dnf, "install", "--downloadonly", f"--downloaddir={files}", *names],
         timeout=deadlines.PACKAGES_DOWNLOAD,

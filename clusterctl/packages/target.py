@@ -67,6 +67,8 @@ def target_of(
 ENGINE_OF_DISTRIBUTION = ("docker.io",)
 # Since Debian 13 the client is a separate package, which docker.io only recommends
 CLIENT_OF_DISTRIBUTION = "docker-cli"
+FIREWALL = "nftables"  # For `network.firewall`
+
 ENGINE_OF_DOCKER = ("docker-ce", "docker-ce-cli", "containerd.io")
 TOOLKIT = (
     "nvidia-container-toolkit",

@@ -31,6 +31,7 @@ from clusterctl.steps.files import (
     RemoteFile,
     node_directories,
 )
+from clusterctl.steps.firewall import Admission
 
 HOSTS_FILE = "/etc/hosts"  # In the container
 
@@ -102,6 +103,24 @@ def hosts_file(topology: Topology, facts: Mapping[str, HostFacts], host: str) ->
         ),
     )
     return "".join(f"{ip}\t{' '.join(names)}\n" for ip, names in lines)
+
+
+def admission(
+    inventory: Inventory, topology: Topology, facts: Mapping[str, HostFacts]
+) -> Admission:
+    """Return whom the firewall admits: the cluster's own addresses; and Ray's ports, which it
+    closes to all others."""
+    ports = inventory.ray_ports
+    within = f"{ports.min_worker}-{ports.max_worker}"
+    single = sorted(
+        port for name, port in ports if name not in {"min_worker", "max_worker", "dashboard"}
+    )
+    own = [ip for ip in addresses(topology, facts) if not ip.startswith("::ffff:")]
+    return Admission(
+        addresses=(*sorted(own), *map(str, inventory.network.trusted)),
+        ports=(*map(str, single), within),
+        complete=all(node.host in facts for node in topology.nodes),
+    )
 
 
 def addresses(topology: Topology, facts: Mapping[str, HostFacts]) -> dict[str, str]:

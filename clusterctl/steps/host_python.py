@@ -93,17 +93,18 @@ class HostPython:
         return bundle
 
 
-class PythonAbsent:
-    """Step: the Python that clusterctl installed is removed, unless other packages depend on it by
-    now or another cluster uses the host. `own`: this cluster's directory on the host."""
+class PackagesAbsent:
+    """Step: packages that clusterctl installed are removed, unless other packages depend on them by
+    now or another cluster uses the host."""
 
-    title = "Python"
-
-    def __init__(self, own: str) -> None:
+    def __init__(self, title: str, record: str, own: str) -> None:
+        """`record`: the file with their names; `own`: this cluster's directory on the host."""
+        self.title = title
+        self._record = record
         self._own = own
 
     def check(self, view: HostView) -> Change | None:
-        ours = installed_by_us(view, MARKER)
+        ours = installed_by_us(view, self._record)
         if not ours or beside(view, self._own):
             return None
         if set(own_manager(view).would_remove(ours)) - set(ours):
@@ -112,8 +113,8 @@ class PythonAbsent:
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
-        purge_packages(view, installed_by_us(view, MARKER))
-        root_script(view, REMOVE, MARKER, doing=f"removing {MARKER}")
+        purge_packages(view, installed_by_us(view, self._record))
+        root_script(view, REMOVE, self._record, doing=f"removing {self._record}")
 
 
 def _usable(view: HostView) -> bool:

@@ -19,7 +19,7 @@ from clusterctl.facts.network_requirements import PortsTaken
 from clusterctl.facts.parse import Probe
 from clusterctl.facts.requirements import problems
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.network.choice import resolve
+from clusterctl.network.choice import public_addresses, resolve
 from clusterctl.network.gate import GateScope
 from clusterctl.ray_cluster.topology import Node, Topology, shared_addresses
 from clusterctl.survey.survey import Survey
@@ -73,7 +73,9 @@ def require_fit(survey: Survey, hosts: Iterable[Host]) -> Cluster:
     lacking = requirements(survey, held)
     name_listeners(lacking, survey.transports)
     raise_all([*lacking, *survey.strangers])
-    return Cluster(survey, topology_of(survey), survey.views, held)
+    topology = topology_of(survey)
+    raise_all(public_addresses(survey.inventory, topology))
+    return Cluster(survey, topology, survey.views, held)
 
 
 def requirements(survey: Survey, hosts: Collection[str] | None = None) -> list[ClusterctlError]:

@@ -22,6 +22,7 @@ from clusterctl.facts.candidates import candidates, rejected
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.document import scalar
 from clusterctl.inventory.model import Host, Inventory, Ssh
+from clusterctl.inventory.unsafe import is_public
 from clusterctl.inventory.values import shown, value_problem
 from clusterctl.network.fabric_choice import shared_subnets
 from clusterctl.ray_cluster.topology import Node, Topology
@@ -237,11 +238,23 @@ def _network(found: Found) -> Iterator[str]:
     rdma = {node.explain[-1] for node in nodes}
     differs = "RDMA on, over the devices that each host names below"
     yield from _comment([f"{rdma.pop() if len(rdma) == 1 else differs}."])
+    public = [
+        f"{name} {address.ip}"
+        for name, facts in found.facts.items()
+        for nic in facts.nics
+        for address in nic.addresses
+        if is_public(address.ip)
+    ]
     if subnet is None:
         yield from _comment(["The nodes' addresses are in different subnets: see node_ip."])
-        return
-    yield "network:"
-    yield f"  subnet: {scalar(subnet)} # Ray and the API"
+    if subnet or public:
+        yield "network:"
+    if subnet:
+        yield f"  subnet: {scalar(subnet)} # Ray and the API"
+    if public:
+        text = f"Addresses of the Internet: {', '.join(public)}. Ray's ports listen there as well:"
+        yield from (f"  {line}" for line in _comment([text]))
+        yield "  firewall: true"
 
 
 def _is_in(facts: HostFacts, name: str, subnet: object) -> bool:

@@ -113,6 +113,10 @@ class Transport(Protocol):
     def connect(self) -> None:
         """Connect now instead of at the first use. Raises ConnectionFailed."""
 
+    def another(self) -> Transport:
+        """Return a second transport to the host, with a connection of its own, to be closed by the
+        caller."""
+
     def run(
         self,
         argv: Sequence[str],

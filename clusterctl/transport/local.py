@@ -39,6 +39,9 @@ class LocalTransport(ShellTransport):
     def connect(self) -> None:
         """Do nothing: there is no connection."""
 
+    def another(self) -> LocalTransport:
+        return LocalTransport(self._host, self._credentials)
+
     def _start(self, argv: Sequence[str]) -> tuple[Wire, Callable[[], None]]:
         return LocalWire(argv), lambda: None
 

@@ -65,6 +65,9 @@ class SshTransport(ShellTransport):
         """Connect now. Raises ConnectionFailed."""
         self._transport()
 
+    def another(self) -> SshTransport:
+        return SshTransport(self._host, self._dialer, pulse=self._make_pulse)
+
     def open_tcp(self, address: str, port: int) -> Channel:
         """Open a `direct-tcpip` channel; it does not count as a command, for sshd either."""
         try:

@@ -20,6 +20,7 @@ from clusterctl.steps import container_engine, files
 from clusterctl.steps import secrets as secret_files
 from clusterctl.transport.base import ABSENT, Channel, CommandResult
 from tests.fakes.container_engine import FakeDriver, FakeEngine
+from tests.fakes.host_firewall import FakeTables, FirewallScripts
 from tests.fakes.host_gpus import FakeGpus, GpuScripts
 from tests.fakes.host_packages import DOCKER_PACKAGES as DOCKER_PACKAGES
 from tests.fakes.host_packages import ManagedPackages
@@ -49,6 +50,7 @@ class FakeHost:
     need_python: set[str] = field(default_factory=set)
     """Names of packages that would go with python3."""
     gpus: FakeGpus = field(default_factory=FakeGpus)
+    tables: FakeTables = field(default_factory=FakeTables)
     systemd: bool = True
     snap: bool = False
     changes: int = 0
@@ -66,7 +68,8 @@ class FakeHost:
 
     def picture(self) -> str:
         """All of its state, to see whether anything changed."""
-        state = (self.files, self.directories, sorted(self.packages), self.engine, self.gpus)
+        state = (self.files, self.directories, sorted(self.packages), self.engine, self.gpus,
+                 self.tables)  # fmt: skip
         return repr(state)
 
 
@@ -78,9 +81,11 @@ class FakeTransport:
         self.host = Host(name=state.name, address=f"{state.name}.example")
         self.seen: list[tuple[str, ...]] = []
         self._managed = ManagedPackages(state)
+        self._firewall = FirewallScripts(state)
         self._scripts: dict[str, Callable[[list[str], bytes], str]] = {
             **self._managed.scripts(),
             **GpuScripts(state).scripts(),
+            **self._firewall.scripts(),
             files.LOOK_AT_DIRECTORIES: self._look_at_directories,
             files.MAKE_DIRECTORIES: self._make_directories,
             files.LOOK_AT_FILES: self._look_at_files,
@@ -102,6 +107,10 @@ class FakeTransport:
 
     def connect(self) -> None:
         return None
+
+    def another(self) -> FakeTransport:
+        self._firewall.connecting()
+        return FakeTransport(self.state)
 
     def run(
         self,

@@ -79,6 +79,9 @@ class FakeTransport:
         if self.down is not None:
             raise self.down
 
+    def another(self) -> FakeTransport:
+        return self
+
     def run(
         self,
         argv: Sequence[str],

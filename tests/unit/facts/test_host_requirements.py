@@ -14,6 +14,7 @@ from clusterctl.facts.model import GpuFacts, GpuReport, HostFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.units import GIB
+from tests.fakes.host_facts import nic
 from tests.unit.facts.judged import notes, problems
 
 Captured = Callable[[str], Probe]
@@ -267,8 +268,8 @@ def test_a_host_without_facts_is_passed_over() -> None:
     assert notes(inventory(), {}) == ()
 
 
-def noted(facts: HostFacts, host: Mapping[str, Any] | None = None) -> str:
-    return "\n".join(notes(inventory(host), {"gpu1": facts}))
+def noted(facts: HostFacts, host: Mapping[str, Any] | None = None, **fields: Any) -> str:
+    return "\n".join(notes(inventory(host, **fields), {"gpu1": facts}))
 
 
 def test_a_healthy_host_is_noted_only_for_its_loopback_name(healthy: HostFacts) -> None:
@@ -277,6 +278,16 @@ def test_a_healthy_host_is_noted_only_for_its_loopback_name(healthy: HostFacts) 
     assert noted(healthy, {"gpus": ({},) * 8}).startswith(
         "gpu1: its name gpu1 resolves to 127.0.1.1: harmless here"
     )
+
+
+def test_addresses_of_the_internet_are_noted_unless_something_closes_the_ports(
+    healthy: HostFacts,
+) -> None:
+    facts = replace(healthy, nics=(*healthy.nics, nic("eth9", "8.8.4.4")))
+    gpu: dict[str, Any] = {"gpus": ({},) * 8}
+    assert "its address 8.8.4.4 on eth9 is one of the Internet" in noted(facts, gpu)
+    for key in ("firewall", "public"):
+        assert "8.8.4.4" not in noted(facts, gpu, network={key: True})
 
 
 def test_notes_say_what_does_not_stop_anything(captured: Captured) -> None:

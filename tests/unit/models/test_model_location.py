@@ -33,6 +33,9 @@ class ThisMachine:
 
     def connect(self) -> None: ...
 
+    def another(self) -> ThisMachine:
+        return self
+
     def run(
         self, argv: Sequence[str], *, stdin: bytes = b"", sudo: bool = False, timeout: float = 60
     ) -> CommandResult:

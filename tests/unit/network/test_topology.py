@@ -7,7 +7,7 @@ import pytest
 from clusterctl.errors import Problems, RequirementsNotMet
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host, Inventory, Nics
-from clusterctl.network.choice import resolve
+from clusterctl.network.choice import public_addresses, resolve
 from clusterctl.ray_cluster.topology import Node
 from tests.fakes.host_facts import gpus, host_facts, nic, rdma
 
@@ -154,3 +154,24 @@ def test_rdma_is_used_when_every_host_has_an_active_device() -> None:
     nodes = resolve(inventory(*hosts), {**both, "b": host_facts(nic("eth0", "10.0.0.2"))}).nodes
     assert [node.rdma for node in nodes] == [(), ()]
     assert nodes[0].explain[-1] == "RDMA off: no active device on b"
+
+
+@pytest.mark.parametrize("ip", ["8.8.8.8", "2600::1"])
+def test_a_node_ip_of_the_internet_is_an_error_without_a_firewall(ip: str) -> None:
+    facts = {"a": host_facts(nic("eth0", ip))}
+
+    def found(**network: Any) -> list[RequirementsNotMet]:
+        chosen = inventory(head(address=ip), network=network)
+        return public_addresses(chosen, resolve(chosen, facts))
+
+    (error,) = found()
+    assert str(error).startswith(f"a: its node IP {ip} is an address of the Internet")
+    assert "network.firewall: true" in (error.hint or "")
+    assert found(firewall=True) == []
+    assert found(public=True) == []
+
+
+@pytest.mark.parametrize("ip", ["10.0.0.1", "100.64.0.1", "fd00::1", "192.168.1.1"])
+def test_a_private_node_ip_is_fine(ip: str) -> None:
+    chosen = inventory(head(address=ip))
+    assert public_addresses(chosen, resolve(chosen, {"a": host_facts(nic("eth0", ip))})) == []

@@ -7,7 +7,7 @@ from dataclasses import replace
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host, Inventory, Nics
 from clusterctl.network.choice import resolve
-from clusterctl.ray_cluster.node_files import hosts_file
+from clusterctl.ray_cluster.node_files import admission, hosts_file
 from clusterctl.ray_cluster.topology import Topology
 from tests.fakes.host_facts import host_facts, nic, rdma
 
@@ -97,3 +97,21 @@ def test_a_silent_host_is_known_by_its_node_ip() -> None:
     text = hosts_file(placed, found, "gpu1")
     assert "10.0.0.2\tgpu2\n" in text
     assert "10.9.0.2" not in text
+
+
+def test_the_firewall_admits_the_addresses_in_use_and_closes_rays_ports() -> None:
+    found = facts()
+    hosts = tuple(Host(name=name, address="a", role="head") for name in ("gpu1",))
+    network = {"trusted": ["10.7.0.0/24"]}
+    inventory = Inventory(cluster="demo", image="i", hosts=hosts, network=network)  # type: ignore[arg-type]
+
+    admitted = admission(inventory, topology(found), found)
+
+    assert admitted.addresses == (
+        "10.0.0.1", "10.0.0.2", "10.9.0.1", "10.9.0.2", "10.7.0.0/24",
+    )  # fmt: skip
+    assert admitted.ports[0] == "6379"
+    assert "10001" in admitted.ports
+    assert admitted.ports[-1] == "11000-11999"
+    assert admitted.complete
+    assert not admission(inventory, topology(found), {"gpu1": found["gpu1"]}).complete

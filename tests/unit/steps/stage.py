@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec
-from clusterctl.engine.step import HostView, Step
+from clusterctl.engine.step import Change, HostView, Step
 from clusterctl.facts.model import EngineFacts, GpuReport, HostFacts, Os
 from clusterctl.node.documents import DELETED, ServiceDocument, UnreadableDocument, to_json
 from clusterctl.steps.container_engine import ContainerEngine, EngineAbsent
@@ -20,6 +20,7 @@ from clusterctl.steps.files import (
     RemoteFile,
     node_directories,
 )
+from clusterctl.steps.firewall import Admission, Firewall, FirewallAbsent
 from clusterctl.steps.node_container import ContainersAbsent, NodeContainer
 from clusterctl.steps.node_image import (
     BASE_LABEL,
@@ -247,6 +248,24 @@ def _engine(_: Cluster) -> Step:
     return ContainerEngine(pause=lambda _: None)
 
 
+ADMITTED = Admission(("10.0.0.1", "10.0.0.2"), ("6379", "11000-11999"))
+
+
+def _systemd(made: Cluster) -> None:
+    made.head.directories |= {ETC: 0o700, "/etc/systemd/system": 0o755}
+
+
+def _other_firewall(made: Cluster) -> None:
+    _systemd(made)
+    Firewall("demo", Admission(("10.0.0.9",), ("6379",))).apply(made.head_view, Change("close"))
+
+
+def _flushed(made: Cluster) -> None:
+    _systemd(made)
+    Firewall("demo", ADMITTED).apply(made.head_view, Change("close"))
+    made.head.tables.loaded.clear()
+
+
 CASES = (
     Case("engine on a bare host", _bare, _engine),
     Case("engine that is stopped", _engine_stopped, _engine),
@@ -294,5 +313,9 @@ CASES = (
         lambda _: PathsAbsent("caches", ["/var/cache/clusterctl"], last_of=ETC),
     ),
     Case("paths gone", _all_of_it, lambda _: PathsAbsent("node files", [ETC])),
+    Case("firewall, no nft there", _systemd, lambda _: Firewall("demo", ADMITTED)),
+    Case("firewall in place of another", _other_firewall, lambda _: Firewall("demo", ADMITTED)),
+    Case("firewall that was flushed", _flushed, lambda _: Firewall("demo", ADMITTED)),
+    Case("firewall gone", _other_firewall, lambda _: FirewallAbsent("demo")),
     Case("engine gone", _all_of_it, lambda _: EngineAbsent("demo")),
 )

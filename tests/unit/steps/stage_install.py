@@ -18,7 +18,7 @@ from clusterctl.steps.container_engine import ContainerEngine
 from clusterctl.steps.files import ENGINE_PACKAGES
 from clusterctl.steps.gpu_access import GpuAccess
 from clusterctl.steps.host_python import MARKER as PYTHON_MARKER
-from clusterctl.steps.host_python import HostPython, PythonAbsent
+from clusterctl.steps.host_python import HostPython, PackagesAbsent
 from clusterctl.steps.nvidia_driver import DriverFile, NvidiaDriver
 from clusterctl.steps.nvidia_toolkit import MARKER as TOOLKIT_MARKER
 from clusterctl.steps.nvidia_toolkit import NvidiaToolkit, ToolkitAbsent
@@ -175,7 +175,11 @@ INSTALL_CASES = (
     Case("Python by apt", without_python, lambda _: HostPython()),
     Case("Python by dnf", _rocky_8_without_python, lambda _: HostPython()),
     Case("Python from brought .deb files", without_python, lambda _: HostPython(bundle(*PYTHON))),
-    Case("Python gone", python_is_ours, lambda _: PythonAbsent("/etc/clusterctl/demo")),
+    Case(
+        "Python gone",
+        python_is_ours,
+        lambda _: PackagesAbsent("Python", PYTHON_MARKER, "/etc/clusterctl/demo"),
+    ),
     Case("engine by dnf", bare_rocky, lambda _: _engine(Packages(docker=own_key()))),
     Case("engine from Docker, by apt", bare, lambda _: _engine(Packages(docker=own_key()))),
     Case("engine from brought .deb files", bare, lambda _: _engine(None, *DEBS)),

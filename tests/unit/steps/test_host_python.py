@@ -9,7 +9,7 @@ import pytest
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import Os
 from clusterctl.packages.target import python_package, target_named
-from clusterctl.steps.host_python import MARKER, HostPython, PythonAbsent
+from clusterctl.steps.host_python import MARKER, HostPython, PackagesAbsent
 from tests.unit.steps.stage import Cluster, cluster
 from tests.unit.steps.stage_install import DEBS, bundle, python_is_ours, without_python
 
@@ -75,11 +75,11 @@ def test_it_stays_where_something_else_has_come_to_need_it() -> None:
     python_is_ours(made)
     made.head.need_python = {"ansible"}
     made.head.packages.add("ansible")
-    assert PythonAbsent("/etc/clusterctl/demo").check(made.head_view) is None
+    assert PackagesAbsent("Python", MARKER, "/etc/clusterctl/demo").check(made.head_view) is None
 
 
 def test_it_stays_while_another_cluster_uses_the_host() -> None:
     made = cluster()
     python_is_ours(made)
     made.head.files["/etc/clusterctl/other/node.json"] = (b"{}", 0o600)
-    assert PythonAbsent("/etc/clusterctl/demo").check(made.head_view) is None
+    assert PackagesAbsent("Python", MARKER, "/etc/clusterctl/demo").check(made.head_view) is None

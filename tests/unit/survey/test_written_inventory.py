@@ -211,3 +211,18 @@ def test_two_equal_interfaces_in_one_subnet_are_asked_host_by_host() -> None:
     _, topology = choose_networks(Inventory(cluster="demo", image="i", hosts=hosts), facts, second)
     assert asked == ["x", "y"]
     assert [node.nccl_nics for node in topology.nodes] == [("b0",), ("b0",)]
+
+
+@pytest.mark.parametrize("subnet", [None, "10.0.0.0/24"])
+def test_hosts_with_addresses_of_the_internet_get_a_firewall(
+    tmp_path: Path, subnet: str | None
+) -> None:
+    private = {name: (slow(f"10.0.0.{n}"),) if subnet else () for n, name in enumerate("ab", 1)}
+    facts = {name: host_facts(*private[name], fast(f"8.8.{n}.8")) for n, name in enumerate("ab", 1)}
+    addresses = {name: f"8.8.{n}.8" for n, name in enumerate("ab", 1)}
+    wishes = replace(WISHES, subnet=subnet)
+    text = inventory_text(wishes, found(facts, addresses, wishes))
+    (tmp_path / "i.yaml").write_text(text)
+    assert load(tmp_path / "i.yaml").network.firewall
+    assert "Addresses of the Internet: a 8.8.1.8, b 8.8.2.8." in text
+    assert "firewall" not in inventory_text(WISHES, found(TWO, BY_SSH))

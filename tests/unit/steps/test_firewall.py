@@ -1,0 +1,94 @@
+"""The rules of the firewall, and what happens when they keep the operator out."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from clusterctl.engine.step import Change
+from clusterctl.errors import RequirementsNotMet, StepFailed
+from clusterctl.steps.firewall import Admission, Firewall, Places, ruleset
+from tests.unit.steps.stage import ADMITTED, cluster
+from tests.unit.steps.stage import _systemd as with_systemd
+
+PLACES = Places("demo")
+
+
+def test_rules_that_keep_the_operator_out_are_taken_back() -> None:
+    made = cluster()
+    with_systemd(made)
+    host, view = made.head, made.head_view
+    first = Firewall("demo", ADMITTED, pause=lambda _: None)
+    first.apply(view, Change("close"))
+    confirmed = host.tables.loaded[PLACES.table]
+
+    host.tables.shut = True
+    second = Firewall("demo", replace(ADMITTED, addresses=()), pause=lambda _: None)
+    with pytest.raises(StepFailed, match="no further SSH connection reached it"):
+        second.apply(view, Change("close"))
+
+    assert host.tables.loaded[PLACES.table] == confirmed
+    assert not host.tables.timers
+    host.tables.shut = False
+    assert first.check(view) is None
+
+
+def test_a_run_that_ends_before_it_confirms_leaves_a_timer_that_restores() -> None:
+    made = cluster()
+    with_systemd(made)
+    host = made.head
+    host.tables.shut = True
+    host.tables.loaded["other"] = "of the user"
+
+    def killed(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Firewall("demo", ADMITTED, pause=killed).apply(made.head_view, Change("close"))
+
+    host.tables.fire(PLACES.timer, host.files)
+    assert host.tables.loaded == {"other": "of the user"}
+
+
+def test_a_host_that_does_not_answer_keeps_what_it_was_admitted_with() -> None:
+    made = cluster()
+    with_systemd(made)
+    Firewall("demo", ADMITTED).apply(made.head_view, Change("close"))
+
+    some = Admission(("10.0.0.1", "10.0.0.3"), ADMITTED.ports, complete=False)
+    Firewall("demo", some).apply(made.head_view, Change("close"))
+
+    loaded = made.head.tables.loaded[PLACES.table]
+    assert "{ 10.0.0.1/32, 10.0.0.2/32, 10.0.0.3/32 }" in loaded
+    assert Firewall("demo", some).check(made.head_view) is None
+
+
+def test_without_systemd_it_is_a_requirement() -> None:
+    made = cluster()
+    made.head.systemd = False
+    with pytest.raises(RequirementsNotMet, match="needs systemd"):
+        Firewall("demo", ADMITTED).check(made.head_view)
+
+
+def test_the_port_that_sshd_listens_on_is_admitted_first() -> None:
+    rules = ruleset("t", ADMITTED, ("22", "40022"), "32768-60999")
+    assert rules.index("tcp dport { 22, 40022 } accept") < rules.index("@ports reject")
+
+
+@pytest.mark.skipif(
+    shutil.which("nft") is None or subprocess.run(["unshare", "-n", "true"]).returncode != 0,
+    reason="needs nft and root: apt-get install nftables",
+)
+def test_nft_takes_the_rules_again_and_again() -> None:
+    addresses = ("10.0.0.1", "10.0.0.0/24", "fd00::1", "192.168.0.0/16")
+    rules = ruleset("clusterctl_a_b", Admission(addresses, ("6379", "6380-6390")), ("22",), "1-2")
+    script = "nft -f - <<E\n" + rules + "E\n" + "nft -f - <<E\n" + rules + "E\nnft list ruleset"
+    listed = subprocess.run(
+        ["unshare", "-n", "sh", "-ec", script], capture_output=True, text=True, check=True
+    ).stdout
+    assert listed.count("table inet") == 1
+    assert "10.0.0.0/24, 192.168.0.0/16" in listed
+    assert "fd00::1" in listed
