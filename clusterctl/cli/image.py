@@ -117,6 +117,20 @@ def bundle(
             help="Such as linux/arm64; default: the source's; from a registry, linux/amd64.",
         ),
     ] = None,
+    with_ray: Annotated[
+        bool,
+        typer.Option(
+            "--with-ray",
+            help="Add Ray where an image has none, as bootstrap would; with Docker here or --from "
+            "host:NAME.",
+        ),
+    ] = False,
+    pip_index: Annotated[
+        str | None,
+        typer.Option(
+            "--pip-index", metavar="URL", help="Package index for --with-ray; default: PyPI."
+        ),
+    ] = None,
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
@@ -127,7 +141,8 @@ def bundle(
     from clusterctl.reporting.console import Progress
     from clusterctl.reporting.text import count, size
 
-    wanted = ImageBundle(tuple(dict.fromkeys(images)), output, source, platform)
+    named = tuple(dict.fromkeys(images))
+    wanted = ImageBundle(named, output, source, platform, with_ray, pip_index)
     with Progress(sys.stderr, quiet=as_json) as progress:
         done = run(
             wanted,
@@ -145,6 +160,10 @@ def bundle(
         return
     platforms = ", ".join(sorted({each.platform for each in done.images}))
     print(f"{done.path}: {count(len(done.images), 'image')}, {size(done.size)}, {platforms}")
+    if with_ray:
+        print("in the inventory there, for a bootstrap that fetches nothing:")
+        print(f"  image: {done.images[0].reference}\n  image_archive: {done.path.name}")
+        return
     print("on the site:")
     for each in done.images:
         print(f"  clusterctl image push {each.reference} --from {done.path}")

@@ -27,6 +27,7 @@ from clusterctl.network.pairs import judgement
 from clusterctl.network.pairs.model import PairResults, Way, default_route_notes
 from clusterctl.network.pairs.probe import IN_USE, probe_pairs, ray_ports
 from clusterctl.packages.bundle import open_bundles
+from clusterctl.steps.fetching import to_be_fetched
 from clusterctl.survey.cluster import Cluster, name_listeners, place, require_fit, requirements
 from clusterctl.survey.drift import (
     differences,
@@ -95,6 +96,7 @@ def run(
         *(default_route_notes(topology, survey.facts) if topology else ()),
         *names,
         *judgement.notes(seen),
+        *to_be_fetched(inventory, survey.facts, survey.containers),
     )
     return Report(survey.facts, choices, noted, (*found, *between, *unlike), seen.ways)
 

@@ -13,6 +13,7 @@ from clusterctl.containers.drivers import driver_for
 from clusterctl.errors import ClusterctlError, StepFailed, UsageError, raise_all
 from clusterctl.inventory.model import Inventory
 from clusterctl.inventory.values import IMAGE, PATTERN_MEANS
+from clusterctl.steps.node_image import made_from, make_node_image, node_tag
 from clusterctl.survey.survey import connected
 from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
@@ -46,6 +47,8 @@ class ImageBundle:
     chosen: str = "registry"  # --from: registry, docker, host:NAME, or the path of an archive
     # None: linux/amd64 from a registry, any available platform from other sources.
     platform: str | None = None
+    with_ray: bool = False  # Write node images, made where `chosen` says, instead of `references`
+    pip_index: str | None = None  # Where Ray comes from; None: PyPI
 
 
 def run(
@@ -104,15 +107,38 @@ def _opener(
         image.fetch_ahead()
         return image
 
-    if bundle.chosen == "registry":
+    def held(driver: ContainerDriver, reference: str) -> tuple[Image, str]:
+        """Return the image to write, and its name."""
+        image = driver.image(reference)
+        if image is None and bundle.with_ray and bundle.chosen == "registry":
+            driver.pull(reference, say)
+            image = driver.image(reference)
+        if image is None:
+            raise StepFailed(
+                f"Docker has no image {reference}", host=driver.host, hint="docker images"
+            )
+        if not bundle.with_ray:
+            return image, reference
+        if made_from(driver, reference) is None:
+            make_node_image(driver, reference, pip_index=bundle.pip_index, say=say)
+        made = made_from(driver, reference)
+        if made is None:
+            raise StepFailed(f"the image with Ray of {reference} is gone", host=driver.host)
+        return made, node_tag(made)
+
+    if bundle.chosen == "registry" and not bundle.with_ray:
         return from_registry
-    if bundle.chosen == "docker":
+    if bundle.chosen in ("registry", "docker"):
         here = operators_engine()
         if here is None:
-            raise StepFailed("this machine has no Docker", hint="use --from registry")
-        return lambda reference: engine_image(
-            here, _held(here, reference), reference, store, say=say
-        )
+            raise StepFailed(
+                "this machine has no Docker"
+                + (", which adds Ray to images" if bundle.with_ray else ""),
+                hint="use --from host:NAME, a host that has the image"
+                if bundle.with_ray
+                else "use --from registry",
+            )
+        return lambda reference: engine_image(here, *held(here, reference), store, say=say)
     if bundle.chosen.startswith(HOST):
         name = bundle.chosen.removeprefix(HOST)
         known = {host.name: host for host in inventory().hosts}
@@ -122,17 +148,13 @@ def _opener(
         transports = stack.enter_context(connected((known[name],), credentials))
         there = driver_for(transports[name])
         stack.callback(there.host_run, ["rm", "-rf", SAVED])
-        return lambda reference: save_on_host(
-            there, _held(there, reference), reference, SAVED, say=say
+        return lambda reference: save_on_host(there, *held(there, reference), SAVED, say=say)
+    if bundle.with_ray:
+        raise UsageError(
+            "--with-ray runs the image, which an archive cannot",
+            hint="docker load it, and use --from docker",
         )
     path = Path(bundle.chosen).expanduser()
     return lambda reference: archive_image(
         path, store, reference=reference, platform=bundle.platform, say=say
     )
-
-
-def _held(driver: ContainerDriver, reference: str) -> Image:
-    image = driver.image(reference)
-    if image is None:
-        raise StepFailed(f"Docker has no image {reference}", host=driver.host, hint="docker images")
-    return image

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from clusterctl import deadlines
-from clusterctl.containers.driver import ContainerDriver, Image
+from clusterctl.containers.driver import ContainerDriver, Image, Say
 from clusterctl.containers.failures import engine_error
 from clusterctl.containers.reference import repository_and_tag, tagged
 from clusterctl.engine.step import Change, HostView, Unknown
@@ -36,6 +36,12 @@ RAY_LABEL = "clusterctl.ray"  # The release of Ray in it
 REFERENCE_LABEL = "clusterctl.reference"  # The inventory's reference of the image it was made from
 
 OUR_REPOSITORY = "clusterctl/"
+
+NO_INDEX = (
+    "the build needs a Python package index: set packages.pip_index in the inventory to one that "
+    "the head reaches, or give an image that has Ray: clusterctl image bundle --with-ray makes one "
+    "on a machine with internet access"
+)
 
 
 class NodeImage:
@@ -70,6 +76,8 @@ def made_from(driver: ContainerDriver, reference: str) -> Image | None:
     base = driver.image(reference)
     if base is None:
         return None
+    if _tags_of_ours(base) and has_tokens(base.labels.get(RAY_LABEL, "")):
+        return base  # The inventory names a node image, as `image bundle --with-ray` writes it
     made = driver.images({BASE_LABEL: content(base)})
     return next((image for image in made if _tags_of_ours(image)), None)
 
@@ -152,45 +160,61 @@ class RayInImage:
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
-        driver, reference = self._engines(view), self._node_image.reference
-        base = driver.image(reference)
-        if base is None:
-            raise StepFailed(f"{reference} is not on this host", host=view.host.name)
-        view.say("looking for Ray and vLLM in the image")
-        found = look_inside(driver, base)
-        if found.ray and not has_tokens(found.ray) and not self._allow_unauthenticated:
-            raise RequirementsNotMet(
-                f"the image has Ray {found.ray}, which has no authentication: whoever reaches "
-                "its ports runs code as root",
-                host=view.host.name,
-                hint="use an image with Ray 2.52 or later, or, in a network of your own, set "
-                "allow_unauthenticated_ray: true in the inventory",
-            )
-        ray = found.ray or ray_for(found.vllm)
-        if found.ray is None:
-            view.say(f"adding Ray {ray} beside vLLM {found.vllm or 'unknown'}")
-        # Build from a tag of our own: after `docker load`, an engine does not know the image by a
-        # digest, and the build must not contact a registry.
-        start, add = f"clusterctl/base:{content(base)[:12]}", found.ray is None
-        labels = {BASE_LABEL: content(base), RAY_LABEL: ray, REFERENCE_LABEL: reference}
-        driver.tag(base.id, start)
-        try:
-            driver.build(
-                dockerfile(start, labels, add_ray=ray if add else None),
-                tag_for(reference, ray),
-                index_arguments(self._pip_index) if add else {},
-                view.say,
-            )
-        except StepFailed as error:
-            if add and not error.hint:
-                error.hint = (
-                    "the build needs a Python package index: set packages.pip_index in the "
-                    "inventory to one that the head reaches, or give an image that has Ray"
-                )
-            raise
-        finally:
-            driver.remove_image(start)
+        make_node_image(
+            self._engines(view),
+            self._node_image.reference,
+            pip_index=self._pip_index,
+            allow_unauthenticated=self._allow_unauthenticated,
+            say=view.say,
+        )
         self._node_image.look()
+
+
+def make_node_image(
+    driver: ContainerDriver,
+    reference: str,
+    *,
+    pip_index: str | None = None,
+    allow_unauthenticated: bool = False,
+    say: Say,
+) -> None:
+    """Make the node image of `reference`, which the engine has. Where that has no Ray, it is
+    installed from `pip_index`, by default PyPI. Raises RequirementsNotMet for a Ray without
+    authentication, StepFailed if the build fails."""
+    base = driver.image(reference)
+    if base is None:
+        raise StepFailed(f"{reference} is not on this host", host=driver.host)
+    say("looking for Ray and vLLM in the image")
+    found = look_inside(driver, base)
+    if found.ray and not has_tokens(found.ray) and not allow_unauthenticated:
+        raise RequirementsNotMet(
+            f"the image has Ray {found.ray}, which has no authentication: whoever reaches "
+            "its ports runs code as root",
+            host=driver.host,
+            hint="use an image with Ray 2.52 or later, or, in a network of your own, set "
+            "allow_unauthenticated_ray: true in the inventory",
+        )
+    ray = found.ray or ray_for(found.vllm)
+    if found.ray is None:
+        say(f"adding Ray {ray} beside vLLM {found.vllm or 'unknown'}")
+    # Build from a tag of our own: after `docker load`, an engine does not know the image by a
+    # digest, and the build must not contact a registry.
+    start, add = f"clusterctl/base:{content(base)[:12]}", found.ray is None
+    labels = {BASE_LABEL: content(base), RAY_LABEL: ray, REFERENCE_LABEL: reference}
+    driver.tag(base.id, start)
+    try:
+        driver.build(
+            dockerfile(start, labels, add_ray=ray if add else None),
+            tag_for(reference, ray),
+            index_arguments(pip_index) if add else {},
+            say,
+        )
+    except StepFailed as error:
+        if add and not error.hint:
+            error.hint = NO_INDEX
+        raise
+    finally:
+        driver.remove_image(start)
 
 
 def look_inside(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from clusterctl.engine.step import Change
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.steps.node_image import (
+    BASE_LABEL,
+    RAY_LABEL,
     REFERENCE_LABEL,
     ImagePulled,
     ImagesAbsent,
+    NodeImage,
     RayInImage,
     content,
     dockerfile,
@@ -55,6 +60,22 @@ def test_an_image_with_ray_gets_labels_and_no_layer(made: Cluster) -> None:
     node = made.node_image.on(made.head_view)
     assert node.tags == ("clusterctl/vllm-openai:v0.33.0-ray2.60.0",)
     assert node.layers == ("layer-base",)
+
+
+@pytest.mark.parametrize(("ray", "complete"), [("2.56.1", True), ("2.40.0", False)])
+def test_a_node_image_in_the_inventory_is_used_as_it_is(ray: str, complete: bool) -> None:
+    """As `image bundle --with-ray` writes it: nothing is built, so nothing is fetched."""
+    made = cluster()
+    name = f"clusterctl/vllm-openai:v0.33.0-ray{ray}"
+    bundled = replace(
+        image("bundled", name), labels={RAY_LABEL: ray, BASE_LABEL: "of another image"}
+    )
+    made.head.engine.images[bundled.id] = bundled
+    node_image = NodeImage(name, made.engines, made.head_view)
+    change = RayInImage(node_image, made.engines).check(made.head_view)
+    assert (change is None) is complete
+    if complete:
+        assert node_image.on(made.head_view) == bundled
 
 
 def test_a_new_image_under_the_old_name_is_derived_anew(made: Cluster) -> None:

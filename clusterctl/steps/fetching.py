@@ -1,0 +1,49 @@
+"""What the steps of bootstrap would fetch from outside the hosts and this machine, and from where:
+`check` says it before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from clusterctl.containers.reference import parse
+from clusterctl.facts.model import HostFacts
+from clusterctl.inventory.model import Inventory
+from clusterctl.packages.repository import DOCKER_URL, NVIDIA_URL
+from clusterctl.steps.node_image import OUR_REPOSITORY
+
+
+def to_be_fetched(
+    inventory: Inventory, facts: Mapping[str, HostFacts], nodes: Collection[str]
+) -> Iterator[str]:
+    """Yield a sentence for each source. `nodes`: hosts that have their container already.
+
+    Which images engines have is not known here: a host with an engine may have this one.
+    """
+    packages, new = inventory.packages, [name for name in facts if name not in nodes]
+    if packages.offline is None:
+        sources: dict[str, list[str]] = {}
+        for name in new:
+            if not facts[name].engine.installed:
+                own = facts[name].os.debian_like and packages.docker is None
+                url = (packages.docker.url if packages.docker else None) or DOCKER_URL
+                where = "their own package sources" if own else url
+                sources.setdefault(f"the container engine from {where}", []).append(name)
+                if inventory.accelerator == "nvidia":
+                    toolkit = f"NVIDIA's container toolkit from {packages.nvidia.url or NVIDIA_URL}"
+                    sources.setdefault(toolkit, []).append(name)
+        for what, hosts in sources.items():
+            yield f"bootstrap fetches {what} on {_named(hosts)}, unless packages.offline is set"
+    if new and inventory.image_archive is None:
+        yield (
+            f"bootstrap fetches {inventory.image} from {parse(inventory.image).registry}, unless a "
+            "host or Docker on this machine has it, or image_archive is set"
+        )
+    if inventory.head.name in new and not inventory.image.startswith(OUR_REPOSITORY):
+        yield (
+            f"bootstrap fetches Ray from {packages.pip_index or 'PyPI'} on {inventory.head.name}, "
+            "unless the image has it: clusterctl image bundle --with-ray adds it beforehand"
+        )
+
+
+def _named(hosts: list[str]) -> str:
+    return ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
