@@ -11,6 +11,7 @@ import typer
 from clusterctl import __version__
 from clusterctl.cli import (
     batch,
+    bench,
     bootstrap,
     check,
     diagnose,
@@ -77,6 +78,7 @@ app.command("check")(check.check)
 app.command("fit", cls=VllmCommand)(fit.fit)
 app.command("serve", cls=VllmCommand)(serve.serve)
 app.command("batch")(batch.batch)
+app.command("bench")(bench.bench)
 app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
 app.command("status")(status.status)
 app.command("stop")(stop.stop)

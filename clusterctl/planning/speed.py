@@ -136,18 +136,20 @@ def speed_of(
     network: LinkSpeed = NETWORK,
 ) -> Speed:
     """Estimate the speed of all replicas together. `network` is the link between the hosts."""
-    run = _SpeedModel(shape, placement, quantization, network)
+    run = SpeedModel(shape, placement, quantization, network)
     return Speed(tuple(run.load(requests) for requests in REQUESTS))
 
 
 @dataclass(frozen=True, slots=True)
-class _SpeedModel:
+class SpeedModel:
     """Times of a model on its ranks."""
 
     shape: ModelShape
     placement: Placement
     quantization: Quantization | None
     network: LinkSpeed
+    prompt: int = PROMPT
+    output: int = OUTPUT
 
     def load(self, requests: int) -> Load:
         """Return the speed with `requests` concurrent requests."""
@@ -155,16 +157,16 @@ class _SpeedModel:
         each = requests // replicas
         turns = min(self.placement.pp, each)
         step = turns * self._step(each // turns, turns, each)
-        prefill = self._prefill(each * PROMPT)
+        prefill = self._prefill(each * self.prompt)
         # Prompts are prefilled in chunks, and each has its first token at the end of its own.
-        chunks = math.ceil(each * PROMPT / _CHUNK)
+        chunks = math.ceil(each * self.prompt / _CHUNK)
         until_first = prefill * (chunks + 1) / (2 * chunks)
-        wave = prefill + OUTPUT * step + _FIRST_TOKEN_OVERHEAD + each * _API_OVERHEAD
+        wave = prefill + self.output * step + _FIRST_TOKEN_OVERHEAD + each * _API_OVERHEAD
         return Load(
             requests=requests,
-            tokens_per_s=replicas * each * OUTPUT / wave,
+            tokens_per_s=replicas * each * self.output / wave,
             first_token=_FIRST_TOKEN_OVERHEAD + step / turns + until_first,
-            token=step + (prefill - until_first) / OUTPUT,
+            token=step + (prefill - until_first) / self.output,
         )
 
     def _step(self, at_once: int, turns: int, each: int) -> float:

@@ -1,0 +1,61 @@
+"""`bench`: measure services with vLLM's own benchmark."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from clusterctl.cli import options
+from clusterctl.cli.guard import guarded
+
+
+@guarded
+def bench(
+    services: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SERVICE", help="Services, as `status` shows them; default: the only one."
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            "--rate", metavar="R", min=0.01, help="Requests per second; default: 1, then 8 at once."
+        ),
+    ] = None,
+    prompt: Annotated[
+        int, typer.Option("--in", metavar="N", min=1, help="Tokens of a prompt; default: 256.")
+    ] = 256,
+    output: Annotated[
+        int, typer.Option("--out", metavar="N", min=1, help="Tokens of an answer; default: 128.")
+    ] = 128,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            "--requests", metavar="N", min=1, help="Requests of each load; default: 4 per place."
+        ),
+    ] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Measure 1, 2, 4, ... 64 requests at once.")
+    ] = False,
+    inventory: options.Inventory = None,
+    as_json: options.Json = False,
+) -> None:
+    """Measure tokens/s and latencies of services, beside estimates."""
+    from clusterctl.cli.session import session
+    from clusterctl.commands.bench import run
+    from clusterctl.reporting.bench_view import bench_lines
+    from clusterctl.reporting.text import line_width
+    from clusterctl.serving.bench import loads
+
+    planned = loads(rate=rate, sweep=sweep, prompt=prompt, output=output, requests=requests)
+    with session("bench", inventory, quiet=as_json) as opened:
+        found = run(opened.inventory, services or (), planned, opened.credentials, opened.progress)
+    documents = [one.to_json() for one in found]
+    if as_json:
+        print(json.dumps(documents, indent=2))
+    else:
+        print("\n".join(bench_lines(documents, width=line_width(sys.stdout))))

@@ -1,0 +1,199 @@
+"""`bench`: measure services with vLLM's own benchmark, from the head's node container."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from threading import Event
+from typing import Any
+
+from clusterctl.engine.events import EventSink, Note, StepFinished, StepStarted
+from clusterctl.engine.interrupt import interruptible
+from clusterctl.engine.step import Change
+from clusterctl.errors import ClusterctlError, Interrupted, UsageError
+from clusterctl.inventory.model import Inventory
+from clusterctl.node.documents import NodeState, ServiceDocument
+from clusterctl.node.endpoint import COMPLETIONS
+from clusterctl.node.files import NodePaths
+from clusterctl.planning.cluster_hardware import measurements
+from clusterctl.planning.fit_on_cluster import plan_request
+from clusterctl.planning.fit_request import FitArguments
+from clusterctl.planning.planner import one_service, plan
+from clusterctl.planning.reported import keep
+from clusterctl.planning.speed import Load, SpeedModel
+from clusterctl.ray_cluster.topology import base_url, reached_at
+from clusterctl.serving.bench import (
+    BenchLoad,
+    BenchResult,
+    before,
+    bench_job,
+    read_figures,
+    read_results,
+    with_results,
+)
+from clusterctl.serving.declaration import read_key, require_service
+from clusterctl.serving.job import JobOutput, run_job
+from clusterctl.serving.vllm_flags import parse_arguments, render, without
+from clusterctl.survey.survey import Survey, connected, take_survey
+from clusterctl.transport.base import Transport
+from clusterctl.transport.credentials import Credentials
+
+# Decided by the layout, or not part of a plan
+_DECIDED = ("tensor-parallel-size", "pipeline-parallel-size")
+
+_LOG_TAIL = 8192  # Bytes of the benchmark's output that are kept for errors
+
+
+@dataclass(frozen=True)
+class MeasuredLoad:
+    """A result, the planner's estimate for the same load, and the last result before it."""
+
+    result: BenchResult
+    predicted: Load | None  # None without an estimate, as on CPUs
+    earlier: BenchResult | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return an entry of `bench --json`. `off` is 0.1 if the estimate is 10 % too high."""
+        document, figures = asdict(self.result), self.result.figures
+        predicted = earlier = None
+        if self.predicted is not None:
+            expected, measured = self.predicted.tokens_per_s, figures.tokens_per_s
+            predicted = {
+                "tokens_per_s": round(expected, 1),
+                "off": round(expected / measured - 1, 3) if measured else 0.0,
+                "first_token_ms": round(self.predicted.first_token * 1e3, 1),
+                "token_ms": round(self.predicted.token * 1e3, 2),
+            }
+        if self.earlier:
+            earlier = {
+                "time": self.earlier.time,
+                "vllm": self.earlier.versions.get("vllm", ""),
+                "tokens_per_s": self.earlier.figures.tokens_per_s,
+            }
+        load = {**document["load"], "text": str(self.result.load)}
+        return {**document, "load": load, "predicted": predicted, "earlier": earlier}
+
+
+def run(
+    inventory: Inventory,
+    names: Sequence[str],
+    loads: Sequence[BenchLoad],
+    credentials: Credentials,
+    sink: EventSink,
+) -> list[MeasuredLoad]:
+    """Measure each service with each load, one after the other; without `names`, the only service.
+    Results are kept on the head as soon as they are there.
+
+    Raises UsageError for a service that is unknown, not ready, or generates no text, and for a vLLM
+    without the command; StepFailed for a benchmark without result; Interrupted.
+    """
+    file = str(NodePaths(inventory.cluster).logs / "bench.jsonl")
+    with connected(inventory.hosts, credentials) as transports:
+        files = (file, *measurements(inventory.cluster))
+        survey = take_survey(inventory, transports, files=files)
+        state = survey.require_supervised_head()
+        head = transports[inventory.head.name]
+        found = [require_ready(document, state) for document in asked_for(names, survey.services)]
+        key, kept, measured = read_key(inventory, head), survey.head_file(file), []
+        with interruptible(sink) as cancelled:
+            for document in found:
+                speed = speed_model(survey, document)
+                for load in loads:
+                    result = _measure(survey, head, document, load, key, cancelled, sink)
+                    earlier = before(result, read_results(kept))
+                    kept = with_results(kept, [result])
+                    keep(head, file, kept)
+                    measured.append(MeasuredLoad(result, _predicted(speed, load), earlier))
+    return measured
+
+
+def asked_for(names: Sequence[str], declared: dict[str, ServiceDocument]) -> list[ServiceDocument]:
+    """Return the services `names`; without any, the only one. Raises UsageError."""
+    if not names and len(declared) != 1:
+        have = ", ".join(sorted(declared)) or "none"
+        raise UsageError(f"name the services to measure: {have}", hint="clusterctl bench NAME")
+    return [require_service(name, declared) for name in names or declared]
+
+
+def require_ready(document: ServiceDocument, state: NodeState) -> ServiceDocument:
+    """Return the service. Raises UsageError if it is not ready, or generates no text."""
+    service = next((one for one in state.services if one.name == document.name), None)
+    if service is None or service.state != "ready":
+        condition = service.state if service else "declared"
+        raise UsageError(
+            f"{document.name} is {condition}, and only a ready service can be measured",
+            hint="clusterctl status",
+        )
+    if service.task not in ("", COMPLETIONS.name):
+        raise UsageError(
+            f"{document.name} serves {service.task}, and bench measures generated tokens"
+        )
+    return document
+
+
+def speed_model(survey: Survey, document: ServiceDocument) -> SpeedModel | None:
+    """Return the planner's speed model of a service as it is served; None if it has none."""
+    tp, pp = document.tensor_parallel, document.pipeline_parallel
+    flags = render(without(parse_arguments(document.argv[3:]), _DECIDED))
+    try:
+        asked = FitArguments(document.argv[2], tp, pp, arguments=tuple(flags))
+        request, _ = plan_request(survey.require_answers(), asked)
+        report = one_service(plan(request), request)
+    except ClusterctlError:
+        return None
+    placement, settings = report.plan.placement, report.plan.settings
+    if any(seat.gpu.is_cpu for seat in placement.seats):
+        return None
+    return SpeedModel(request.shape, placement, settings.quantization, request.network)
+
+
+def _predicted(speed: SpeedModel | None, load: BenchLoad) -> Load | None:
+    """Return the estimate; None for an open load, whose speed the users set."""
+    if speed is None or load.concurrency is None:
+        return None
+    return replace(speed, prompt=load.prompt, output=load.output).load(load.concurrency)
+
+
+def _measure(
+    survey: Survey,
+    head: Transport,
+    document: ServiceDocument,
+    load: BenchLoad,
+    key: str,
+    cancelled: Event,
+    sink: EventSink,
+) -> BenchResult:
+    inventory, state = survey.inventory, survey.states[head.host.name]
+    title = f"measure {document.name}: {load}, {load.requests} requests"
+    sink(StepStarted(head.host.name, title, Change(title)))
+    started, log = time.monotonic(), bytearray()
+
+    def write(data: bytes) -> None:
+        log.extend(data)
+        del log[:-_LOG_TAIL]
+
+    output = JobOutput(write, write, lambda text: sink(Note(text)))
+    url = base_url(reached_at(document.host, "127.0.0.1"), document.port)
+    job = bench_job(document, url, key, load)
+    done = run_job(head, inventory.cluster, job, output, cancelled)
+    if cancelled.is_set():
+        raise Interrupted("interrupted: earlier results are kept on the head")
+    said = log.decode(errors="replace")
+    figures = read_figures(done.result, said, document.name, state.vllm_version)
+    sink(StepFinished(head.host.name, title, "changed", time.monotonic() - started))
+    return BenchResult(
+        time=time.time(),
+        service=document.name,
+        model=document.model,
+        versions={
+            "vllm": state.vllm_version,
+            "ray": state.ray_version,
+            "image": inventory.image,
+        },
+        fingerprint=document.fingerprint,
+        tensor_parallel=document.tensor_parallel,
+        pipeline_parallel=document.pipeline_parallel,
+        load=load,
+        figures=figures,
+    )

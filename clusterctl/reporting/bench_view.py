@@ -1,0 +1,58 @@
+"""Measurements of services as text, built from the documents of `bench --json`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clusterctl.reporting.text import columns
+
+Document = Mapping[str, Any]
+
+_HEADS = ("load", "service", "tokens/s", "estimate", "TTFT ms", "TPOT ms", "ITL ms")
+
+
+def bench_lines(documents: Sequence[Document], *, width: int | None = None) -> list[str]:
+    """Return a table with a row per load and service, services of a load below each other, and the
+    changes since earlier measurements."""
+    loads = list(dict.fromkeys(one["load"]["text"] for one in documents))
+    ordered = sorted(documents, key=lambda one: loads.index(one["load"]["text"]))
+    rows = [_HEADS, *(_row(one) for one in ordered)]
+    idle = [
+        index
+        for index in range(len(_HEADS))
+        if _HEADS[index] == "estimate" and all(row[index] == "-" for row in rows[1:])
+    ]
+    shown = [[cell for index, cell in enumerate(row) if index not in idle] for row in rows]
+    first = documents[0]["load"]
+    notes = [f"{first['prompt']} tokens in, {first['output']} out; latencies are p50 / p95 / p99"]
+    for one in ordered:
+        name = f"{one['service']}, {one['load']['text']}"
+        if failed := one["figures"]["failed"]:
+            notes.append(f"{name}: {failed} requests failed")
+        if earlier := one["earlier"]:
+            was, now = earlier["tokens_per_s"], one["figures"]["tokens_per_s"]
+            day = time.strftime("%Y-%m-%d %H:%M", time.localtime(earlier["time"]))
+            change = f"{now / was - 1:+.0%} against " if was else ""
+            notes.append(f"{name}: {change}{was:,.1f} tokens/s of {day}, vLLM {earlier['vllm']}")
+    return [*columns(shown, indent="", width=width), *notes]
+
+
+def _row(one: Document) -> tuple[str, ...]:
+    figures, predicted = one["figures"], one["predicted"]
+    estimate = "-"
+    if predicted is not None:
+        latencies = f"TTFT {predicted['first_token_ms']:,.0f}, TPOT {predicted['token_ms']:,.1f}"
+        estimate = f"{predicted['tokens_per_s']:,.0f} ({predicted['off']:+.0%}), {latencies}"
+    return (
+        one["load"]["text"],
+        one["service"],
+        f"{figures['tokens_per_s']:,.1f}",
+        estimate,
+        *(_percentiles(figures[f"{name}_ms"]) for name in ("ttft", "tpot", "itl")),
+    )
+
+
+def _percentiles(found: Mapping[str, float]) -> str:
+    return " / ".join(f"{value:,.1f}" for value in found.values())

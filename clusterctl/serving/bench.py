@@ -1,0 +1,185 @@
+"""vLLM's own benchmark of a service: its command line and figures, those of earlier runs. Pure.
+
+A load is closed (`concurrency` requests at once, each followed by the next) or open (`rate`
+requests per second, however many are still being answered).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from clusterctl.errors import StepFailed, UsageError
+from clusterctl.node.documents import ServiceDocument
+from clusterctl.serving.job import Job
+from clusterctl.serving.vllm_flags import last_value, parse_arguments
+
+KEY_VARIABLE = "OPENAI_API_KEY"  # from which `vllm bench` takes the key
+
+RESULT = "result.json"
+
+PERCENTILES = (50, 95, 99)
+# Seconds to the first token, per output token after it, and between two tokens that arrive
+LATENCIES = ("ttft", "tpot", "itl")
+
+COMPARED = (1, 8)  # Requests at once without further options
+SWEPT = (1, 2, 4, 8, 16, 32, 64)
+
+_KEPT = 500  # Results in the file; the oldest go first
+
+# argparse's, of releases before the command (0.7, 0.8: scripts of the source tree)
+_NO_COMMAND = "invalid choice: 'bench'"
+
+
+@dataclass(frozen=True)
+class BenchLoad:
+    """What the benchmark sends. Tokens are those of one request."""
+
+    concurrency: int | None
+    rate: float | None  # Requests per second
+    prompt: int
+    output: int
+    requests: int
+
+    def __str__(self) -> str:
+        if self.rate is not None:
+            return f"{self.rate:g} requests/s"
+        return f"{self.concurrency} at once"
+
+
+@dataclass(frozen=True)
+class BenchFigures:
+    """What one load measured. Latencies in milliseconds, by percentile."""
+
+    completed: int
+    failed: int
+    seconds: float
+    requests_per_s: float
+    tokens_per_s: float  # Output tokens
+    ttft_ms: Mapping[str, float]
+    tpot_ms: Mapping[str, float]
+    itl_ms: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """A measurement as it is kept on the head, a JSON line each."""
+
+    time: float  # Unix seconds
+    service: str
+    model: str
+    versions: Mapping[str, str]  # vllm, ray, image
+    fingerprint: str  # That of the service's document
+    tensor_parallel: int
+    pipeline_parallel: int
+    load: BenchLoad
+    figures: BenchFigures
+
+
+def loads(
+    *, rate: float | None, sweep: bool, prompt: int, output: int, requests: int | None
+) -> tuple[BenchLoad, ...]:
+    """Return the loads to measure, one after the other. Raises UsageError."""
+    if rate is not None and sweep:
+        raise UsageError("--rate and --sweep contradict each other", hint="give one of them")
+    if rate is not None:
+        count = requests or max(20, math.ceil(30 * rate))  # for half a minute
+        return (BenchLoad(None, rate, prompt, output, count),)
+    return tuple(
+        BenchLoad(at_once, None, prompt, output, requests or 4 * max(2, at_once))
+        for at_once in (SWEPT if sweep else COMPARED)
+    )
+
+
+def bench_job(document: ServiceDocument, url: str, key: str, load: BenchLoad) -> Job:
+    """Return the job that measures the service at `url` (without /v1) from the head's container."""
+    # `vllm bench` makes prompts with the model's tokenizer.
+    given = parse_arguments(document.argv[3:])
+    tokenizer = last_value(given, "tokenizer")
+    argv = ["vllm", "bench", "serve", "--model", document.argv[2]]
+    argv += ["--served-model-name", document.served_name, "--base-url", url]
+    argv += ["--tokenizer", tokenizer] if tokenizer else []
+    argv += ["--trust-remote-code"] if any(a.key == "trust-remote-code" for a in given) else []
+    argv += ["--dataset-name", "random", "--ignore-eos", "--num-prompts", str(load.requests)]
+    argv += ["--random-input-len", str(load.prompt), "--random-output-len", str(load.output)]
+    if load.rate is not None:
+        argv += ["--request-rate", str(load.rate)]
+    else:
+        argv += ["--max-concurrency", str(load.concurrency)]
+    argv += ["--percentile-metrics", ",".join(LATENCIES), "--metric-percentiles"]
+    argv += [",".join(map(str, PERCENTILES)), "--save-result", "--result-filename", RESULT]
+    # The container's proxy settings are meant for the Internet, not for the cluster.
+    env = {KEY_VARIABLE: key, "NO_PROXY": "*", "no_proxy": "*"}
+    offline = {name: document.env[name] for name in ("HF_HUB_OFFLINE",) if name in document.env}
+    return Job([*argv, "--disable-tqdm"], env={**offline, **env}, result=RESULT)
+
+
+def read_figures(text: bytes | None, log: str, service: str, vllm: str) -> BenchFigures:
+    """Parse what `vllm bench serve` wrote. Raises UsageError if this vLLM has no such command,
+    StepFailed if it measured nothing. `log`: the end of its output."""
+    if _NO_COMMAND in log:
+        raise UsageError(
+            f"the image's vLLM {vllm} has no `vllm bench`; that release has scripts in its source "
+            "tree instead",
+            hint="clusterctl run benchmark_serving.py, or a newer image",
+        )
+    try:
+        found = json.loads(text or b"")
+        figures = BenchFigures(
+            completed=int(found["completed"]),
+            failed=int(found["num_prompts"]) - int(found["completed"]),
+            seconds=float(found["duration"]),
+            requests_per_s=float(found["request_throughput"]),
+            tokens_per_s=float(found["output_throughput"]),
+            **{f"{name}_ms": _percentiles(found, name) for name in LATENCIES},
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise StepFailed(
+            f"the benchmark of {service} ended without a result",
+            hint="clusterctl status",
+            detail=log[-2000:] or str(error),
+        ) from None
+    if not figures.completed:
+        raise StepFailed(
+            f"{service} answered none of the benchmark's {figures.failed} requests",
+            hint=f"clusterctl logs {service}",
+            detail=log[-2000:] or None,
+        )
+    return figures
+
+
+def _percentiles(found: Mapping[str, Any], name: str) -> dict[str, float]:
+    return {f"p{each}": round(float(found[f"p{each}_{name}_ms"]), 2) for each in PERCENTILES}
+
+
+def read_results(data: bytes | None) -> list[BenchResult]:
+    """Return the results kept on the head, oldest first; lines of other versions are left out."""
+    found = []
+    for line in (data or b"").splitlines():
+        try:
+            entry = json.loads(line)
+            entry["load"] = BenchLoad(**entry["load"])
+            entry["figures"] = BenchFigures(**entry["figures"])
+            found.append(BenchResult(**entry))
+        except (ValueError, TypeError, KeyError):
+            continue
+    return found
+
+
+def with_results(data: bytes | None, new: Sequence[BenchResult]) -> bytes:
+    """Return the file's new content: `data` and a line for each of `new`, bounded."""
+    lines = [*(data or b"").splitlines(), *(json.dumps(asdict(one)).encode() for one in new)]
+    return b"\n".join(lines[-_KEPT:]) + b"\n"
+
+
+def before(result: BenchResult, kept: Sequence[BenchResult]) -> BenchResult | None:
+    """Return the newest kept result of the same service, model and load; None without one."""
+    same = (
+        one
+        for one in reversed(kept)
+        if (one.service, one.model, one.load) == (result.service, result.model, result.load)
+    )
+    return next(same, None)

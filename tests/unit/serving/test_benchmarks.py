@@ -1,0 +1,136 @@
+"""Benchmarks: what is sent to vLLM's own, what is read from it, and what is kept."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from clusterctl.errors import StepFailed, UsageError
+from clusterctl.reporting.bench_view import bench_lines
+from clusterctl.serving.bench import (
+    BenchFigures,
+    BenchLoad,
+    BenchResult,
+    before,
+    bench_job,
+    loads,
+    read_figures,
+    read_results,
+    with_results,
+)
+from clusterctl.serving.service import build_service
+from tests.unit.serving.launches import launch
+
+# vLLM 0.32.0 on CPUs, two requests at once; its lists of single requests are left out.
+SAMPLE = """{
+ "num_prompts": 8,
+ "max_concurrency": 2,
+ "duration": 4.173,
+ "completed": 8,
+ "failed": 0,
+ "request_throughput": 1.917,
+ "output_throughput": 30.671,
+ "p50_ttft_ms": 80.814,
+ "p95_ttft_ms": 604.655,
+ "p99_ttft_ms": 752.419,
+ "p50_tpot_ms": 38.141,
+ "p95_tpot_ms": 97.915,
+ "p99_tpot_ms": 98.846,
+ "p50_itl_ms": 35.187,
+ "p95_itl_ms": 114.683,
+ "p99_itl_ms": 376.685,
+ "p50_e2el_ms": 976.332,
+ "p95_e2el_ms": 1604.752,
+ "p99_e2el_ms": 1619.448
+}"""
+
+LOAD = BenchLoad(1, None, 256, 128, 8)
+FIGURES = BenchFigures(8, 0, 10.0, 0.8, 100.0, *({"p50": 1.0, "p95": 2.0, "p99": 3.0},) * 3)
+ESTIMATE = {"tokens_per_s": 110.0, "off": 0.1, "first_token_ms": 20.0, "token_ms": 2.25}
+RESULT = BenchResult(1e9, "a", "m", {"vllm": "0.32.0"}, "f", 2, 1, LOAD, FIGURES)
+
+
+def test_the_figures_are_those_that_vllm_wrote() -> None:
+    figures = read_figures(SAMPLE.encode(), "", "tiny", "0.32.0")
+
+    assert (figures.completed, figures.failed) == (8, 0)
+    assert figures.tokens_per_s == pytest.approx(16 * 8 / figures.seconds, rel=0.001)
+    for latencies in (figures.ttft_ms, figures.tpot_ms, figures.itl_ms):
+        assert list(latencies) == ["p50", "p95", "p99"]
+        assert 0 < latencies["p50"] <= latencies["p95"] <= latencies["p99"]
+
+
+def test_a_release_without_the_command_is_named() -> None:
+    said = "vllm: error: argument subparser: invalid choice: 'bench' (choose from chat, serve)"
+    with pytest.raises(UsageError, match=r"vLLM 0\.7\.2 has no `vllm bench`"):
+        read_figures(None, said, "chat", "0.7.2")
+
+
+@pytest.mark.parametrize("result", [None, b"", b"[]", b"{}", b'{"completed": "x"}'])
+def test_no_result_shows_the_end_of_the_output(result: bytes | None) -> None:
+    with pytest.raises(StepFailed, match="ended without a result") as caught:
+        read_figures(result, "Traceback ... no tokenizer", "chat", "0.32.0")
+    assert "no tokenizer" in str(caught.value.detail)
+
+
+def test_answers_to_no_request_are_an_error() -> None:
+    none = json.dumps({**json.loads(SAMPLE), "completed": 0})
+    with pytest.raises(StepFailed, match="answered none of the benchmark's 8 requests"):
+        read_figures(none.encode(), "", "chat", "0.32.0")
+
+
+def test_the_key_is_in_no_argument() -> None:
+    document = build_service(launch())
+    job = bench_job(document, "http://127.0.0.1:8000", "s3cret", LOAD)
+
+    assert "s3cret" not in " ".join(job.argv)
+    assert "s3cret" not in repr(job)
+    assert job.env["OPENAI_API_KEY"] == "s3cret"
+    assert job.argv[: job.argv.index("--base-url")] == [
+        "vllm", "bench", "serve", "--model", document.argv[2],
+        "--served-model-name", document.served_name,
+    ]  # fmt: skip
+
+
+def test_without_options_one_and_eight_requests_are_compared() -> None:
+    given = {"prompt": 256, "output": 128, "requests": None}
+    found = loads(rate=None, sweep=False, **given)  # type: ignore[arg-type]
+    assert [(load.concurrency, load.requests) for load in found] == [(1, 8), (8, 32)]
+    (opened,) = loads(rate=2.5, sweep=False, **given)  # type: ignore[arg-type]
+    assert (str(opened), opened.requests) == ("2.5 requests/s", 75)
+    with pytest.raises(UsageError):
+        loads(rate=1, sweep=True, **given)  # type: ignore[arg-type]
+
+
+def test_results_are_kept_in_bounds_and_found_again() -> None:
+    later = replace(RESULT, time=2e9, figures=replace(FIGURES, tokens_per_s=120.0))
+    data = with_results(b'{"other": "version"}\nnot JSON\n', [RESULT, later])
+
+    assert read_results(data) == [RESULT, later]
+    assert before(RESULT, read_results(data)) == later
+    assert before(replace(RESULT, service="b"), read_results(data)) is None
+    for _ in range(600):
+        data = with_results(data, [later])
+    assert len(data.splitlines()) == 500
+
+
+def test_two_services_stand_below_each_other_for_each_load() -> None:
+    documents = [
+        {
+            "service": name,
+            "load": {"text": text, "prompt": 256, "output": 128},
+            "figures": {**vars(replace(FIGURES, tokens_per_s=speed, failed=0))},
+            "predicted": ESTIMATE if name == "a" else None,
+            "earlier": {"time": 1e9, "vllm": "0.31.0", "tokens_per_s": 80.0},
+        }
+        for name, speed in (("a", 100.0), ("b", 50.0))
+        for text in ("1 at once", "8 at once")
+    ]
+    lines = bench_lines(documents)
+
+    assert [line.split()[3] for line in lines[1:5]] == ["a", "b", "a", "b"]
+    assert "110 (+10%), TTFT 20, TPOT 2.2" in lines[1]
+    assert "1.0 / 2.0 / 3.0" in lines[1]
+    assert any("a, 1 at once: +25% against 80.0 tokens/s of 2001-09-0" in line for line in lines)
