@@ -30,6 +30,7 @@ from clusterctl.cli import (
     status,
     stop,
     tunnel,
+    version,
 )
 from clusterctl.cli.program import Commands, VllmCommand
 from clusterctl.inventory.current import VARIABLE
@@ -85,6 +86,7 @@ app.command("stop")(stop.stop)
 app.command("down")(down.down)
 app.command("logs")(logs.logs)
 app.command("diagnose")(diagnose.diagnose)
+app.command("version")(version.version)
 app.command("exec", context_settings={"allow_interspersed_args": False})(exec_.exec_)
 app.command("ssh", context_settings={"allow_interspersed_args": False})(shell.ssh)
 app.command("tunnel")(tunnel.tunnel)

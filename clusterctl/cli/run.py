@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import sys
+from codecs import getincrementaldecoder
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
+
+
+def _writer(stream: TextIO) -> Callable[[bytes], None]:
+    """Return what passes the script's output on: as it is, but escaped to a terminal, where the
+    updates of a progress bar are lines of their own."""
+    decoder = getincrementaldecoder("utf-8")("replace")
+
+    def write(data: bytes) -> None:
+        if stream.isatty():
+            stream.write(decoder.decode(data).replace("\r\n", "\n").replace("\r", "\n"))
+        else:
+            stream.buffer.write(data)
+        stream.flush()
+
+    return write
 
 
 @guarded
@@ -37,15 +54,10 @@ def run(
     if words[:1] == ["--"]:  # what follows SCRIPT is the script's, with or without it
         words = words[1:]
 
-    def write(stream: int, data: bytes) -> None:
-        file = (sys.stdout, sys.stderr)[stream - 1]
-        file.buffer.write(data)
-        file.buffer.flush()
-
     with session("run", inventory) as opened:
         output = JobOutput(
-            stdout=lambda data: write(1, data),
-            stderr=lambda data: write(2, data),
+            stdout=_writer(sys.stdout),
+            stderr=_writer(sys.stderr),
             note=lambda text: opened.progress(Note(text)),
         )
         status = command.run(

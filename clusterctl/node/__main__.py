@@ -27,6 +27,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     supervise = commands.add_parser("supervise", help="keep Ray and the services running")
     supervise.add_argument("--cluster", required=True)
     supervise.add_argument("--root", type=Path, default=Path("/"))
+    supervise.add_argument("--image", default="", help="the ID of this container's image")
     watch = commands.add_parser("ray-watch", help="print what the GCS says, as JSON lines")
     watch.add_argument("--address", required=True)
     watch.add_argument("--interval", type=float, default=1.0)
@@ -36,7 +37,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     options = parser.parse_args(argv)
 
     if options.command == "supervise":
-        return _supervise(NodePaths(options.cluster, options.root))
+        return _supervise(NodePaths(options.cluster, options.root), options.image)
     if options.command == "fabric":
         return fabric_ray.main()
     if options.command == "fabric-rank":
@@ -48,7 +49,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     return 0
 
 
-def _supervise(paths: NodePaths) -> int:
+def _supervise(paths: NodePaths, image: str) -> int:
     journal = Journal(paths.journal, "")
     declared = Declared(paths, journal)
     deadline = time.monotonic() + DOCUMENT_TIMEOUT
@@ -57,7 +58,8 @@ def _supervise(paths: NodePaths) -> int:
             journal.write("supervisor", "failed", f"no readable {paths.node_document}")
             return 1
         time.sleep(0.5)
-    supervisor = Supervisor(paths, document, Timing(), Journal(paths.journal, document.host))
+    journal = Journal(paths.journal, document.host)
+    supervisor = Supervisor(paths, document, Timing(), journal, image=image)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: supervisor.stop())
     supervisor.run()

@@ -16,6 +16,7 @@ On a host, for the cluster NAME:
     /etc/clusterctl/NAME/ray.token, api.key      0600             made on the head
     /run/clusterctl/NAME/state.json              NodeState        replaced by the supervisor
     /var/log/clusterctl/NAME/journal.jsonl       what the supervisor did, a JSON object a line
+    /var/log/clusterctl/NAME/ledger.jsonl        which versions were there since when, likewise
     /var/log/clusterctl/NAME/ray.log, SERVICE.log
     /opt/clusterctl/VERSION-HASH/node.pyz        this package, runnable
     /var/lib/clusterctl/caches/NAME/             compile caches and downloads of the container
@@ -310,6 +311,8 @@ class NodeState:
     ray_version: str = ""
     python_version: str = ""
     vllm_version: str = ""
+    # Of everything that the ledger has about this node: driver, kernel, nccl, image, ...
+    versions: Dict[str, str] = field(default_factory=dict)
     # GPUs that the container sees (NodeDocument.gpu_listing); -1 before the first listing, or if
     # the host has no GPUs.
     gpus_visible: int = -1

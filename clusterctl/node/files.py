@@ -57,6 +57,7 @@ class NodePaths:
         self.gateway_counts = self.logs / "gateway-counts.json"
         self.ray_token = self.config / "ray.token"
         self.journal = self.logs / "journal.jsonl"
+        self.ledger = self.logs / "ledger.jsonl"
 
     def log(self, name: str) -> Path:
         return self.logs / f"{name}.log"

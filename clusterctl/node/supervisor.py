@@ -15,6 +15,7 @@ from clusterctl.node.documents import GatewayState, NodeDocument, NodeState, Ser
 from clusterctl.node.files import Declared, Journal, NodePaths, StateFile, why_not_written
 from clusterctl.node.gateway import Gateway, MemberProof
 from clusterctl.node.hosts_file import HostsFile
+from clusterctl.node.ledger import NODE, Ledger, node_versions, service_versions
 from clusterctl.node.probes import GpuCount, Links, installed_versions, version_labels
 from clusterctl.node.ray_process import RayProcess
 from clusterctl.node.ray_watch import RayView, own_argv
@@ -32,8 +33,10 @@ class Supervisor:
         timing: Timing,
         journal: Journal,
         watch_argv: Optional[List[str]] = None,
+        image: str = "",
     ) -> None:
-        """`watch_argv` replaces the command line of ray-watch, for tests."""
+        """`watch_argv` replaces the command line of ray-watch, for tests. `image`: ID of the
+        container's image, for the ledger."""
         self._document = document
         self._timing = timing
         self._paths = paths
@@ -41,6 +44,9 @@ class Supervisor:
         self._hosts_file = HostsFile(paths, journal)
         self._hosts_file.tick()
         self._versions = installed_versions()
+        self._ledger = Ledger(paths.ledger, document.host)
+        self._all_versions = node_versions(image)
+        self._ledger.record(NODE, self._all_versions)
         self._declared = Declared(paths, journal)
         labels = version_labels(self._versions)
         self._ray = RayProcess(document, paths, timing, journal, labels)
@@ -58,6 +64,7 @@ class Supervisor:
         self._gateway: Optional[Gateway] = None
         if document.role == "head":
             self._gateway = Gateway(document.host, document.node_ip, paths, timing, journal)
+        self._recorded: Dict[str, ServiceDocument] = {}  # In the ledger as they are
         self._state_file = StateFile(paths.state, timing.state_every)
         # Restarts and failures counted before the container was restarted.
         self._before = self._state_file.services_before()
@@ -107,6 +114,9 @@ class Supervisor:
     def _tick_services(self, now: float) -> None:
         wanted = self._wanted = self._declared.services()
         for name, service_document in wanted.items():
+            if service_document != self._recorded.get(name):
+                self._recorded[name] = service_document
+                self._ledger.record(name, service_versions(service_document))
             if name not in self._services:
                 before = self._before.pop(name, None)
                 self._services[name] = Service(
@@ -150,6 +160,7 @@ class Supervisor:
             ray_version=self._versions.ray,
             python_version=self._versions.python,
             vllm_version=self._versions.vllm,
+            versions=self._all_versions,
             gpus_visible=self._gpus.visible,
             gpus_said=self._gpus.said,
             broken_nics=self._links.broken,

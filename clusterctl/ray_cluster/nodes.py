@@ -206,7 +206,10 @@ def container_spec(
     return ContainerSpec(
         name=container_name(cluster),
         image=image_id,
-        command=("python3", package.install_path(), "supervise", "--cluster", cluster),
+        command=(
+            *("python3", package.install_path(), "supervise", "--cluster", cluster),
+            *("--image", image_id),
+        ),
         env=node_environment(inventory, topology, node),
         mounts=mounts,
         ulimits=ulimits,

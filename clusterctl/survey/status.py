@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory.model import Host
@@ -37,6 +37,7 @@ class HostRow:
     problems: tuple[str, ...]
     drift: tuple[str, ...]
     hint: str | None
+    versions: Mapping[str, str] = field(default_factory=dict)  # As the ledger names them
 
 
 @dataclass(frozen=True)
@@ -209,6 +210,7 @@ def _host_row(
         problems=(*problems, *drift, *apart),
         drift=drift,
         hint=fix,
+        versions=state.versions if state else {},
     )
 
 

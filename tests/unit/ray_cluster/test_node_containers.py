@@ -169,7 +169,10 @@ def spec(inventory: Inventory, host: str = "gpu1", **changes: Any) -> Any:
 def test_the_container_runs_the_supervisor_of_this_version() -> None:
     found = spec(cluster())
     program = package.install_path()
-    assert found.command == ("python3", program, "supervise", "--cluster", "demo")
+    assert found.command == (
+        *("python3", program, "supervise", "--cluster", "demo"),
+        *("--image", found.image),
+    )
     assert found.name == "clusterctl-demo"
     assert found.labels["clusterctl.cluster"] == "demo"
 

@@ -1,0 +1,41 @@
+"""`version`: clusterctl's own version, or the version record of the cluster."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from clusterctl import __version__
+from clusterctl.cli import options
+from clusterctl.cli.guard import guarded
+
+
+@guarded
+def version(
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="What every host and service has, and what changed.")
+    ] = False,
+    inventory: options.Inventory = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show clusterctl's version, or those of all that runs on hosts."""
+    if not cluster:
+        print(json.dumps({"clusterctl": __version__}) if as_json else f"clusterctl {__version__}")
+        return
+    from clusterctl.cli.session import session
+    from clusterctl.commands.version import run
+    from clusterctl.errors import ConnectionFailed
+    from clusterctl.reporting.text import line_width
+    from clusterctl.reporting.version_view import version_lines
+
+    with session("version", inventory, quiet=True) as opened:
+        record = run(opened.inventory, opened.credentials).to_json()
+    if as_json:
+        print(json.dumps(record, indent=2))
+    else:
+        print("\n".join(version_lines(record, width=line_width(sys.stdout))))
+    if record["silent"]:
+        raise typer.Exit(ConnectionFailed.exit_code)

@@ -1,0 +1,47 @@
+"""The version record of a cluster as text, from the document of `version --cluster --json`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from clusterctl.reporting.escaping import one_line
+from clusterctl.reporting.text import below_itself, columns
+
+_ORDER = (
+    *("vllm", "ray", "python", "torch", "cuda", "nccl", "driver", "kernel", "os", "engine"),
+    *("image", "clusterctl"),
+)
+
+MOST_CHANGES = 20
+
+
+def version_lines(document: Mapping[str, Any], *, width: int | None = None) -> list[str]:
+    """Return what hosts have in common, what differs between them, services, and changes."""
+    hosts: Mapping[str, Mapping[str, str]] = document["hosts"]
+    names = [*_ORDER, *sorted({name for each in hosts.values() for name in each} - {*_ORDER})]
+    rows = []
+    for name in names:
+        values = {host: found[name] for host, found in hosts.items() if name in found}
+        alike = len(values) == len(hosts) and len(set(values.values())) == 1
+        if alike:
+            rows.append([name, next(iter(values.values()))])
+        elif values:
+            rows += [[name, f"{value} on {host}"] for host, value in values.items()]
+    lines = columns(rows, indent="", width=width)
+    lines += [f"{host}: {one_line(why)}" for host, why in document["silent"].items()]
+    for name, found in document["services"].items():
+        lines += ["", f"service {name}"]
+        for key, value in found.items():
+            lines += below_itself(f"  {key:<9}", one_line(value), width)
+    if changes := document["changes"]:
+        lines += ["", "changes, newest first:"]
+        for each in changes[:MOST_CHANGES]:
+            stamp = time.strftime("%Y-%m-%d %H:%M", time.localtime(each["time"]))
+            what = (
+                each["name"] if each["subject"] == "node" else f"{each['subject']} {each['name']}"
+            )
+            change = f"{each['before'] or 'none'} → {each['after'] or 'none'}"
+            lines += below_itself(f"  {stamp}  {each['host']}  {what}  ", one_line(change), width)
+    return lines

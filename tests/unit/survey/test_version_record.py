@@ -1,0 +1,70 @@
+"""The version record: what hosts and services have, what differs, and what changed when."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from clusterctl.facts.model import HostFacts
+from clusterctl.reporting.version_view import version_lines
+from clusterctl.survey.versions import ledger_entries, ledger_file, version_record
+from tests.fakes.surveys import Said, survey_of
+from tests.unit.survey.test_cluster_status import INVENTORY, facts, healthy
+
+__all__ = ["facts"]
+
+
+def line(time: float, subject: str, **versions: str) -> bytes:
+    entry = {"time": time, "host": "any", "subject": subject, "versions": versions}
+    return json.dumps(entry).encode() + b"\n"
+
+
+def reports(facts: HostFacts) -> dict[str, Said]:
+    found = healthy(facts)
+    ledgers = {
+        "gpu1": line(1e9, "tiny", model="/m", flags="--a 1")
+        + line(2e9, "tiny", model="/m", flags="--a 2"),
+        "gpu2": line(1e9, "node", vllm="0.31.0", nccl="2.27.3")
+        + b"cut sho\n"
+        + line(1.5e9, "node", vllm="0.32.0"),
+    }
+    for name, vllm in (("gpu1", "0.32.0"), ("gpu2", "0.33.0")):
+        state = found[name].state
+        assert state is not None
+        state = replace(state, versions={"vllm": vllm, "nccl": "2.27.3"})
+        files = {ledger_file("demo"): ledgers[name]}
+        found[name] = replace(found[name], state=state, files=files)
+    return found
+
+
+def test_changes_are_told_newest_first_and_services_as_they_are_now(facts: HostFacts) -> None:
+    record = version_record(survey_of(INVENTORY, reports(facts)))
+
+    assert record.services == {"tiny": {"model": "/m", "flags": "--a 2"}}
+    assert [(one.host, one.subject, one.name, one.before, one.after) for one in record.changes] == [
+        ("gpu1", "tiny", "flags", "--a 1", "--a 2"),
+        ("gpu2", "node", "nccl", "2.27.3", ""),
+        ("gpu2", "node", "vllm", "0.31.0", "0.32.0"),
+    ]
+
+
+def test_the_view_names_hosts_only_where_they_differ(facts: HostFacts) -> None:
+    said = reports(facts)
+    lines = version_lines(version_record(survey_of(INVENTORY, said)).to_json())
+    words = [" ".join(line.split()) for line in lines]
+
+    assert "vllm 0.32.0 on gpu1" in words
+    assert "vllm 0.33.0 on gpu2" in words
+    assert "nccl 2.27.3" in words
+    assert any(line.endswith("gpu2 nccl 2.27.3 → none") for line in words)
+    assert any(line.endswith("gpu1 tiny flags --a 1 → --a 2") for line in words)
+
+    said["gpu2"] = Said(problem="timed out")
+    assert "gpu2: timed out" in version_lines(version_record(survey_of(INVENTORY, said)).to_json())
+
+
+def test_a_ledger_may_hold_anything() -> None:
+    data = b'[]\n{"time": "x", "subject": 1, "versions": {}}\n\xff\n' + line(1, "a", b="c" * 9999)
+    ((_, subject, versions),) = ledger_entries(data)
+    assert (subject, len(versions["b"])) == ("a", 2000)
+    assert ledger_entries(None) == []
