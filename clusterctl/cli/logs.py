@@ -65,8 +65,7 @@ def logs(
                     print(journal_line(host, line), flush=follow)
             else:
                 for host, line in found:
-                    for part in line.splitlines():  # progress bars go back to the line's start
-                        print(f"{host}  {one_line(part, LONGEST)}", flush=follow)
+                    print(f"{host}  {one_line(line, LONGEST)}", flush=follow)
     except KeyboardInterrupt:
         if not follow:
             raise

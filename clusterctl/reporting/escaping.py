@@ -18,14 +18,27 @@ MOST_LINES = 200  # Lines of a quoted output
 
 # Colours, which programs also write to logs. Without them the text is readable and as long.
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
-_UNUSUAL = re.compile(r"[^\x20-\x7e\n\t]")
+
+
+class _Shown(dict[int, str]):
+    """What is printed for each character, by its code point; filled as characters come up."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        if not (character.isprintable() or unicodedata.category(character) == "Zs"):
+            character = character.encode("unicode_escape").decode()
+        self[code] = character
+        return character
+
+
+_SHOWN = _Shown({ord(kept): kept for kept in "\n\t"})
 
 
 def escaped(text: str) -> str:
     """Return the text with its newlines and tabs, without colours, and with `\\x1b` or `\\u202e`
     for each character that a terminal would obey or not show: control characters, bidirectional and
     other formatting, unassigned ones."""
-    return _UNUSUAL.sub(_shown, _COLOURS.sub("", text))
+    return _COLOURS.sub("", text).translate(_SHOWN)
 
 
 def one_line(text: str, most: int = MOST_SHOWN) -> str:
@@ -34,7 +47,7 @@ def one_line(text: str, most: int = MOST_SHOWN) -> str:
     more = len(text) - most
     if more > 0:
         text = f"{text[:most]} ... ({more} more characters)"
-    return escaped(text.strip("\n")).replace("\n", "\\n").replace("\t", " ")
+    return escaped(text.strip("\r\n")).replace("\n", "\\n").replace("\t", " ")
 
 
 def quoted(text: str) -> Iterator[str]:
@@ -44,13 +57,6 @@ def quoted(text: str) -> Iterator[str]:
     yield from map(one_line, islice(lines, MOST_LINES))
     if more := len(lines[MOST_LINES:]):
         yield f"... ({more} more lines; --json has them all)"
-
-
-def _shown(found: re.Match[str]) -> str:
-    character = found[0]
-    if character.isprintable() or unicodedata.category(character) == "Zs":
-        return character
-    return character.encode("unicode_escape").decode()
 
 
 class Escaping:

@@ -7,7 +7,7 @@ import json
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,7 +23,13 @@ from clusterctl.errors import (
 )
 from clusterctl.transfer.content import CHUNK, Blob
 from clusterctl.transfer.weights.hashing import HashCache, Stamp, hash_file
-from clusterctl.transfer.weights.manifest import Manifest, WeightFile, WeightLink, in_order
+from clusterctl.transfer.weights.manifest import (
+    Manifest,
+    WeightFile,
+    WeightLink,
+    in_order,
+    plain_mode,
+)
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt")
 NOT_WEIGHTS = frozenset({"training_args.bin"})
@@ -59,7 +65,8 @@ class Tree:
 def read_tree(directory: Path, name: str | None = None) -> Tree:
     """List the files of a plain directory, or of the newest snapshot of a Hugging Face cache entry.
 
-    Links in a plain directory are followed; a cache entry keeps its own (snapshots to blobs).
+    Links in a plain directory are followed, out of it only to weights; a cache entry keeps its own
+    (snapshots to blobs).
     `name` is the name on hosts; default: the directory's own. Raises UsageError when the directory
     does not exist, cannot be read or holds a file that cannot be sent.
     """
@@ -70,9 +77,26 @@ def read_tree(directory: Path, name: str | None = None) -> Tree:
     directory = directory.resolve()
     if (directory / "snapshots").is_dir():
         return _cache_entry(directory, name)
-    if directory.parent.name == "snapshots" and not name:
-        name = directory.parent.parent.name.rpartition("--")[2]
-    return Tree(name or directory.name, tuple(_files(directory)))
+    own = directory
+    if directory.parent.name == "snapshots":
+        own = directory.parent.parent  # whose blobs the snapshot's links lead to
+        name = name or own.name.rpartition("--")[2]
+    files = tuple(_files(directory))
+    raise_all(_leading_out(files, own))
+    return Tree(name or directory.name, files)
+
+
+def _leading_out(files: Iterable[TreeFile], own: Path) -> Iterator[UsageError]:
+    """Yield an error for each file that a link brings in from outside of the directory `own`, but
+    for weights, which some keep elsewhere: who wrote the model could name any file of this user's.
+    """
+    for file in files:
+        if not file.source.is_relative_to(own) and not file.source.name.endswith(WEIGHT_SUFFIXES):
+            yield UsageError(
+                f"{file.path} is a link to {file.source}, outside of the model: it is not sent",
+                hint=f"if it belongs to the model, copy it: cp --remove-destination {file.source} "
+                f"{own / file.path}",
+            )
 
 
 def _cache_entry(entry: Path, name: str | None) -> Tree:
@@ -272,7 +296,7 @@ def manifest_of(
                 f"{file.source} is damaged: its sha256 does not match its name",
                 hint=f"rm {file.source}   and download the model again",
             )
-        return WeightFile(file.path, before.size, file.mode, found.sha256, found.chunks)
+        return WeightFile(file.path, before.size, plain_mode(file.mode), found.sha256, found.chunks)
 
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 2) as pool:
         try:
@@ -282,7 +306,10 @@ def manifest_of(
             raise
     raise_all(each for each in outcomes if isinstance(each, ClusterctlError))
     files = in_order(each for each in outcomes if isinstance(each, WeightFile))
-    return Manifest(tree.name, files, tree.links, tree.origin)
+    try:
+        return Manifest(tree.name, files, tree.links, tree.origin)
+    except ValueError as error:
+        raise StepFailed(f"{tree.name} cannot be sent: {error}", hint="rename the file") from error
 
 
 def changed(path: Path) -> StepFailed:

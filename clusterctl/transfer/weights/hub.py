@@ -24,10 +24,9 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from clusterctl import __version__, deadlines
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
-from clusterctl.transfer.content import is_digest
 from clusterctl.transfer.registry.failures import leave_unread
 from clusterctl.transfer.weights.hashing import Hashed
-from clusterctl.transfer.weights.manifest import Manifest, WeightFile, in_order, inside
+from clusterctl.transfer.weights.manifest import Manifest, WeightFile, in_order
 
 # Mode of downloaded files; git keeps no other, except for programs.
 MODE = 0o644
@@ -126,19 +125,13 @@ def needed(listing: Listing, include: str | None = None) -> Listing:
     the repository has no weights, or several quantizations to choose from; StepFailed for a file
     that would be written outside the model's directory.
     """
-    for file in listing.files:  # hosts write these paths as root, and name blobs by these hashes
-        try:
-            inside(file.path)
-            problem = ""
-        except ValueError as error:
-            problem = str(error)
-        if file.size < 0 or (file.sha256 and not is_digest(file.sha256)):
-            problem = f"{file.path} has {file.size} bytes and the hash {file.sha256!r}"
-        if problem:
-            raise StepFailed(
-                f"{listing.hub} lists an invalid file in {listing.model_id}: {problem}",
-                hint="check the hub's address, and that no other server answers in its place",
-            )
+    try:  # hosts write these paths as root, and name blobs by these hashes
+        listing.manifest("model")
+    except ValueError as error:
+        raise StepFailed(
+            f"{listing.hub} lists an invalid file in {listing.model_id}: {error}",
+            hint="check the hub's address, and that no other server answers in its place",
+        ) from error
     weights = {f.path for f in listing.files if _is_weight(f, include)}
     chosen = next((s for s in _FORMATS if any(p.endswith(s) for p in weights)), None)
     if chosen is None:

@@ -1,9 +1,15 @@
-"""Manifest of a model's directory: its files with their sizes and hashes. Pure."""
+"""Manifest of a model's directory: its files with their sizes and hashes. Pure.
+
+Manifests come from hosts, and listings from hubs; root of other hosts writes what they name. So
+none exists whose files could end up outside of the model's directory, or be more than data there.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import posixpath
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
@@ -17,13 +23,18 @@ FORMAT = 1  # Version of the manifest's text; others are rejected
 FILE_NAME = ".clusterctl-model.json"
 
 
+MOST_PARTS = 3  # Of a name: NAME, ORGANISATION/NAME, or DIRECTORY/hub/models--ORGANISATION--NAME
+
+MODES = (0o644, 0o755)
+
+
 @dataclass(frozen=True)
 class WeightFile:
     """One regular file."""
 
     path: str  # Below the model's directory, with `/`
     size: int  # Bytes
-    mode: int  # Permission bits
+    mode: int  # One of MODES
     sha256: str  # Of the whole file, 64 hexadecimal digits
     chunks: tuple[str, ...] = ()  # sha256 of every PIECE bytes in order; empty when unknown
 
@@ -37,7 +48,13 @@ class WeightLink:
     """A symbolic link, such as those from snapshots to blobs in a Hugging Face cache."""
 
     path: str
-    target: str
+    target: str  # Relative to the directory of `path`
+
+    @property
+    def leads_to(self) -> str:
+        """The path below the model's directory that it leads to; it begins with `/` or `..` if
+        that is outside."""
+        return posixpath.normpath(posixpath.join(posixpath.dirname(self.path), self.target))
 
 
 @dataclass(frozen=True)
@@ -49,6 +66,30 @@ class Manifest:
     links: tuple[WeightLink, ...] = ()
     # Its first source: hf:Qwen/Qwen2.5-1.5B-Instruct@<commit>; empty for a directory.
     origin: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless the names stay apart from each other and inside the directory."""
+        if len(PurePosixPath(inside(self.name)).parts) > MOST_PARTS or self.name.startswith("."):
+            raise ValueError(f"{self.name!r} is not the name of a model's directory")
+        if any(map(_is_control, self.origin)):
+            raise ValueError(f"{self.origin!r} is not a source of a model")
+        files, names = {file.path for file in self.files}, set[str]()
+        for path in (*(file.path for file in self.files), *(link.path for link in self.links)):
+            if inside(path) in names or _is_ours(path):
+                raise ValueError(f"{path!r} stands for two files")
+            names.add(path)
+        for path in names:
+            if not names.isdisjoint(map(str, PurePosixPath(path).parents)):
+                raise ValueError(f"{path!r} lies in a directory that is also a file")
+        for file in self.files:
+            for digest in (file.sha256, *file.chunks):
+                if not is_digest(digest):
+                    raise ValueError(f"{digest!r} is not a sha256")
+            if not 0 <= file.size < 2**60 or file.mode not in MODES:
+                raise ValueError(f"{file.path!r} has size {file.size} and mode {file.mode:o}")
+        for link in self.links:
+            if inside(link.leads_to) not in files:
+                raise ValueError(f"{link.path!r} leads to {link.target!r}, no file of the model")
 
     @property
     def size(self) -> int:
@@ -94,19 +135,24 @@ def dump(manifest: Manifest) -> str:
 
 def parse(text: str) -> Manifest:
     """Parse the output of `dump`. Raises ValueError for anything else: another format, a path
-    outside the directory, or content that does not match its identity."""
+    outside the directory, or content that does not match its identity. Modes are those of
+    `plain_mode`."""
     try:
         document = json.loads(text)
         if document["format"] != FORMAT:
             raise ValueError(f"format {document['format']}")
         manifest = Manifest(
-            inside(document["name"]),
+            _text(document["name"]),
             tuple(_file(entry) for entry in document["files"]),
-            tuple(WeightLink(inside(link["path"]), link["target"]) for link in document["links"]),
-            document["origin"],
+            tuple(
+                WeightLink(_text(link["path"]), _text(link["target"])) for link in document["links"]
+            ),
+            _text(document["origin"]),
         )
         identity = document["identity"]
-    except (KeyError, TypeError, AttributeError) as error:
+    except UnicodeError:
+        raise ValueError("the manifest has a name that is not valid Unicode") from None
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a manifest of a model: {error!r}") from error
     if identity != manifest.identity:
         raise ValueError("the manifest was cut short or changed by hand")
@@ -118,25 +164,42 @@ def _file(entry: dict[str, object]) -> WeightFile:
     if not isinstance(chunks, list):
         raise TypeError(f"{chunks!r} is not a list")
     return WeightFile(
-        path=inside(str(entry["path"])),
+        path=_text(entry["path"]),
         size=int(str(entry["size"])),
-        mode=int(str(entry["mode"])),
-        sha256=_digest(entry["sha256"]),
-        chunks=tuple(map(_digest, chunks)),
+        mode=plain_mode(int(str(entry["mode"]))),
+        sha256=_text(entry["sha256"]),
+        chunks=tuple(map(_text, chunks)),
     )
 
 
-def _digest(value: object) -> str:
-    """Return the digest; raise ValueError if invalid, since hosts use it as a file name."""
-    if not is_digest(str(value)):
-        raise ValueError(f"{value!r} is not a sha256")
-    return str(value)
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a string")
+    return value
+
+
+def plain_mode(mode: int) -> int:
+    """Return the mode that a file of a model gets on hosts: whether it is executable is all that
+    its owner says."""
+    return 0o755 if mode & 0o111 else 0o644
 
 
 def inside(path: str) -> str:
-    """Return the path; raise ValueError unless it stays below its directory. Manifests come from
-    hosts, listings from hubs: neither is trusted."""
+    """Return the path; raise ValueError unless it is a plain path below its directory."""
     parts = PurePosixPath(path).parts
-    if not parts or path.startswith("/") or ".." in parts or any(ord(c) < 32 for c in path):
+    plain = "/".join(parts) == path and not path.startswith("/")
+    if not parts or not plain or ".." in parts or any(map(_is_control, path)):
         raise ValueError(f"{path!r} is not a path below the model's directory")
     return path
+
+
+def _is_control(character: str) -> bool:
+    """Whether scripts that read lines, or terminals, could take the character for more than a part
+    of a name: control characters, halves of characters, separators of lines."""
+    return unicodedata.category(character) in {"Cc", "Cs", "Zl", "Zp"}
+
+
+def _is_ours(path: str) -> bool:
+    """Whether that is the name of a file that placing a model makes by itself."""
+    name = path.rpartition("/")[2]
+    return name.startswith(".clusterctl-") or name.endswith((".part", ".part.pieces"))

@@ -85,7 +85,8 @@ def of_host(asked: str, models: str, view: HostView, name: str | None, sink: Eve
         sink(StepProgress(view.host.name, "hash", text))
         manifest = _hashed(view, directory, tree, sink)
         sink(StepFinished(view.host.name, "hash", "unchanged", 0.0))
-    wanted = replace(manifest, name=name or manifest.name)
+    # The name is the user's, not the host's: under another one it would replace another model.
+    wanted = replace(manifest, name=name or tree.path)
     return Supply.held_by(view, wanted, f"{directory}/{tree.path}")
 
 
@@ -118,7 +119,11 @@ def _hashed(view: HostView, directory: str, tree: HostTree, sink: EventSink) -> 
                 hint="wait until nothing writes to it, then run the same command again",
             )
         files.append(WeightFile(p, seen.size, 0o644, hashed.sha256, hashed.chunks))
-    links = tuple(WeightLink(p, target) for p, target in sorted(tree.links.items()))
-    manifest = Manifest(tree.path, in_order(files), links)
+    links = (WeightLink(p, target) for p, target in sorted(tree.links.items()))
+    complete = tuple(link for link in links if link.leads_to in kept)
+    try:
+        manifest = Manifest(tree.path, in_order(files), complete)
+    except ValueError as error:
+        raise StepFailed(f"{path} cannot be sent: {error}", host=view.host.name) from error
     view.transport.put(dump(manifest).encode(), f"{path}/{FILE_NAME}", sudo=True)
     return manifest

@@ -51,7 +51,7 @@ def main() -> None:
     elif kind == "deep":
         answer = "[" * 100_000 + "\n" + '{"a":' * 100_000
     elif kind == "long":
-        answer = POISON * 600_000
+        answer = POISON * 300_000  # 10 MB in one line
     else:
         answer = TEXT
     sys.stdout.write(answer)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import ClusterctlError, StepFailed, UsageError
+from clusterctl.errors import ClusterctlError, Problems, StepFailed, UsageError
 from clusterctl.transfer.weights.directory import faults, manifest_of, read_tree, unhashed
 from clusterctl.transfer.weights.hashing import HashCache, Stamp, hash_file
 from tests.unit.transfer.weights.conftest import MakeModel, safetensors
@@ -68,6 +68,27 @@ def test_no_directory_and_what_cannot_be_sent(tmp_path: Path) -> None:
     (model / "two\nlines").write_text("")
     with pytest.raises(UsageError, match="control character"):
         read_tree(model)
+
+
+def test_a_link_out_of_the_model_brings_in_weights_alone(
+    make_model: MakeModel, tmp_path: Path
+) -> None:
+    directory, away = make_model(), tmp_path / "away"
+    (away / ".ssh").mkdir(parents=True)
+    for name in ("pooled.safetensors", ".ssh/id_ed25519"):
+        (away / name).write_bytes(b"data")
+    (directory / "model-2.safetensors").unlink()
+    (directory / "model-2.safetensors").symlink_to(away / "pooled.safetensors")
+    assert len(read_tree(directory).files) == 5
+    (directory / "merges.txt").symlink_to(away / ".ssh/id_ed25519")
+    (directory / "more").symlink_to(away / ".ssh")
+    (directory / "w.bin").symlink_to(away / ".ssh/id_ed25519")
+    with pytest.raises(Problems) as raised:
+        read_tree(directory)
+    assert [str(error).partition(",")[0] for error in raised.value.errors] == [
+        f"{path} is a link to {away}/.ssh/id_ed25519"
+        for path in ("merges.txt", "more/id_ed25519", "w.bin")
+    ]
 
 
 def test_links_that_lead_in_a_circle_are_named(make_model: MakeModel) -> None:
