@@ -61,12 +61,23 @@ _StallTimeout = Annotated[
 ]
 
 
+_Replicas = Annotated[
+    str | None,
+    typer.Option(
+        "--replicas",
+        metavar="N|max",
+        help="Copies of the model, each on its own GPUs; default: as many as there are, or 1.",
+    ),
+]
+
+
 @guarded
 def serve(
     model: _Model = None,
     arguments: _Arguments = None,
     tp: options.TensorParallel = None,
     pp: options.PipelineParallel = None,
+    replicas: _Replicas = None,
     name: _Name = None,
     port: _Port = None,
     config: _Config = None,
@@ -86,7 +97,7 @@ def serve(
     from clusterctl.serving.vllm_flags import parse_arguments
 
     request = read_request(
-        Options(model, tp, pp, name, port, stall_timeout),
+        Options(model, tp, pp, name, port, stall_timeout, replicas),
         read_config_file(config) if config else (),
         parse_arguments(arguments or ()),
     )
@@ -113,11 +124,21 @@ def serve(
     plan, proof, location = served.plan, served.proof, served.plan.location
     if as_json:
         document = {
-            "service": plan.document.name,
+            "service": plan.document.service,
             "endpoint": f"{plan.endpoint.url}/v1",
             "changed": served.changed,
             "ranks": [asdict(rank) for rank in proof.ranks],
             "answer": asdict(proof.answer),
+            "replicas": [
+                {
+                    "name": each.document.name,
+                    "host": each.layout.hosts[0],
+                    "endpoint": f"{each.endpoint.url}/v1",
+                    "ranks": [asdict(rank) for rank in served.proofs[each.document.name].ranks],
+                    "ready_seconds": served.proofs[each.document.name].ready_seconds,
+                }
+                for each in (plan.replicas if plan.members else ())
+            ],
             "ready_seconds": proof.ready_seconds,
             "random_weights": bool(location and location.random_weights),
             "predicted": plan.fit.plan.to_json() if plan.fit else None,
@@ -126,10 +147,14 @@ def serve(
         }
         print(json.dumps(document, indent=2))
         return
-    print(f"{plan.document.name} is served at {plan.endpoint.url}/v1")
+    print(f"{plan.document.service} is served at {plan.endpoint.url}/v1")
     if location and location.note:
         print(f"  weights     {location.note}")
-    print(f"  ranks       {proof.placement}")
+    for each in plan.replicas if plan.members else ():
+        name = each.document.name
+        print(f"  replica     {name}: {each.endpoint.url}/v1, {served.proofs[name].placement}")
+    if not plan.members:
+        print(f"  ranks       {proof.placement}")
     print(f"  {_answer(proof.answer)}")
     if served.outcome and served.outcome.sentence:
         print(f"  KV cache    {served.outcome.sentence}")

@@ -16,7 +16,9 @@ from clusterctl.errors import (
     raise_all,
 )
 from clusterctl.inventory.model import Host, Inventory
+from clusterctl.node.documents import MembersDocument, from_json, replica_name, service_of
 from clusterctl.node.files import NodePaths
+from clusterctl.serving.declaration import members_file
 from clusterctl.survey.survey import connected
 from clusterctl.transport import log_reader, python
 from clusterctl.transport.base import Transport
@@ -59,21 +61,25 @@ def read(
 ) -> Iterator[tuple[str, str]]:
     """Yield (host, line): each host's last `lines`, then, with `follow`, new lines as they arrive.
 
-    A service's log is on the head only. `report` is called with each host's error when it occurs,
+    A service's log is on the head, and those of its replicas are on their hosts: then `host` is
+    followed by the replica's name. `report` is called with each host's error when it occurs,
     since with `follow` the end may never come. Raises the errors of all hosts at the end, or
     UsageError with the names of existing logs if no host has this one.
     """
     file = log_file(inventory, name)
-    if name not in {None, "ray"}:
-        hosts = (inventory.head,)
-    order = {"path": file, "lines": lines, "follow": follow}
+    of_service = name is not None and name != "ray"
+    hosts = inventory.hosts if of_service else tuple(hosts)
     failed: list[ClusterctlError] = []
     arriving: _Arriving = queue.SimpleQueue()
     with connected(hosts, credentials) as transports:
-        for host, transport in transports.items():
-            arguments = (host, transport, order, name, arriving)
+        sources = [(host, host, file) for host in transports]
+        if name is not None and of_service:
+            sources = _replicas(inventory, transports[inventory.head.name], name)
+        for label, host, path in sources:
+            order = {"path": path, "lines": lines, "follow": follow}
+            arguments = (label, transports[host], order, name, arriving)
             threading.Thread(target=_pump, args=arguments, name=f"logs-{host}", daemon=True).start()
-        running = len(transports)
+        running = len(sources)
         while running:
             host, item = arriving.get()
             if item is None:
@@ -84,10 +90,32 @@ def read(
                 failed.append(item)
                 report(item)
     missing = [error for error in failed if isinstance(error, _NoSuchLog)]
-    if name is not None and len(missing) == len(transports):
+    if name is not None and len(missing) == len(sources):
         there = ", ".join(sorted({log for error in missing for log in error.there})) or "none"
         raise UsageError(f"no log is named {name}; logs: {there}", hint="clusterctl status")
     raise_all(failed)
+
+
+def _replicas(inventory: Inventory, head: Transport, name: str) -> list[tuple[str, str, str]]:
+    """Return label, host and log of each replica of the service `name`, or of the replica `name`;
+    of a service without replicas, those of its log on the head."""
+    paths = NodePaths(inventory.cluster)
+    own = (head.host.name, head.host.name, str(paths.log(name)))
+    data = head.read_file(members_file(inventory.cluster, service_of(name)))
+    if data is None:
+        return [own]
+    try:
+        members = from_json(MembersDocument, data.decode()).members
+    except ValueError:
+        return [own]
+    known = {host.name for host in inventory.hosts}
+    found = [(each.host, replica_name(service_of(name), each.replica)) for each in members]
+    chosen = [
+        (f"{host} {replica}", host, str(paths.log(replica)))
+        for host, replica in found
+        if host in known and name in (replica, service_of(replica))
+    ]
+    return chosen or [own]
 
 
 def _pump(

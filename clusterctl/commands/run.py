@@ -64,7 +64,7 @@ def read_script(script: Path) -> str:
 def require_free(survey: Survey, gpus: int) -> None:
     """Raise DoesNotFit, naming the services that hold the others, if fewer than `gpus` are free."""
     state = require_formed(survey)
-    held = gpus_held(survey.topology, state, survey.services, None)
+    held = gpus_held(survey.topology, state.nodes, survey.reported, survey.services, ())
     free = sum(host.free for host in held.free)
     if free >= gpus:
         return

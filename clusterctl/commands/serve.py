@@ -1,14 +1,14 @@
-"""`serve`: plan a service, declare it on the head, and wait until it is proven.
+"""`serve`: plan a service, declare its replicas, and wait until they are proven.
 
-This run starts no process on a host: it writes a document that the head's supervisor follows, also
+This run starts no process on a host: it writes documents that the hosts' supervisors follow, also
 after this run has ended.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from clusterctl.engine.events import EventSink, Note, StageFinished, StageStarted
 from clusterctl.errors import UsageError
@@ -16,7 +16,6 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.models.location import copy_from
 from clusterctl.models.name import Model, resolve
 from clusterctl.network.gate import GateScope, ensure_proven
-from clusterctl.node.documents import ServiceDocument
 from clusterctl.node.files import NodePaths
 from clusterctl.planning.cluster_hardware import measurements
 from clusterctl.planning.report import FitReport
@@ -29,12 +28,13 @@ from clusterctl.planning.reported import (
     with_lessons,
 )
 from clusterctl.planning.service_plan import ServicePlan, plan_service
-from clusterctl.serving.declaration import HeadServices, read_key, service_file
+from clusterctl.serving.declaration import read_key
 from clusterctl.serving.notices import noticed
-from clusterctl.serving.proof import Proof, prove
+from clusterctl.serving.proof import Proof
 from clusterctl.serving.request import ServiceRequest
+from clusterctl.serving.rollout import Replica, Rollout, as_declared
 from clusterctl.serving.service import difference, needs_restart
-from clusterctl.survey.survey import Survey, connected, read_head_state, take_survey
+from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transfer.weights.comparison import ComparedWeights, require_same
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
@@ -57,7 +57,7 @@ class Decision:
 
     survey: Survey
     plan: ServicePlan
-    old: ServiceDocument | None  # the current declaration of that service
+    replicas: tuple[Replica, ...]  # with their current declarations
     changes: Changes
     # The cluster's new API key; None if it does not change
     new_key: str | None = field(default=None, repr=False)
@@ -68,8 +68,9 @@ class Served:
     """A service that has answered."""
 
     plan: ServicePlan
-    proof: Proof
+    proof: Proof  # of the first replica
     changed: bool
+    proofs: Mapping[str, Proof]  # of each replica, by its name
     head: str  # the host that the API runs on
     key_file: str  # path of the API key on that host
     sudo: bool  # whether reading the key file needs sudo
@@ -102,16 +103,17 @@ def run(
             files = measurements(inventory.cluster)
             survey = take_survey(inventory, transports, files=files).require_answers()
             survey.require_supervised_head()
-            key = new_key(inventory, head, request, sorted(survey.services))
+            key = new_key(
+                inventory, head, request, sorted({one.service for one in survey.services.values()})
+            )
             plan = plan_service(survey, request, model)
-            new, old = plan.document, survey.services.get(plan.document.name)
-            lines = difference(old, new) if old else [f"start {new.name}: {' '.join(new.argv)}"]
+            replicas = tuple(as_declared(survey, plan.replicas))
+            changes = changes_of(survey, plan, replicas)
             if key:
                 file = NodePaths(inventory.cluster).api_key
-                lines.append(f"API key: the config file's, kept in {file} (0600)")
-            restarts = old is not None and needs_restart(old, new)
-            changes = Changes(tuple(lines), restarts=restarts, notes=plan.notes, fit=plan.fit)
-            return Decision(survey, plan, old, changes, key)
+                line = f"API key: the config file's, kept in {file} (0600)"
+                changes = replace(changes, lines=(*changes.lines, line))
+            return Decision(survey, plan, replicas, changes, key)
 
         decision = decide()
         agree(decision.changes)
@@ -120,13 +122,19 @@ def run(
         with ClusterLock(head, inventory.cluster, "serve") as lock:
             decision = decide_again(decision, decide, agree)
             weights = None
+            used = {host for each in decision.plan.replicas for host in each.layout.hosts}
+            if (
+                decision.changes.lines
+                and len(used) > 1
+                and (decision.plan.members or decision.plan.layout.spans_hosts)
+            ):
+                weights = _compare_weights(decision, model, used, sink)
             if decision.changes.lines and decision.plan.layout.spans_hosts:
-                weights = _compare_weights(decision, model, sink)
                 # The fabric gate runs if ranks use links that were not proven since the hosts'
                 # containers started.
-                survey, used = decision.survey, {inventory.head.name, *decision.plan.layout.hosts}
+                survey = decision.survey
                 scope = GateScope(inventory, survey.topology, transports, survey.facts)
-                ensure_proven(scope.only(used), sink)
+                ensure_proven(scope.only({inventory.head.name, *used}), sink)
             served = _bring_up(decision, lock, sink)
             if weights:
                 weights.hash_rest()
@@ -165,8 +173,10 @@ def decide_again(first: Decision, decide: Callable[[], Decision], agree: Agree) 
     return again
 
 
-def _compare_weights(decision: Decision, model: Model, sink: EventSink) -> ComparedWeights | None:
-    """Compare the model's files on the hosts of the layout; None if there is nothing to compare."""
+def _compare_weights(
+    decision: Decision, model: Model, used: Collection[str], sink: EventSink
+) -> ComparedWeights | None:
+    """Compare the model's files on the hosts in `used`; None if there is nothing to compare."""
     survey, location = decision.survey, decision.plan.location
     if location is None or location.random_weights:
         return None
@@ -174,37 +184,74 @@ def _compare_weights(decision: Decision, model: Model, sink: EventSink) -> Compa
     def fix(source: str) -> str:
         return copy_from(model, survey.inventory.models, location.path, source)
 
-    hosts = {name: survey.transports[name] for name in decision.plan.layout.hosts}
+    hosts = {name: survey.transports[name] for name in survey.transports if name in used}
     head = survey.inventory.head.name
     return require_same(location.path, hosts, head=head, fix=fix, sink=sink)
 
 
+def changes_of(survey: Survey, plan: ServicePlan, replicas: Sequence[Replica]) -> Changes:
+    """Return what would change; a replica's lines begin with its name where there are several."""
+    lines: list[str] = []
+    changed: dict[str, list[str]] = {}
+    for each in replicas:
+        new, name = each.planned.document, each.name
+        where = f"{name} on {each.host}" if plan.members else name
+        if each.old is None:
+            lines.append(f"start {where}: {' '.join(new.argv)}")
+        elif each.differs:
+            changed[name] = difference(each.old, new)
+    if len({tuple(each) for each in changed.values()}) == 1 and len(changed) == len(replicas):
+        lines += next(iter(changed.values()))
+    else:
+        lines += [f"{name}: {line}" for name, each in changed.items() for line in each]
+    restarted = [
+        each for each in replicas if each.old and needs_restart(each.old, each.planned.document)
+    ]
+    if restarted and len(replicas) > 1:
+        names = ", ".join(each.name for each in restarted)
+        lines.append(f"restart, one at a time while the others serve: {names}")
+    lines += [
+        f"stop {document.name} on {survey.host_of(document.name)}, after its running requests"
+        for document in plan.surplus
+    ]
+    if plan.members and not lines and plan.members != survey.members.get(plan.members.service):
+        lines.append("gateway: its list of replicas")
+    outage = bool(restarted) and len(replicas) == 1
+    return Changes(tuple(lines), restarts=outage, notes=plan.notes, fit=plan.fit)
+
+
 def _bring_up(decision: Decision, lock: ClusterLock | None, sink: EventSink) -> Served:
-    """Declare the service if anything changes (then `lock` is set), wait for it, and prove it."""
+    """Declare the replicas if anything changes (then `lock` is set), wait for them, and prove
+    them."""
     survey, plan, started = decision.survey, decision.plan, time.monotonic()
-    inventory, document = survey.inventory, plan.document
+    inventory = survey.inventory
     head = survey.transports[inventory.head.name]
     key_file = str(NodePaths(inventory.cluster).api_key)
-    title = f"Serve {document.name}"
-    sink(StageStarted(title, (head.host.name,)))
+    service = plan.document.service
+    title = f"Serve {service}"
+    first = decision.replicas[0]
+    sink(StageStarted(title, tuple(dict.fromkeys(each.host for each in decision.replicas))))
     for note in plan.notes:
         sink(Note(note))
     if decision.new_key and lock:
         # Not `lock.replace`: that would put the digest of a user-chosen key into arguments.
         lock.ensure_held()
         head.put(decision.new_key.encode(), key_file, mode=0o600, sudo=True)
-    services = HeadServices(inventory, head, sink)
-    if decision.changes.lines and lock:
-        file = survey.head_file(service_file(inventory.cluster, document.name))
-        services.declare(lock, document, decision.old, file)
-    else:
-        services.follow(decision.old or document)
     key = read_key(inventory, head)
-    proof = prove(plan, key, head, lambda: read_head_state(inventory, head), sink)
-    outcome = None
+    rollout = Rollout(
+        survey,
+        decision.replicas,
+        plan.surplus,
+        plan.members,
+        key,
+        lock if decision.changes.lines else None,
+        sink,
+    )
+    proofs = rollout.run()
+    outcome, host = None, survey.transports[first.host]
     if plan.fit:
         # Compare the log with the prediction; corrections learned from it are kept on the head.
-        outcome = outcome_of(head, inventory.cluster, document.name, plan.fit.plan)
+        outcome = outcome_of(host, inventory.cluster, first.name, plan.fit.plan)
     if plan.fit and outcome:
         kept = measured_file(inventory.cluster)
         learned = lessons(plan.fit.plan, outcome.reported, inventory.image)
@@ -212,11 +259,12 @@ def _bring_up(decision: Decision, lock: ClusterLock | None, sink: EventSink) -> 
     sink(StageFinished(title, time.monotonic() - started))
     return Served(
         plan=plan,
-        proof=proof,
+        proof=proofs[first.name],
         changed=bool(decision.changes.lines),
+        proofs=proofs,
         head=head.host.name,
         key_file=key_file,
         sudo=survey.facts[head.host.name].user != "root",
         outcome=outcome,
-        notices=noticed(head, inventory.cluster, document.name),
+        notices=noticed(host, inventory.cluster, first.name),
     )

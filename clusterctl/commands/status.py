@@ -41,11 +41,9 @@ def weights_apart(survey: Survey) -> dict[str, tuple[str, ...]]:
     """Return sentences, by host, about files of a served model that differ from those of the other
     hosts with ranks of its service. Skips models for which no host has stored hashes yet."""
     head = survey.inventory.head.name
-    state = survey.states.get(head)
-    states = {service.name: service for service in (state.services if state else ())}
     found: dict[str, tuple[str, ...]] = {}
     for document in survey.services.values():
-        path, service = "".join(document.argv[2:3]), states.get(document.name)
+        path, service = "".join(document.argv[2:3]), survey.reported.get(document.name)
         hosts = {rank.host for rank in service.ranks} & set(survey.answers) if service else set()
         kept = kept_file(path)
         if len(hosts) < 2 or not any(kept in survey.answers[name].files for name in hosts):

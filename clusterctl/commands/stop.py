@@ -1,32 +1,63 @@
-"""`stop`: end one service; the cluster stays."""
+"""`stop`: end one service with all its replicas; the cluster stays."""
 
 from __future__ import annotations
 
 from clusterctl.engine.events import EventSink
+from clusterctl.errors import UsageError, raise_all
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import ServiceDocument
-from clusterctl.serving.declaration import HeadServices, require_service, service_file
-from clusterctl.survey.survey import connected, take_survey
+from clusterctl.serving.declaration import (
+    HostServices,
+    members_file,
+    require_service,
+    service_file,
+)
+from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.fanout import failures, fan_out
 from clusterctl.transport.lock import ClusterLock
 
 
 def run(inventory: Inventory, name: str, credentials: Credentials, sink: EventSink) -> None:
-    """Stop the service called `name` and wait until it has ended.
+    """Stop the service called `name` and wait until all its replicas have ended.
 
     Raises UsageError if it does not exist, RequirementsNotMet if no supervisor runs on the head,
-    StepFailed if it does not end.
+    StepFailed if a replica does not end, and the errors of hosts with replicas that do not answer,
+    after the others have stopped.
     """
-    with connected((inventory.head,), credentials) as transports:
-        head = transports[inventory.head.name]
+    with connected(inventory.hosts, credentials) as transports:
+        head = inventory.head.name
 
-        def look() -> tuple[ServiceDocument, bytes | None]:
-            survey = take_survey(inventory, transports)
+        def look() -> tuple[Survey, list[ServiceDocument]]:
+            survey = take_survey(inventory, {head: transports[head]})
             survey.require_supervised_head()
-            document = require_service(name, survey.services)
-            return document, survey.head_file(service_file(inventory.cluster, name))
+            members = survey.members.get(name)
+            hosts = {member.host for member in (members.members if members else ())} - {head}
+            if hosts:
+                known = {host: transports[host] for host in transports if host in hosts | {head}}
+                survey = take_survey(inventory, known).require_answers((head,))
+            documents = survey.replicas(name)
+            if not documents and members is None:
+                require_service(name, survey.services)
+                raise UsageError(
+                    f"{name} is one replica of a service, and a service stops as a whole",
+                    hint=f"clusterctl stop {survey.services[name].service}",
+                )
+            return survey, documents
 
         look()  # refuse an unknown name without waiting for the lock
-        with ClusterLock(head, inventory.cluster, "stop") as lock:
-            document, file = look()
-            HeadServices(inventory, head, sink).stop(lock, document, file)
+        with ClusterLock(transports[head], inventory.cluster, "stop") as lock:
+            survey, documents = look()
+
+            def stop(document: ServiceDocument) -> None:
+                host = survey.host_of(document.name)
+                file = survey.answers[host].files.get(
+                    service_file(inventory.cluster, document.name)
+                )
+                HostServices(inventory, transports[host], sink).stop(lock, document, file)
+
+            stopped = fan_out({document.name: document for document in documents}, stop)
+            raise_all([*failures(stopped), *survey.errors.values()])
+            path = members_file(inventory.cluster, name)
+            if survey.head_file(path) is not None:
+                lock.replace(path, None, before=survey.head_file(path))

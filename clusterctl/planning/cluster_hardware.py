@@ -17,7 +17,7 @@ from clusterctl.facts.model import HostFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
 from clusterctl.network.gate import FabricRecord, read_record, record_file
-from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
+from clusterctl.node.documents import RayNode, ServiceDocument, ServiceState
 from clusterctl.planning.hardware import GpuModel, find_gpu, gpu_of_host
 from clusterctl.planning.placement import HostGpus, Site, usual_fabric
 from clusterctl.planning.report import Hardware
@@ -157,33 +157,39 @@ _WITH_PROCESS = frozenset({"starting", "loading", "ready", "stalled", "stopping"
 
 def gpus_held(
     topology: Topology,
-    state: NodeState,
+    ray: Sequence[RayNode],
+    running: Mapping[str, ServiceState],
     declared: Mapping[str, ServiceDocument],
-    own: ServiceDocument | None,
+    own: Sequence[ServiceDocument],
 ) -> HeldGpus:
     """Count GPUs that Ray reports as used, and those that declared services need to start. Pure.
 
-    `own` is the service to be replaced. All other declared services keep their GPUs, even if they
-    have not started yet.
+    `own` are the replicas of the service to be replaced. All other declared services keep their
+    GPUs, even if they have not started yet.
     """
     nodes = sorted(topology.nodes, key=lambda node: node.role != "head")
     gpus = {node.host: node.gpus for node in nodes}
-    used = {node.name: ceil(node.gpus_used) for node in state.nodes if node.alive}
-    running = {service.name: service for service in state.services}
-    others = [document for document in declared.values() if not own or document.name != own.name]
+    used = {node.name: ceil(node.gpus_used) for node in ray if node.alive}
+    names = {document.name for document in own}
+    others = [document for document in declared.values() if document.name not in names]
+    host_at = {node.node_ip: node.host for node in nodes}
+
+    def pinned(document: ServiceDocument) -> list[str]:
+        return [host_at.get(node_ip, "") for node_ip in document.node_ips]
 
     free = {host: max(0, count - used.get(host, 0)) for host, count in gpus.items()}
-    with_rank = Counter(rank.host for service in state.services for rank in service.ranks)
+    with_rank = Counter(rank.host for service in running.values() for rank in service.ranks)
     reserved = {host: max(0, used.get(host, 0) - with_rank[host]) for host in gpus}
-    if own:
-        ranks = running[own.name].ranks if own.name in running else []
+    for document in own:
+        ranks = running[document.name].ranks if document.name in running else []
         given_back = [rank.host for rank in ranks if rank.host in gpus]
-        for host in given_back + _take(reserved, _without_rank(own, running)):
+        unseen = _take(reserved, _without_rank(document, running), pinned(document))
+        for host in given_back + unseen:
             free[host] = min(gpus[host], free[host] + 1)
     holders = []
     for document in others:
-        waiting = _take(reserved, _without_rank(document, running))
-        _take(free, _to_come(document, running) - len(waiting))
+        waiting = _take(reserved, _without_rank(document, running), pinned(document))
+        _take(free, _to_come(document, running) - len(waiting), pinned(document))
         service = running.get(document.name)
         hosts = dict.fromkeys(rank.host for rank in service.ranks) if service else {}
         where = f" on {', '.join(hosts)}" if hosts else ""
@@ -206,10 +212,13 @@ def _to_come(document: ServiceDocument, running: Mapping[str, ServiceState]) -> 
     return max(0, document.gpus - (len(service.ranks) if service else 0))
 
 
-def _take(gpus: dict[str, int], count: int) -> list[str]:
-    """Subtract `count` GPUs, or as many as there are, from the first hosts that have some, since
-    vLLM places ranks on the head first. Returns the host of each."""
-    taken = [host for host, number in gpus.items() for _ in range(number)][: max(0, count)]
-    for host in taken:
-        gpus[host] -= 1
+def _take(gpus: dict[str, int], count: int, pinned: Sequence[str]) -> list[str]:
+    """Subtract `count` GPUs, or as many as there are: from the hosts `pinned`, if any, else from
+    the first hosts that have some, since vLLM places ranks on the head first. Returns the host of
+    each."""
+    taken: list[str] = []
+    for host in pinned or [host for host, number in gpus.items() for _ in range(number)]:
+        if len(taken) < count and gpus.get(host, 0) > 0:
+            gpus[host] -= 1
+            taken.append(host)
     return taken

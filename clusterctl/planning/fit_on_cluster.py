@@ -45,7 +45,7 @@ def plan_request(
     local path, else in the hosts' models directory; the catalogue and `hub` have the shape
     alone."""
     request, inventory = asked.request(), survey.inventory
-    config, own, directories = None, None, set()
+    config, own, directories = None, list[ServiceDocument](), set()
     if asked.model.startswith((".", "~")) or Path(asked.model).exists():
         path = Path(asked.model).expanduser()
         shape, config = load_shape(path), read_config(path)
@@ -60,21 +60,23 @@ def plan_request(
             directories = {directory.path for each in found.values() for directory in each}
             shape = describe(config, named.hub_id or named.served_name)
         # the service that `serve` would replace
-        own = survey.services.get(document_name(request, served_names(request, named)))
+        own = survey.replicas(document_name(request, served_names(request, named)))
     hardware = hardware_for_fit(survey, asked, own)
     launch = launch_for(request, shape, hardware, gpus_of(survey.answers))
-    same = own if own and own.argv[2] in directories else None
+    same = own[0] if own and own[0].argv[2] in directories else None
     return request_for(launch, shape, hardware, same), config
 
 
-def hardware_for_fit(survey: Survey, asked: FitArguments, own: ServiceDocument | None) -> Hardware:
+def hardware_for_fit(
+    survey: Survey, asked: FitArguments, own: Sequence[ServiceDocument]
+) -> Hardware:
     """Return the free GPUs; all GPUs if the cluster is not up yet, or none is free."""
     inventory, topology = survey.inventory, survey.topology
     state = survey.states.get(inventory.head.name)
     held = HeldGpus([HostGpus(node.host, node.gpus) for node in topology.nodes])
     as_if_free = False
     if state:
-        now = gpus_held(topology, state, survey.services, own)
+        now = gpus_held(topology, state.nodes, survey.reported, survey.services, own)
         as_if_free = not any(host.free for host in now.free)
         held = replace(held, holders=now.holders) if as_if_free else now
     tag = inventory.image if parse_version(inventory.image) else None

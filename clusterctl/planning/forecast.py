@@ -51,6 +51,7 @@ class MemoryForecast:
 
     layout: Layout
     report: FitReport | None = None  # None if nothing could be planned
+    request: PlanRequest | None = None  # What `report` answers
     env: Mapping[str, str] = field(default_factory=dict)  # Variables that vLLM needs for it
     notes: tuple[str, ...] = ()  # For the user, a sentence each
 
@@ -105,7 +106,7 @@ def forecast_memory(
         env[PARTITION] = ",".join(map(str, placement.partition))
         why = "the GPUs differ, and an even split would hold less"
         notes = (*notes, f"layers per stage {env[PARTITION]}: {why}")
-    return MemoryForecast(layout, report, env, notes)
+    return MemoryForecast(layout, report, request, env, notes)
 
 
 def _unplanned(launch: Launch, hardware: Hardware, why: str) -> MemoryForecast:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from clusterctl.errors import DoesNotFit, UsageError
 from clusterctl.planning.hardware import GpuModel, parse_gpus
@@ -135,6 +136,17 @@ def stages_of(layers: int, placement: Placement) -> tuple[PipelineStage, ...]:
         found.append(PipelineStage(first, first + count, placement.tp, index == 0, last))
         first += count
     return tuple(found)
+
+
+def sites_without(sites: Sequence[Site], hosts: Iterable[str]) -> list[Site]:
+    """Return the sites that are left when each of `hosts` has given a GPU: its first, as ranks take
+    them. A host without any is left out."""
+    used = Counter(hosts)
+    return [
+        replace(site, gpus=site.gpus[used[site.host] :]) if site.host in used else site
+        for site in sites
+        if len(site.gpus) > used[site.host]
+    ]
 
 
 def seat_ranks(

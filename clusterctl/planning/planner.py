@@ -14,7 +14,7 @@ from clusterctl.models.shape import ModelShape
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.planning.advice import advise
 from clusterctl.planning.memory import FitPlan, best_split
-from clusterctl.planning.placement import PARTITION, Placement, Site, seat_ranks
+from clusterctl.planning.placement import PARTITION, Placement, Site, seat_ranks, sites_without
 from clusterctl.planning.problems import (
     OF_MEMORY,
     heads_problem,
@@ -51,7 +51,8 @@ def request_for(
         counted = "a pooling model is planned as if it generated text"
         shape = replace(shape, assumptions=(*shape.assumptions, counted))
     sizes = (asked.tensor_parallel, asked.pipeline_parallel)
-    return PlanRequest(shape, hardware, *sizes, planned_arguments(launch), served)
+    count = 0 if asked.replicas == "max" else asked.replicas or 1
+    return PlanRequest(shape, hardware, *sizes, planned_arguments(launch), served, count)
 
 
 def planned_arguments(launch: Launch) -> tuple[Argument, ...]:
@@ -85,7 +86,8 @@ def plan(request: PlanRequest) -> FitReport:
     elif hardware.held:
         notes.append(f"planned for the free GPUs only: {'; '.join(hardware.held)}")
     proposals, kept = propose(request), _as_served(request)
-    best = proposals[0] if proposals else None
+    roomy = [each for each in proposals if each.plan.placement.replicas >= request.replicas]
+    best = next(iter(roomy or proposals), None)
     if tp is not None or pp is not None:
         sizes = (tp or 1, pp or 1)
         same = kept is not None and (kept.placement.tp, kept.placement.pp) == sizes
@@ -105,10 +107,9 @@ def plan(request: PlanRequest) -> FitReport:
     else:
         found = best.plan if best else _closest(request)
         copies = found.placement.replicas
-        if copies > 1 and not options.dp:
+        if copies > 1 and not options.dp and request.replicas == 1:
             notes.append(
-                f"serve starts one of the {copies} replicas; "
-                f"-- --data-parallel-size {copies} starts all of them"
+                f"serve starts one of the {copies} replicas; --replicas {copies} starts all of them"
             )
         report = _report(request, found, notes)
     return replace(report, proposals=proposals)
@@ -258,18 +259,18 @@ def _replicated(placement: Placement, sites: Sequence[Site], asked: int | None) 
         other.groups_cross_hosts == placement.groups_cross_hosts
     ):
         copies += 1
-        # A placement uses the first GPUs of every host.
-        used = Counter(seat.host for seat in other.seats)
-        left = [
-            replace(site, gpus=site.gpus[used[site.host] :]) if site.host in used else site
-            for site in left
-            if len(site.gpus) > used[site.host]
-        ]
+        left = sites_without(left, [seat.host for seat in other.seats])
         try:
             other = seat_ranks(left, placement.tp, placement.pp)
         except ClusterctlError:
             break
     return replace(placement, replicas=copies)
+
+
+def fits_on(request: PlanRequest, placement: Placement) -> bool:
+    """Return whether a replica may be started on these GPUs."""
+    found = best_split(request.shape, placement, request.options, request.rules)
+    return found.verdict != "does not fit" or bool(_doubts(request))
 
 
 def _as_served(request: PlanRequest) -> FitPlan | None:

@@ -49,6 +49,8 @@ class PlanRequest:
     pp: int | None = None
     arguments: tuple[Argument, ...] = ()  # All flags that are passed to vLLM
     served: ServiceDocument | None = None  # The same model as it is served now, to be replaced
+    # Number asked for: a layout that leaves room for them comes first; 0 for as many as fit
+    replicas: int = 1
 
     @property
     def sites(self) -> tuple[Site, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import count
 
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.errors import UsageError, raise_all
@@ -10,24 +12,33 @@ from clusterctl.models.location import ModelLocation, locate
 from clusterctl.models.name import Model
 from clusterctl.models.probe import look_for
 from clusterctl.models.version import parse_version
+from clusterctl.node.documents import Member, MembersDocument, ServiceDocument, replica_name
 from clusterctl.planning.cluster_hardware import (
     gpus_held,
     gpus_of,
     hardware_of,
     hardware_of_unknown_gpus,
 )
-from clusterctl.planning.forecast import forecast_memory
+from clusterctl.planning.forecast import MemoryForecast, forecast_memory, layout_env
 from clusterctl.planning.options import step_tokens
-from clusterctl.planning.report import FitReport
+from clusterctl.planning.planner import fits_on
+from clusterctl.planning.replicas import (
+    Seats,
+    require_replicas,
+    seat_replicas,
+    sites_of_unknown_gpus,
+)
+from clusterctl.planning.report import FitReport, Hardware
 from clusterctl.planning.rules import rules_for
 from clusterctl.ray_cluster.topology import head_address
-from clusterctl.serving.arguments import UNDECIDED, Launch
+from clusterctl.serving.arguments import UNDECIDED, Launch, Layout
 from clusterctl.serving.request import ServiceRequest
 from clusterctl.serving.service import (
     PlannedService,
     build_service,
     choose_port,
     document_name,
+    replica_port,
     served_names,
 )
 from clusterctl.survey.survey import Survey, require_formed
@@ -36,11 +47,19 @@ from clusterctl.transport.fanout import failures, fan_out, values
 
 @dataclass(frozen=True, kw_only=True)
 class ServicePlan(PlannedService):
-    """A service that is ready to be declared, with the reasons for its plan."""
+    """A service that is ready to be declared, with the reasons for its plan. Its document and
+    layout are those of the first replica."""
 
     location: ModelLocation | None = None  # None: every host downloads it from the Hub
     notes: tuple[str, ...] = ()
     fit: FitReport | None = None  # predicted memory and speed; None if they cannot be predicted
+    others: tuple[PlannedService, ...] = ()  # All replicas but the first
+    surplus: tuple[ServiceDocument, ...] = ()  # Declared replicas that are to stop
+    members: MembersDocument | None = None  # None for a service that was never asked for replicas
+
+    @property
+    def replicas(self) -> tuple[PlannedService, ...]:
+        return (self, *self.others)
 
 
 def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> ServicePlan:
@@ -68,6 +87,10 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
     names = served_names(request, model)
     name = document_name(request, names)
     listening = survey.facts[head.name].listening_ports
+    own = survey.replicas(name)
+    known = survey.members.get(name)
+    if known and known.port not in listening:
+        listening = (*listening, known.port)
     shape = location.shape if location else None
     launch = Launch(
         request=request,
@@ -84,13 +107,12 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
         random_weights=bool(location and location.random_weights),
     )
     build_service(launch)  # first of all, refuse flags that this vLLM lacks
-    own = declared.get(name)
-    held = gpus_held(topology, state, declared, own)
+    held = gpus_held(topology, state.nodes, survey.reported, declared, own)
     try:
         hardware = hardware_of(survey, held, state.vllm_version)
     except UsageError:  # GPUs whose memory is unknown
         hardware = hardware_of_unknown_gpus(inventory, held, state.vllm_version)
-    same = own if own and own.argv[2:3] == [launch.model_argument] else None
+    same = own[0] if own and own[0].argv[2:3] == [launch.model_argument] else None
     config = location.config if location else None
     forecast = forecast_memory(launch, model, config, hardware, same)
     layout = forecast.layout
@@ -102,7 +124,7 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
         notes.append(f"{model.hub_id} is on no host: every host downloads it from the Hub")
     elif location.note:
         notes.append(location.note)
-    return ServicePlan(
+    one = ServicePlan(
         document=build_service(replace(launch, layout=layout), env=forecast.env),
         layout=layout,
         head_address=address,
@@ -111,3 +133,115 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
         notes=(*notes, *forecast.notes),
         fit=forecast.report,
     )
+    if known is None and request.replicas in (None, 1):
+        return one
+    return with_replicas(one, replace(launch, layout=layout), survey, hardware, forecast)
+
+
+def with_replicas(
+    plan: ServicePlan,
+    launch: Launch,
+    survey: Survey,
+    hardware: Hardware,
+    forecast: MemoryForecast,
+) -> ServicePlan:
+    """Return the plan with all replicas: those that run keep their hosts, ports and numbers.
+
+    Raises DoesNotFit if there is no room for all, UsageError for another TP or PP than that of the
+    replicas that run.
+    """
+    topology, service, asked = survey.topology, plan.document.name, launch.request.replicas
+    own, known = survey.replicas(service), survey.members.get(service)
+    sizes = (launch.layout.tensor_parallel, launch.layout.pipeline_parallel)
+    hosts = {node.node_ip: node.host for node in topology.nodes}
+    kept: dict[int, Seats] = {}
+    for document in own:
+        if (document.tensor_parallel, document.pipeline_parallel) != sizes:
+            raise UsageError(
+                f"{document.name} runs with TP {document.tensor_parallel} and PP "
+                f"{document.pipeline_parallel}: replicas change one at a time, and to other GPUs "
+                "only after a stop",
+                hint=f"clusterctl stop {service}, then serve again",
+            )
+        seats = tuple(hosts[node_ip] for node_ip in document.node_ips if node_ip in hosts)
+        if not document.node_ips and document.name in survey.reported:
+            seats = tuple(rank.host for rank in survey.reported[document.name].ranks)
+        if len(seats) == document.gpus and (document.node_ips or seats[0] == topology.head.host):
+            kept[document.replica] = seats
+    wanted = max(len(own), 1) if asked is None else None if asked == "max" else asked
+    for replica in sorted(kept)[wanted:] if wanted is not None else ():
+        del kept[replica]
+    request = forecast.request
+    sites = hardware.sites or sites_of_unknown_gpus(hardware.free)
+    new = seat_replicas(
+        sites,
+        sizes,
+        list(kept.values()),
+        wanted,
+        fits=(lambda placement: fits_on(request, placement)) if request else lambda _: True,
+    )
+    width = sizes[0] * sizes[1]
+    require_replicas(service, wanted or 1, len(kept) + len(new), width)
+    in_use = {document.replica for document in own}
+    numbers = (number for number in count(1) if number not in in_use)
+    seated = sorted({**kept, **dict(zip(numbers, new, strict=False))}.items())
+    public = known.port if known and launch.request.port is None else plan.document.port
+    replicas: list[PlannedService] = []
+    taken = [(host, one.port) for host, each in survey.services_by_host.items()
+             for one in each.values() if one.service != service]  # fmt: skip
+    for number, seats in seated:
+        first = topology.node(seats[0])
+        name = replica_name(service, number)
+        old = survey.services_by_host[first.host].get(name)
+        port = replica_port(
+            old.port if old and old.node_ips else None,
+            {public, *(port for host, port in taken if host == first.host)},
+            survey.facts[first.host].listening_ports,
+        )
+        taken.append((first.host, port))
+        layout = replica_layout(launch.layout, seats)
+        document = build_service(
+            replace(launch, layout=layout, host=first.node_ip, port=port),
+            env=layout_env(layout, hardware),
+        )
+        node_ips = [topology.node(host).node_ip for host in seats]
+        document = replace(document, name=name, replica=number, node_ips=node_ips)
+        replicas.append(
+            PlannedService(
+                document=document, layout=layout, head_address=first.node_ip, chat=plan.chat
+            )
+        )
+    documents = [replica.document for replica in replicas]
+    members = MembersDocument(
+        service=service,
+        served_names=list(launch.served_names),
+        port=public,
+        members=[
+            Member(one.replica, hosts[one.node_ips[0]], one.host, one.port) for one in documents
+        ],
+        stall_timeout=plan.document.stall_timeout,
+    )
+    first_replica, *others = replicas
+    where = Counter(seats[0] for _, seats in seated)
+    spread = ", ".join(f"{number} on {host}" for host, number in where.items())
+    noun = f"{len(seated)} replica{'s' * (len(seated) > 1)}"
+    # The forecast counts the replicas that could be started; these are the ones that will be.
+    return replace(
+        plan,
+        document=first_replica.document,
+        layout=first_replica.layout,
+        head_address=first_replica.head_address,
+        notes=(f"{noun}: {spread}", *plan.notes),
+        others=tuple(others),
+        surplus=tuple(document for document in own if document.replica not in kept),
+        members=members,
+    )
+
+
+def replica_layout(layout: Layout, seats: Seats) -> Layout:
+    """Return the layout of a replica whose ranks are placed on exactly these hosts."""
+    tp = layout.tensor_parallel
+    groups = [set(seats[start : start + tp]) for start in range(0, len(seats), tp)]
+    hosts = tuple(dict.fromkeys(seats))
+    inside = all(len(group) == 1 for group in groups)
+    return replace(layout, hosts=hosts, least_hosts=len(hosts), keeps_tp_in_host=inside, notes=())

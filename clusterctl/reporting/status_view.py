@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import IO, Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -45,7 +46,12 @@ def status_screen(status: ClusterStatus) -> RenderableType:
     ]
     title.append(_text("".join(f" · {text}" for text in versions), style="dim"))
     parts: list[RenderableType] = [title, _HostTable(status), Text()]
-    parts += [line for row in status.services for line in _service_lines(row)]
+    for service, group in groupby(status.services, key=lambda row: row.document.service):
+        rows = list(group)
+        if any(row.member for row in rows):
+            parts += _replica_lines(service, rows)
+        else:
+            parts += [line for row in rows for line in _service_lines(row)]
     if not status.services:
         parts.append(_text("No services.", style="dim"))
     if status.problems:
@@ -145,6 +151,34 @@ def _service_lines(row: ServiceRow) -> list[Text]:
     return lines
 
 
+def _replica_lines(service: str, rows: Sequence[ServiceRow]) -> list[Text]:
+    """Return a line for the service and one for each of its replicas."""
+    document = rows[0].document
+    ready = sum(row.condition == "ready" for row in rows)
+    title = Text(f"service {service}", style="bold")
+    title.append(f" · {ready} of {count(len(rows), 'replica')} ready")
+    layout = f"TP {document.tensor_parallel} · PP {document.pipeline_parallel}"
+    lines = [title.append(f" · {document.model} · {layout}", style="dim")]
+    for row in rows:
+        state = row.state
+        draining = row.member is not None and row.member.draining
+        line = Text(f"  {row.name} on {row.host} · ").append(_word(row.condition))
+        if draining:
+            line.append(" · draining", style="yellow")
+        line.append(f" · {row.endpoint}")
+        if state and row.condition == "ready":
+            line.append(f" · {state.running:.0f} running, {state.waiting:.0f} waiting")
+            line.append(f" · {state.tokens_per_second:.1f} tokens/s")
+            line.append(f" · KV cache {state.kv_cache_use:.0%}")
+        lines.append(line)
+        lines += [each for each in _service_lines(row)[2:] if each.plain.startswith(_TROUBLES)]
+    return lines
+
+
+# Lines of a service that say what went wrong
+_TROUBLES = ("  silent", "  restarts")
+
+
 def status_document(status: ClusterStatus) -> dict[str, Any]:
     """Return the status as a JSON document."""
     return {
@@ -157,6 +191,9 @@ def status_document(status: ClusterStatus) -> dict[str, Any]:
         "services": [
             {
                 "name": row.name,
+                "service": row.document.service,
+                "host": row.host,
+                "draining": row.member is not None and row.member.draining,
                 "state": row.condition,
                 "model": row.document.model,
                 "served_name": row.document.served_name,

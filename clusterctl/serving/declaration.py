@@ -1,4 +1,5 @@
-"""The services declared on the head: declare one and wait until it is ready, or stop it."""
+"""The services and replicas declared on a host: declare one and wait until it is ready, or stop
+it."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from clusterctl.errors import (
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState, from_json, to_json
 from clusterctl.node.files import NodePaths
-from clusterctl.survey.survey import read_head_state
+from clusterctl.survey.survey import read_reported_state
 from clusterctl.transport.base import Transport
 from clusterctl.transport.lock import ClusterLock
 
@@ -122,7 +123,7 @@ class PatientReader:
             )
             if not passing or now - self._failing_since >= deadlines.OUT_OF_SIGHT:
                 raise ContactLost(
-                    f"lost contact with the head; the service keeps loading there: {error.summary}",
+                    f"lost contact with the host; the service keeps loading there: {error.summary}",
                     host=error.host,
                     hint="clusterctl status",
                     detail=error.detail,
@@ -204,24 +205,29 @@ def _colon(text: str) -> str:
 
 
 def service_file(cluster: str, name: str) -> str:
-    """Return the path on the head of the file that declares the service `name`."""
+    """Return the path of the file that declares the service or replica `name` on its host."""
     return str(NodePaths(cluster).services / f"{name}.json")
+
+
+def members_file(cluster: str, service: str) -> str:
+    """Return the path on the head of the file that lists the replicas of a service."""
+    return str(NodePaths(cluster).members / f"{service}.json")
 
 
 def require_service(name: str, declared: Mapping[str, ServiceDocument]) -> ServiceDocument:
     """Return the service `name`. Raises UsageError with the names of those declared."""
     if name in declared:
         return declared[name]
-    have = ", ".join(sorted(declared)) or "none"
+    have = ", ".join(sorted({document.service for document in declared.values()})) or "none"
     raise UsageError(f"no service named {name}; services: {have}", hint="clusterctl status")
 
 
 @dataclass(frozen=True)
-class HeadServices:
-    """The services declared on the head; progress is reported to `sink`."""
+class HostServices:
+    """The services declared on one host; progress is reported to `sink`."""
 
     inventory: Inventory
-    head: Transport
+    host: Transport  # That runs their API servers
     sink: EventSink
 
     def declare(
@@ -231,16 +237,16 @@ class HeadServices:
         old: ServiceDocument | None,
         file: bytes | None,
     ) -> None:
-        """Write the document if the file on the head still holds `file` (compare-and-swap), and
+        """Write the document if the file on the host still holds `file` (compare-and-swap), and
         wait until the service is ready. If it fails, restore `old`, but only if no other run has
         written the file and `lock` is held: a run that was suspended must not undo others' changes.
 
-        Losing contact with the head does not count as a failure: the service keeps loading. Raises
+        Losing contact with the host does not count as a failure: the service keeps loading. Raises
         ContactLost then, otherwise as `await_ready`.
         """
         path = service_file(self.inventory.cluster, document.name)
         written = to_json(document).encode()
-        lock.replace(path, written, before=file)
+        lock.replace(path, written, before=file, on=self.host)
         try:
             self.follow(document)
         except (ContactLost, ChangedByOthers):
@@ -248,7 +254,7 @@ class HeadServices:
         except ClusterctlError:
             name, before = document.name, to_json(old).encode() if old else None
             try:
-                lock.replace(path, before, before=written)
+                lock.replace(path, before, before=written, on=self.host)
             except ClusterctlError as error:
                 note = f"{name} stays declared: {error}; to end it: clusterctl stop {name}"
             else:
@@ -260,13 +266,13 @@ class HeadServices:
     def follow(self, document: ServiceDocument) -> None:
         """Report the stages of a declared service until it is ready. Raises as `declare`."""
 
-        path, host = service_file(self.inventory.cluster, document.name), self.head.host.name
+        path, host = service_file(self.inventory.cluster, document.name), self.host.host.name
 
         def look() -> NodeState | None:
-            state = read_head_state(self.inventory, self.head)
+            state = read_reported_state(self.inventory, self.host)
             if state is None or followed(state, document):
                 return state
-            text = (self.head.read_file(path) or b"").decode(errors="replace")
+            text = (self.host.read_file(path) or b"").decode(errors="replace")
             try:
                 same = text and from_json(ServiceDocument, text).fingerprint == document.fingerprint
             except ValueError:
@@ -288,17 +294,19 @@ class HeadServices:
 
         Raises StepFailed if it still runs `deadlines.STOP_SLACK` s after its shutdown timeout.
         """
-        started, host = time.monotonic(), self.head.host.name
+        started, host = time.monotonic(), self.host.host.name
         title = f"Stop {document.name}"
         self.sink(StageStarted(title, (host,)))
         self.sink(StepStarted(host, title, Change("let running requests finish, then end vLLM")))
-        lock.replace(service_file(self.inventory.cluster, document.name), None, before=file)
+        file_name = service_file(self.inventory.cluster, document.name)
+        lock.replace(file_name, None, before=file, on=self.host)
 
         def stopped() -> bool | None:
-            state = read_head_state(self.inventory, self.head)
+            state = read_reported_state(self.inventory, self.host)
             if state is None:
                 raise RequirementsNotMet(
-                    "no supervisor reports from the head, so nothing there can stop the service",
+                    "no supervisor reports from there, so nothing there can stop the service",
+                    host=host,
                     hint="clusterctl status",
                 )
             runs = [it for it in state.services if it.name == document.name]

@@ -40,28 +40,33 @@ class Proof:
 def prove(
     service: PlannedService,
     key: str,
-    head: Transport,
+    api: Transport,
     read: Callable[[], NodeState | None],
     sink: EventSink,
+    addresses: Mapping[str, str],
 ) -> Proof:
     """Send a request as a client would, for the task that the supervisor found, and compare the
-    ranks with the plan. `read` returns the head's current state.
+    ranks with the plan.
+
+    api        the host that runs the API server
+    read       returns the current state of that host
+    addresses  the node IP of every host, by name
 
     Raises StepFailed if there is no valid answer, or if ranks are not where the plan puts them.
     """
-    document, host = service.document, head.host.name
+    document, host = service.document, api.host.name
     title = "prove it: one request, and where the ranks run"
     sink(StepStarted(host, title, Change(title)))
     started = time.monotonic()
     ranks: list[Rank] = []
 
-    def look() -> tuple[NodeState, ServiceState] | None:
+    def look() -> ServiceState | None:
         nonlocal ranks
         state = read()
         services = state.services if state else []
         service = next((s for s in services if s.name == document.name), None)
         ranks = service.ranks if service else []
-        return (state, service) if state and service and len(ranks) >= document.gpus else None
+        return service if service and len(ranks) >= document.gpus else None
 
     found = deadlines.wait_until(look, deadlines.RANKS, every=0.3)
     if not found:
@@ -72,13 +77,20 @@ def prove(
             host=host,
             hint=f"clusterctl logs {document.name}",
         )
-    state, running = found
+    running = found
     task = task_of(running.task)
-    with Tunnel(head, document.host, document.port) as tunnel:
+    with Tunnel(api, document.host, document.port) as tunnel:
         endpoint = replace(service.endpoint, url=base_url("127.0.0.1", tunnel.port), task=task)
         answer = ask(endpoint, key, deadline=deadlines.FIRST_ANSWER)
-    addresses = {node.name: node.node_ip for node in state.nodes if node.alive}
     problems = placement_problems(service.layout, addresses, ranks)
+    if document.node_ips:
+        # A replica elsewhere than planned takes the GPUs of another.
+        problems += [
+            f"rank {rank.rank} is on {rank.host}, and this replica belongs on "
+            f"{' and '.join(service.layout.hosts)}"
+            for rank in ranks
+            if rank.host not in service.layout.hosts
+        ]
     if problems:
         raise StepFailed(
             "the ranks are not where the plan puts them",

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from clusterctl.errors import ClusterctlError, UsageError, raise_all
 from clusterctl.serving.release_flags import is_vllm_flag
@@ -62,6 +63,7 @@ class Options:
     name: str | None = None
     port: int | None = None
     stall_timeout: float | None = None
+    replicas: str | None = None  # A number, or `max`
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ class ServiceRequest:
     # From a config file only, never in `given`; becomes the cluster's key, in a file on the head
     api_key: str | None = field(default=None, repr=False)
     stall_timeout: float | None = None  # Seconds, as in ServiceDocument; None: the default
+    # None: as many as there are now, or one for a new service
+    replicas: int | Literal["max"] | None = None
 
     @property
     def random_weights(self) -> bool:
@@ -155,8 +159,24 @@ def read_request(
         api_key=keys[-1] if keys else None,
         stall_timeout=options.stall_timeout,
     )
+    request = replace(request, replicas=_replicas(options.replicas, request, fail))
     raise_all(problems)
     return request
+
+
+def _replicas(
+    given: str | None, request: ServiceRequest, fail: Callable[..., None]
+) -> int | Literal["max"] | None:
+    if given is None:
+        return None
+    if request.data_parallel > 1:
+        fail("--replicas and --data-parallel-size are two ways to have replicas", "give only one")
+    if given == "max":
+        return "max"
+    if given.isdecimal() and int(given) > 0:
+        return int(given)
+    fail(f"--replicas {given}: must be a number from 1 on, or max")
+    return None
 
 
 def _refusal(argument: Argument, *, typed: bool) -> str | None:

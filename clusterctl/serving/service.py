@@ -17,6 +17,9 @@ from clusterctl.serving.endpoint import ServiceEndpoint
 from clusterctl.serving.request import ServiceRequest, service_name
 from clusterctl.serving.vllm_flags import Argument, is_collected, last_value, parse_arguments
 
+# Of the API servers of replicas, which only the gateway talks to
+FIRST_REPLICA_PORT = 8100
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedService:
@@ -70,6 +73,20 @@ def choose_port(
         by = f"the service {owner}" if owner else "another program on the head"
         raise UsageError(f"port {asked} is taken by {by}", hint=f"--port {free} is free")
     return asked
+
+
+def replica_port(own: int | None, taken: Collection[int], listening: Collection[int]) -> int:
+    """Return the port of a replica on its host: that it has already, else the first free one.
+
+    `taken`: by other services and replicas on that host; `listening`: by any program there.
+    """
+    if own is not None and own not in taken:
+        return own
+    return next(
+        port
+        for port in range(FIRST_REPLICA_PORT, 65536)
+        if port not in taken and port not in listening
+    )
 
 
 def build_service(

@@ -15,7 +15,7 @@ from clusterctl.node.files import NodePaths
 from clusterctl.ray_cluster.contract import await_formed
 from clusterctl.ray_cluster.nodes import expected_nodes
 from clusterctl.survey.cluster import Cluster
-from clusterctl.survey.survey import read_head_state
+from clusterctl.survey.survey import read_reported_state
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import fan_out, values
 from clusterctl.transport.host_files import READ_END
@@ -49,7 +49,7 @@ def await_formation(
     def read() -> NodeState | None:
         if cancelled.is_set():
             raise Interrupted("stopped on request while waiting for Ray")
-        state = read_head_state(cluster.inventory, cluster.views[head].transport)
+        state = read_reported_state(cluster.inventory, cluster.views[head].transport)
         if state is None or (since is not None and state.time <= since):
             return None
         # Ignore hosts that --limit left out, whether they are in Ray or not.
@@ -92,7 +92,7 @@ def _with_causes(cluster: Cluster, error: ClusterctlError) -> list[ClusterctlErr
         return f"the end of {file}:\n{text}" if text else None
 
     logs = values(fan_out(hosts, ray_log))
-    states = values(fan_out(hosts, lambda each: read_head_state(cluster.inventory, each)))
+    states = values(fan_out(hosts, lambda each: read_reported_state(cluster.inventory, each)))
     for single in errors:
         state = states.get(single.host or "")
         single.summary = told_by(single.summary, state)

@@ -11,9 +11,11 @@ from clusterctl.network.pairs.judgement import CARRIES
 from clusterctl.node.documents import (
     DELETED,
     BrokenNic,
+    Member,
     RayNode,
     ServiceDocument,
     ServiceState,
+    replica_name,
 )
 from clusterctl.ray_cluster.nodes import container_name
 from clusterctl.ray_cluster.topology import base_url, head_address, reached_at
@@ -46,6 +48,8 @@ class ServiceRow:
     state: ServiceState | None
     head_address: str  # Address for clients
     failed_ago: float | None = None  # Seconds since its last failure; None if none is known
+    host: str = ""  # That its API runs on
+    member: Member | None = None  # None for a service without replicas
 
     @property
     def name(self) -> str:
@@ -70,6 +74,7 @@ class ClusterStatus:
     ray_version: str
     vllm_version: str
     strangers: tuple[ClusterctlError, ...] = ()  # Hosts in Ray that are not in the inventory
+    lost: tuple[str, ...] = ()  # Replicas that no host that answers has, a sentence each
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -86,7 +91,7 @@ class ClusterStatus:
             for row in self.services
             if row.state and row.state.silence
         ]
-        return (*of_hosts, *map(str, self.strangers), *of_services, *silent)
+        return (*of_hosts, *map(str, self.strangers), *self.lost, *of_services, *silent)
 
     @property
     def hints(self) -> tuple[str, ...]:
@@ -119,18 +124,20 @@ def assess(
     inventory, head = survey.inventory, survey.inventory.head
     state = survey.fresh_state(head.name)
     in_ray = {node.name: node for node in (state.nodes if state else ()) if node.alive}
-    states = {service.name: service for service in (state.services if state else ())}
     head_node = in_ray.get(head.name)
     address = head_node.node_ip if head_node else head.node_ip or head.address
     if survey.head:
         address = head_address(head, survey.head.facts, address)
     services = []
     for document in survey.services.values():
-        its, ago = states.get(document.name), None
-        if its and its.last_failure and survey.head:
-            # By the head's clock, with which the supervisor recorded it
-            ago = max(0.0, survey.head.facts.clock - its.last_failure_time)
-        services.append(ServiceRow(document, its, address, ago))
+        its, ago, of = survey.reported.get(document.name), None, survey.host_of(document.name)
+        if its and its.last_failure:
+            # By the clock of its host, with which the supervisor recorded it
+            ago = max(0.0, survey.facts[of].clock - its.last_failure_time)
+        declared = survey.members.get(document.service)
+        members = declared.members if declared else ()
+        member = next((each for each in members if each.replica == document.replica), None)
+        services.append(ServiceRow(document, its, address, ago, of, member))
     return ClusterStatus(
         cluster=inventory.cluster,
         hosts=tuple(
@@ -148,6 +155,15 @@ def assess(
         ray_version=state.ray_version if state else "",
         vllm_version=state.vllm_version if state else "",
         strangers=survey.strangers,
+        lost=tuple(
+            f"service {service}: replica {member.replica} is not declared on {member.host}"
+            if member.host in survey.answers
+            else f"service {service}: replica {member.replica} is on {member.host}, "
+            "which does not answer"
+            for service, declared in survey.members.items()
+            for member in declared.members
+            if replica_name(service, member.replica) not in survey.services
+        ),
     )
 
 

@@ -290,9 +290,11 @@ class Survey:
 
     @cached_property
     def services(self) -> dict[str, ServiceDocument]:
-        """The declared services and replicas of all hosts that answered, by name."""
-        found = [document for each in self.services_by_host.values() for document in each.items()]
-        return dict(sorted(found))
+        """The declared services and replicas of all hosts that answered, by name; replicas of a
+        service follow each other."""
+        found = [document for each in self.services_by_host.values() for document in each.values()]
+        found.sort(key=lambda document: (document.service, document.replica))
+        return {document.name: document for document in found}
 
     def host_of(self, name: str) -> str:
         """Return the host on which the service or replica `name` is declared; the head if none."""
@@ -301,8 +303,7 @@ class Survey:
 
     def replicas(self, service: str) -> list[ServiceDocument]:
         """Return the declared replicas of a service, by number."""
-        found = [document for document in self.services.values() if document.service == service]
-        return sorted(found, key=lambda document: document.replica)
+        return [document for document in self.services.values() if document.service == service]
 
     @cached_property
     def reported(self) -> dict[str, ServiceState]:
@@ -333,7 +334,7 @@ def read_state(data: bytes | None) -> NodeState | None:
         return None
 
 
-def read_head_state(inventory: Inventory, head: Transport) -> NodeState | None:
+def read_reported_state(inventory: Inventory, head: Transport) -> NodeState | None:
     """Read the head's state from its file only, for commands that poll it."""
     file = str(NodePaths(inventory.cluster).state)
     return read_state(head.read_file(file))

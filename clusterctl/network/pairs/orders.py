@@ -26,7 +26,7 @@ NEIGHBOURS = 8
 
 
 @dataclass(frozen=True)
-class Member:
+class Listening:
     """A host whose program is listening."""
 
     ephemeral: Mapping[int, int]  # Lane to the port that sends the greeting
@@ -42,7 +42,7 @@ class Table:
 
     lanes: Sequence[Lane]
     hosts: Sequence[str]
-    members: Mapping[str, Member]
+    members: Mapping[str, Listening]
     greeting: str
 
 

@@ -115,7 +115,7 @@ class _Participants:
         """Start the program on every host that has Python, and make it listen."""
         table = self._table
 
-        def start(host: str) -> orders.Member:
+        def start(host: str) -> orders.Listening:
             ports = ray_ports(self._inventory, head=self._inventory.head.name == host)
             session = PairProbeSession(self._transports[host], sudo=self._facts[host].root)
             self._sessions[host] = session
@@ -132,7 +132,9 @@ class _Participants:
                 self.clocks[host], ahead = session.clocks()
                 ephemeral = dict(zip(lanes, map(int, answer["ephemeral"]), strict=True))
                 counting = dict(zip(lanes, map(int, answer["counting"]), strict=True))
-                return orders.Member(ephemeral, counting, frozenset(answer["busy"]), ports, ahead)
+                return orders.Listening(
+                    ephemeral, counting, frozenset(answer["busy"]), ports, ahead
+                )
 
         for host in table.hosts:
             if not self._facts[host].python3:

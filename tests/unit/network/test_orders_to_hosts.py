@@ -10,7 +10,7 @@ from clusterctl.network.pairs.model import End, Lane, Way
 from clusterctl.network.pairs.orders import (
     ROUNDS_WITHIN,
     SLOT,
-    Member,
+    Listening,
     Table,
     packet_sizes,
     plan_rounds,
@@ -33,7 +33,7 @@ def table(count: int, lanes: int = 1) -> Table:
         6381: "ray_ports.object_manager",
     }
     members = {
-        name: Member(
+        name: Listening(
             {lane: 40_000 + lane for lane in range(lanes)},
             {lane: 50_000 + lane for lane in range(lanes)},
             frozenset(),

@@ -253,5 +253,5 @@ def test_the_two_that_once_differed() -> None:
     one = small.serve()
     assert isinstance(one, ServicePlan)
     assert one.layout.ranks == 1
-    said = "serve starts one of the 2 replicas; -- --data-parallel-size 2 starts all of them"
+    said = "serve starts one of the 2 replicas; --replicas 2 starts all of them"
     assert said in one.notes

@@ -9,7 +9,7 @@ import pytest
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.network.choice import resolve
-from clusterctl.node.documents import NodeState, Rank, RayNode, ServiceDocument, ServiceState
+from clusterctl.node.documents import Rank, RayNode, ServiceDocument, ServiceState
 from clusterctl.planning.cluster_hardware import HeldGpus, gpus_held
 from tests.fakes.host_facts import host_facts, nic
 
@@ -43,8 +43,9 @@ def held(
     nodes = [
         RayNode(f"n{n}", f"10.0.0.{n}", f"gpu{n}", True, n == 1, 1, used[n - 1], 8) for n in (1, 2)
     ]
-    state = NodeState("gpu1", "head", 0.0, "1", "up", 0.0, 0, nodes=nodes, services=list(services))
-    return gpus_held(topology, state, {declared.name: declared} if declared else {}, own)
+    running = {service.name: service for service in services}
+    every = {declared.name: declared} if declared else {}
+    return gpus_held(topology, nodes, running, every, [own] if own else [])
 
 
 def free(found: HeldGpus) -> dict[str, int]:

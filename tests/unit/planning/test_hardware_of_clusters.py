@@ -70,7 +70,7 @@ def hardware_of(
 ) -> Hardware:
     transports = {name: FakeTransport() for name in answers}
     survey = survey_of(inventory, answers, transports)
-    return hardware_for_fit(survey, FitArguments("m", vllm=vllm), None)
+    return hardware_for_fit(survey, FitArguments("m", vllm=vllm), ())
 
 
 def test_the_head_comes_first_since_rank_0_starts_there() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,19 +60,31 @@ class Cluster:
         tp: int | None = None,
         own: ServiceDocument | None = None,
         other: ServiceDocument | None = None,
+        replicas: str | None = None,
+        declared: Sequence[ServicePlan | ServiceDocument] = (),
     ) -> ServicePlan:
-        request = read_request(
-            Options("/data/models/qwen", tp, name="qwen"), (), parse_arguments(args)
-        )
+        """`declared`: further services, or plans whose replicas are declared."""
+        options = Options("/data/models/qwen", tp, name="qwen", replicas=replicas)
+        request = read_request(options, (), parse_arguments(args))
         model = resolve(request.model, self.inventory.models)
-        declared = {document.name: document for document in (own, other) if document}
         paths = NodePaths("demo")
-        files: dict[str, bytes | None] = {
-            f"{paths.services}/{name}.json": to_json(document).encode()
-            for name, document in declared.items()
-        }
-        files[str(paths.state)] = to_json(self.state).encode()
-        answers = {**self.answers, "gpu1": replace(self.answers["gpu1"], files=files)}
+        files: dict[str, dict[str, bytes | None]] = {"gpu1": {}, "gpu2": {}}
+
+        def declare(document: ServiceDocument) -> None:
+            host = "gpu2" if document.host == "10.0.0.2" else "gpu1"
+            files[host][f"{paths.services}/{document.name}.json"] = to_json(document).encode()
+
+        for each in (own, other, *declared):
+            if isinstance(each, ServicePlan):
+                for replica in each.replicas:
+                    declare(replica.document)
+                if each.members:
+                    data = to_json(each.members).encode()
+                    files["gpu1"][f"{paths.members}/{each.members.service}.json"] = data
+            elif each:
+                declare(each)
+        files["gpu1"][str(paths.state)] = to_json(self.state).encode()
+        answers = {host: replace(probe, files=files[host]) for host, probe in self.answers.items()}
         survey = survey_of(self.inventory, answers, self.transports)
         return plan_service(survey, request, model)
 

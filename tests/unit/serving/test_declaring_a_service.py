@@ -11,7 +11,7 @@ from clusterctl.engine.events import Event, Note
 from clusterctl.errors import AuthenticationRejected, StepFailed, Unreachable
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState, to_json
-from clusterctl.serving.declaration import ChangedByOthers, ContactLost, HeadServices
+from clusterctl.serving.declaration import ChangedByOthers, ContactLost, HostServices
 from clusterctl.transport.base import CommandResult
 from clusterctl.transport.lock import ClusterLock
 from tests.fakes.transport import Call, FakeTransport, starts
@@ -57,7 +57,7 @@ def run(head: Head, old: ServiceDocument | None, events: list[Event] | None = No
     file = head.text.encode() if head.text else None
     with ClusterLock(head, "demo", "serve") as lock:
         sink = (lambda _: None) if events is None else events.append
-        HeadServices(INVENTORY, head, sink).declare(lock, NEW, old, file)
+        HostServices(INVENTORY, head, sink).declare(lock, NEW, old, file)
 
 
 def test_a_new_service_that_fails_is_withdrawn() -> None:
@@ -135,7 +135,7 @@ def test_a_file_that_is_another_by_now_is_not_written_over() -> None:
         ClusterLock(head, "demo", "serve") as lock,
         pytest.raises(StepFailed, match="was changed by someone else meanwhile"),
     ):
-        HeadServices(INVENTORY, head, lambda _: None).declare(lock, NEW, None, None)
+        HostServices(INVENTORY, head, lambda _: None).declare(lock, NEW, None, None)
     assert head.text == AS_OLD
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.engine.events import Event
 from clusterctl.inventory.model import Gpu, Host, Inventory
-from clusterctl.node.documents import NodeState, Rank, RayNode, ServiceDocument, ServiceState
+from clusterctl.node.documents import NodeState, Rank, ServiceDocument, ServiceState
 from clusterctl.serving import proof
 from clusterctl.serving.arguments import Layout
 from clusterctl.serving.proof import Proof, prove
@@ -66,13 +66,12 @@ def proved(port: int, task: str, monkeypatch: pytest.MonkeyPatch) -> Proof:
     monkeypatch.setattr(proof, "Tunnel", lambda *_: nullcontext(SimpleNamespace(port=port)))
     head = FakeTransport(Host(name="gpu1", address="gpu1"))
     layout = Layout(1, 1, ("gpu1",), 1, keeps_tp_in_host=True, reason="")
-    node = RayNode("n1", "10.0.0.1", "gpu1", True, True, 1, 1, 8)
     rank = Rank(0, 0, 0, "gpu1", "10.0.0.1", 7)
     service = ServiceState("m", "ready", 0.0, "f", task=task, ranks=[rank], ready_seconds=9.0)
-    state = NodeState("gpu1", "head", 0.0, "1", "up", 0.0, 0, nodes=[node], services=[service])
+    state = NodeState("gpu1", "head", 0.0, "1", "up", 0.0, 0, services=[service])
     events: list[Event] = []
     planned = PlannedService(document=DOCUMENT, layout=layout)
-    return prove(planned, "key", head, lambda: state, events.append)
+    return prove(planned, "key", head, lambda: state, events.append, {"gpu1": "10.0.0.1"})
 
 
 def test_an_embedding_model_is_asked_for_an_embedding(

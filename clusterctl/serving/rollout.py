@@ -1,0 +1,276 @@
+"""Brings the replicas of a service from what is declared to what is planned, while others serve.
+
+New replicas are started first. Then one replica at a time is changed: it leaves the gateway, its
+running requests end, it restarts on its own GPUs, and must prove itself before the next one. A
+change that fails is undone on the one replica that was being changed. So a run that is ended at any
+moment leaves replicas of the old and of the new version, and a second run continues.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from clusterctl import deadlines
+from clusterctl.engine.events import (
+    EventSink,
+    Note,
+    StepFinished,
+    StepStarted,
+)
+from clusterctl.engine.step import Change
+from clusterctl.errors import ClusterctlError, raise_all
+from clusterctl.node.documents import Member, MembersDocument, ServiceDocument, to_json
+from clusterctl.node.files import NodePaths
+from clusterctl.serving.declaration import (
+    ContactLost,
+    HostServices,
+    members_file,
+    service_file,
+)
+from clusterctl.serving.proof import Proof, prove
+from clusterctl.serving.service import PlannedService, difference, needs_restart
+from clusterctl.survey.survey import Survey, read_reported_state
+from clusterctl.transport.fanout import Failed, failures, fan_out, values
+from clusterctl.transport.lock import ClusterLock
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A planned replica, and what is declared in its place."""
+
+    planned: PlannedService
+    host: str
+    old: ServiceDocument | None  # None: it is new
+
+    @property
+    def name(self) -> str:
+        return self.planned.document.name
+
+    @property
+    def differs(self) -> bool:
+        return self.old is None or bool(difference(self.old, self.planned.document))
+
+
+def as_declared(survey: Survey, planned: Sequence[PlannedService]) -> list[Replica]:
+    """Return the planned replicas with their current declarations, each on its own host."""
+    found = []
+    for each in planned:
+        name = each.document.name
+        host = each.layout.hosts[0] if each.document.node_ips else survey.inventory.head.name
+        old = survey.services_by_host.get(host, {}).get(name)
+        found.append(Replica(each, host, old))
+    return found
+
+
+@dataclass
+class Rollout:
+    """One run over the replicas of one service.
+
+    members  the members to declare in the end; None for a service without replicas
+    lock     None if nothing changes
+    """
+
+    survey: Survey
+    replicas: Sequence[Replica]
+    surplus: Sequence[ServiceDocument]
+    members: MembersDocument | None
+    key: str
+    lock: ClusterLock | None
+    sink: EventSink
+    proofs: dict[str, Proof] = field(default_factory=dict)
+    _written: bytes | None = None  # The members' file on the head
+    _now: dict[int, Member] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.members:
+            self._written = self.survey.head_file(self._members_file)
+            before = self.survey.members.get(self.members.service)
+            self._now = {member.replica: member for member in (before.members if before else ())}
+
+    def run(self) -> dict[str, Proof]:
+        """Make it so; return the proof of each replica by its name.
+
+        Raises StepFailed and others as `HostServices.declare` and `prove`; replicas that were not
+        named in the error serve as before.
+        """
+        held = {self.survey.host_of(document.name) for document in self.surplus}
+        new = [replica for replica in self.replicas if replica.old is None]
+        seated = [each for each in new if not held & set(each.planned.layout.hosts)]
+        same = [replica for replica in self.replicas if replica.old and not replica.differs]
+        # Declared before they are ready: `stop` and a second run find them by their members.
+        self._admit(new)
+        self._together([*same, *seated])
+        changed = [replica for replica in self.replicas if replica.old and replica.differs]
+        # Those that do not serve first: nobody misses them.
+        for replica in sorted(changed, key=lambda each: self._serves(each.name)):
+            self._change(replica)
+        for document in self.surplus:
+            self._stop(document)
+        self._together([replica for replica in new if replica not in seated])
+        self._declare_members(self.members.members if self.members else ())
+        return self.proofs
+
+    def _together(self, replicas: Sequence[Replica]) -> None:
+        """Start new replicas, and wait for all of these, in parallel."""
+
+        def bring_up(replica: Replica) -> None:
+            if replica.old is None:
+                self._start(replica)
+            else:
+                self._services(replica.host).follow(replica.old)
+            self._prove(replica)
+
+        if not replicas:
+            return
+        outcomes = fan_out({replica.name: replica for replica in replicas}, bring_up)
+        ready = values(outcomes)
+        self._admit(each for each in replicas if each.name in ready)
+        # `HostServices.declare` has withdrawn those that failed, unless their host was lost.
+        withdrawn = {
+            each.planned.document.replica
+            for each in replicas
+            if each.old is None
+            and isinstance(outcome := outcomes[each.name], Failed)
+            and not isinstance(outcome.error, ContactLost)
+        }
+        left = [each for each in self._now.values() if each.replica not in withdrawn]
+        self._declare_members(left)
+        raise_all(failures(outcomes))
+
+    def _start(self, replica: Replica) -> None:
+        assert self.lock  # noqa: S101 - something changes
+        self._give_key(replica.host)
+        document = replica.planned.document
+        file = self._file(replica.host, document.name)
+        self._services(replica.host).declare(self.lock, document, None, file)
+
+    def _change(self, replica: Replica) -> None:
+        """Restart a replica with its new document, or only replace the document if that suffices.
+
+        If the new version fails, the old one is restored and awaited before the error is raised."""
+        old, document = replica.old, replica.planned.document
+        assert self.lock  # noqa: S101 - something changes
+        assert old  # noqa: S101 - it is declared
+        restarts = needs_restart(old, document)
+        if restarts:
+            self._drain(old)
+        services, file = self._services(replica.host), self._file(replica.host, document.name)
+        self._give_key(replica.host)
+        try:
+            services.declare(self.lock, document, old, file)
+            self._prove(replica)
+        except ClusterctlError:
+            if restarts and len(self.replicas) > 1:
+                self._await_old(replica, old)
+            raise
+        self._admit([replica])
+
+    def _await_old(self, replica: Replica, old: ServiceDocument) -> None:
+        """Wait for the previous version of a replica whose change failed, and let it serve again.
+        The error of the change is the one to report."""
+        try:
+            self._services(replica.host).follow(old)
+        except ClusterctlError as error:
+            self.sink(Note(f"{old.name} runs its previous version, which is not ready: {error}"))
+            return
+        self._undrain(old)
+        others = len(self.replicas) - 1
+        self.sink(
+            Note(
+                f"{old.name} serves its previous version again; "
+                f"{others} other{'s' * (others > 1)} never stopped"
+            )
+        )
+
+    def _stop(self, document: ServiceDocument) -> None:
+        assert self.lock  # noqa: S101 - something changes
+        host = self.survey.host_of(document.name)
+        self._drain(document)
+        file = self._file(host, document.name)
+        self._services(host).stop(self.lock, document, file)
+        left = [each for each in self._now.values() if each.replica != document.replica]
+        self._declare_members(left)
+
+    def _prove(self, replica: Replica) -> None:
+        transport = self.survey.transports[replica.host]
+
+        self.proofs[replica.name] = prove(
+            replica.planned,
+            self.key,
+            transport,
+            lambda: read_reported_state(self.survey.inventory, transport),
+            self.sink,
+            {node.host: node.node_ip for node in self.survey.topology.nodes},
+        )
+
+    def _drain(self, document: ServiceDocument) -> None:
+        """Take a replica that serves out of the gateway, and wait for its running requests, for at
+        most its shutdown timeout; vLLM itself then gives them as long again."""
+        member = self._now.get(document.replica)
+        if self.members is None or member is None or not self._serves(document.name):
+            return
+        host, title = member.host, f"drain {document.name}"
+        started = time.monotonic()
+        self.sink(StepStarted(host, title, Change("send its new requests to the other replicas")))
+        self._now[document.replica] = replace(member, draining=True)
+        self._declare_members(self._now.values())
+        time.sleep(deadlines.GATEWAY_NOTICE)
+        transport = self.survey.transports[host]
+
+        def idle() -> bool | None:
+            state = read_reported_state(self.survey.inventory, transport)
+            found = (each for each in state.services if each.name == document.name) if state else ()
+            return all(each.running + each.waiting == 0 for each in found) or None
+
+        deadlines.wait_until(idle, document.shutdown_timeout, every=1.0)
+        self.sink(StepFinished(host, title, "changed", time.monotonic() - started))
+
+    def _undrain(self, document: ServiceDocument) -> None:
+        if member := self._now.get(document.replica):
+            self._now[document.replica] = replace(member, draining=False)
+            self._declare_members(self._now.values())
+
+    def _admit(self, replicas: Iterable[Replica]) -> None:
+        """Declare proven replicas as members."""
+        proven = {replica.planned.document.replica for replica in replicas}
+        planned = self.members.members if self.members else ()
+        self._now |= {each.replica: each for each in planned if each.replica in proven}
+        self._declare_members(self._now.values())
+
+    def _declare_members(self, members: Iterable[Member]) -> None:
+        """Write the members' file on the head, unless it says so already."""
+        if self.members is None or self.lock is None:
+            return
+        self._now = {member.replica: member for member in sorted(members, key=lambda m: m.replica)}
+        data = to_json(replace(self.members, members=list(self._now.values()))).encode()
+        if data != self._written:
+            self.lock.replace(self._members_file, data, before=self._written)
+            self._written = data
+
+    def _serves(self, name: str) -> bool:
+        state = self.survey.reported.get(name)
+        return state is not None and state.state == "ready"
+
+    def _services(self, host: str) -> HostServices:
+        return HostServices(self.survey.inventory, self.survey.transports[host], self.sink)
+
+    def _file(self, host: str, name: str) -> bytes | None:
+        """Return the document's file as the survey found it."""
+        path = service_file(self.survey.inventory.cluster, name)
+        return self.survey.answers[host].files.get(path)
+
+    @property
+    def _members_file(self) -> str:
+        service = self.members.service if self.members else ""
+        return members_file(self.survey.inventory.cluster, service)
+
+    def _give_key(self, host: str) -> None:
+        """Make sure that the host has the cluster's key, which its API servers demand."""
+        path = str(NodePaths(self.survey.inventory.cluster).api_key)
+        transport = self.survey.transports[host]
+        if host == self.survey.inventory.head.name or not self.key:
+            return
+        if (transport.read_file(path) or b"").decode(errors="replace").strip() != self.key:
+            transport.put(f"{self.key}\n".encode(), path, mode=0o600, sudo=True)

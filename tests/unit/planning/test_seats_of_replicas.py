@@ -1,0 +1,121 @@
+"""Which hosts the replicas of a service get."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from clusterctl.errors import DoesNotFit, UsageError
+from clusterctl.node.documents import MembersDocument, ServiceDocument
+from clusterctl.planning.hardware import parse_gpus
+from clusterctl.planning.placement import Placement, Site
+from clusterctl.planning.replicas import Seats, seat_replicas
+from clusterctl.planning.service_plan import ServicePlan
+from tests.unit.planning.test_prepared_service import Cluster
+
+
+def hosts(*counts: int) -> list[Site]:
+    return [Site(f"gpu{n}", parse_gpus(f"{count}xH100")) for n, count in enumerate(counts, 1)]
+
+
+@pytest.mark.parametrize(
+    ("counts", "sizes", "most", "seats"),
+    [
+        ((4, 4), (1, 1), 4, [("gpu1",), ("gpu2",), ("gpu1",), ("gpu2",)]),
+        ((4, 2), (2, 1), None, [("gpu1", "gpu1"), ("gpu2", "gpu2"), ("gpu1", "gpu1")]),
+        ((3, 3), (2, 1), None, [("gpu1", "gpu1"), ("gpu2", "gpu2")]),
+        ((1, 2), (1, 2), None, [("gpu2", "gpu2")]),
+        ((1, 1, 1, 1), (1, 2), None, [("gpu1", "gpu2"), ("gpu3", "gpu4")]),
+        ((1,), (2, 1), None, []),
+    ],
+)
+def test_replicas_stay_in_a_host_and_spread_over_hosts(
+    counts: tuple[int, ...], sizes: tuple[int, int], most: int | None, seats: list[Seats]
+) -> None:
+    assert seat_replicas(hosts(*counts), sizes, (), most) == seats
+
+
+def test_replicas_that_run_keep_their_gpus() -> None:
+    found = seat_replicas(hosts(2, 2), (1, 1), [("gpu1",), ("gpu1",)], 3)
+    assert found == [("gpu2",)]
+
+
+def test_a_gpu_that_is_too_small_is_left_out() -> None:
+    def fits(placement: Placement) -> bool:
+        return placement.seats[0].host != "gpu1"
+
+    assert seat_replicas(hosts(1, 1, 1), (1, 1), (), None, fits) == [("gpu2",), ("gpu3",)]
+
+
+def replicas(
+    cluster: Cluster, count: str | None, *own: ServicePlan | ServiceDocument
+) -> ServicePlan:
+    return cluster.prepare(tp=1, replicas=count, declared=own)
+
+
+def test_each_replica_has_a_document_on_its_own_host() -> None:
+    plan = replicas(Cluster("nvidia"), "2")
+
+    documents = [each.document for each in plan.replicas]
+    assert [document.name for document in documents] == ["qwen", "qwen@2"]
+    assert [document.node_ips for document in documents] == [["10.0.0.1"], ["10.0.0.2"]]
+    assert [(document.host, document.port) for document in documents] == [
+        ("10.0.0.1", 8100),
+        ("10.0.0.2", 8100),
+    ]
+    assert plan.members is not None
+    assert plan.members.port == 8000
+    assert [member.host for member in plan.members.members] == ["gpu1", "gpu2"]
+
+
+def test_as_many_as_fit_is_a_number_that_a_second_run_keeps() -> None:
+    cluster = Cluster("nvidia")
+    plan = replicas(cluster, "max")
+    again = replicas(cluster, None, plan)
+
+    assert again.members == plan.members
+    assert [each.document for each in again.replicas] == [each.document for each in plan.replicas]
+    assert again.surplus == ()
+
+
+def test_more_than_fit_are_refused_with_how_many_would() -> None:
+    with pytest.raises(DoesNotFit, match="3 replicas of qwen need 1 GPU each, and 2") as caught:
+        replicas(Cluster("nvidia"), "3")
+    assert caught.value.hint == "--replicas 2"
+
+
+def test_fewer_replicas_keep_the_first_and_name_the_surplus() -> None:
+    cluster = Cluster("nvidia")
+    two = replicas(cluster, "2")
+    one = replicas(cluster, "1", two)
+
+    assert [each.document for each in one.replicas] == [two.document]
+    assert [document.name for document in one.surplus] == ["qwen@2"]
+
+
+def test_a_service_without_replicas_stays_as_it_was() -> None:
+    cluster = Cluster("nvidia")
+    plan = cluster.prepare(tp=1)
+    assert plan.members is None
+    assert replicas(cluster, "1", plan.document).document == plan.document
+    assert plan.document.node_ips == []
+
+
+def test_a_single_service_becomes_the_first_of_two() -> None:
+    cluster = Cluster("nvidia")
+    single = cluster.prepare(tp=1).document
+    plan = replicas(cluster, "2", replace(single, port=8000))
+
+    assert plan.members is not None
+    assert plan.members.port == 8000  # that clients know
+    assert all(each.document.port == 8100 for each in plan.replicas)
+
+
+def test_another_tp_needs_a_stop() -> None:
+    cluster = Cluster("nvidia")
+    one = replicas(cluster, "1", replicas(cluster, "2"))
+    assert isinstance(one.members, MembersDocument)
+    with pytest.raises(UsageError, match="replicas change one at a time") as caught:
+        cluster.prepare(tp=2, replicas="1", declared=(one,))
+    assert caught.value.hint == "clusterctl stop qwen, then serve again"

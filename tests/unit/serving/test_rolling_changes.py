@@ -1,0 +1,210 @@
+"""The order in which replicas change, and what is left when a change fails."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from clusterctl import deadlines
+from clusterctl.engine.events import Event, Note
+from clusterctl.errors import StepFailed
+from clusterctl.facts.parse import Probe
+from clusterctl.inventory.model import Gpu, Host, Inventory
+from clusterctl.node.documents import (
+    Member,
+    MembersDocument,
+    NodeState,
+    ServiceDocument,
+    ServiceState,
+    from_json,
+    replica_name,
+    to_json,
+)
+from clusterctl.node.files import NodePaths
+from clusterctl.serving import rollout
+from clusterctl.serving.arguments import Layout
+from clusterctl.serving.rollout import Rollout, as_declared
+from clusterctl.serving.service import PlannedService
+from clusterctl.transport.base import CommandResult
+from clusterctl.transport.lock import ClusterLock
+from tests.fakes.host_facts import host_facts, nic
+from tests.fakes.surveys import survey_of
+from tests.fakes.transport import Call, FakeTransport, starts
+
+PATHS = NodePaths("demo")
+MEMBERS = f"{PATHS.members}/tiny.json"
+HOSTS = ("gpu1", "gpu2", "gpu3")
+INVENTORY = Inventory(
+    cluster="demo",
+    image="vllm:1",
+    hosts=tuple(
+        Host(name=name, address=f"10.0.0.{n}", role="worker" if n > 1 else "head", gpus=(Gpu(),))
+        for n, name in enumerate(HOSTS, 1)
+    ),
+)
+
+
+def document(number: int, flag: str = "1") -> ServiceDocument:
+    argv = ["vllm", "serve", "/m", "--seed", flag]
+    return ServiceDocument(
+        replica_name("tiny", number), "m", "m", argv, {}, f"10.0.0.{number}", 8100, 1, 1, 1, flag,
+        shutdown_timeout=0.0, replica=number, node_ips=[f"10.0.0.{number}"],
+    )  # fmt: skip
+
+
+class World:
+    """Hosts whose files change, and whose supervisors follow them at once; `broken`: the value of
+    --seed with which vLLM does not start. `story` has every write."""
+
+    def __init__(self, *declared: ServiceDocument, broken: str = "") -> None:
+        self.broken, self.story = broken, list[str]()
+        self.files: dict[str, dict[str, bytes]] = {name: {} for name in HOSTS}
+        self.events: list[Event] = []
+        self._guard = threading.Lock()
+        for each in declared:
+            host = f"gpu{each.replica}"
+            self.files[host][f"{PATHS.services}/{each.name}.json"] = to_json(each).encode()
+        if declared:
+            self.files["gpu1"][MEMBERS] = to_json(members(*declared)).encode()
+        self.files["gpu1"][str(PATHS.api_key)] = b"key\n"
+        self.transports = {host.name: self._transport(host) for host in INVENTORY.hosts}
+
+    def _transport(self, host: Host) -> FakeTransport:
+        transport, files = FakeTransport(host), self.files[host.name]
+
+        def read(call: Call) -> CommandResult:
+            path = call.argv[-1]
+            text = self.state(host.name) if path == str(PATHS.state) else None
+            data = text if text is not None else files.get(path, b"").decode()
+            return CommandResult(call.argv, 0 if data else 66, data, "")
+
+        def write(call: Call) -> CommandResult:
+            *_, path, before, size = call.argv
+            with self._guard:
+                now = hashlib.sha256(files[path]).hexdigest() if path in files else "none"
+                if now != before:
+                    return CommandResult(call.argv, 4, "", "")
+                files.pop(path, None)
+                if size != "gone":
+                    files[path] = call.stdin
+                self.story.append(self._told(path, call.stdin if size != "gone" else b""))
+            return CommandResult(call.argv, 0, "", "")
+
+        transport.on(starts("cat"), answer=read)
+        transport.on(lambda argv: "clusterctl-lock" in argv, stdout="held\n")
+        transport.on(lambda argv: "clusterctl-held" in argv, stdout="")
+        transport.on(lambda argv: "clusterctl-write" in argv, answer=write)
+        return transport
+
+    @staticmethod
+    def _told(path: str, data: bytes) -> str:
+        name = path.rpartition("/")[2].removesuffix(".json")
+        if path == MEMBERS:
+            listed = from_json(MembersDocument, data.decode()).members
+            return " ".join(f"{each.replica}{'-' if each.draining else ''}" for each in listed)
+        if not data:
+            return f"{name} gone"
+        return f"{name} {from_json(ServiceDocument, data.decode()).argv[-1]}"
+
+    def state(self, host: str) -> str:
+        declared = [
+            from_json(ServiceDocument, data.decode())
+            for path, data in self.files[host].items()
+            if path.startswith(str(PATHS.services))
+        ]
+        services = [
+            ServiceState(each.name, "failed", 0.0, each.fingerprint, last_error=["broken"])
+            if each.argv[-1] == self.broken
+            else ServiceState(each.name, "ready", 0.0, each.fingerprint)
+            for each in declared
+        ]
+        return to_json(NodeState(host, "worker", 0.0, "1", "up", 0.0, 0, services=services))
+
+    def run(self, *wanted: ServiceDocument, surplus: tuple[ServiceDocument, ...] = ()) -> None:
+        answers = {
+            name: Probe(
+                replace(host_facts(nic("eth0", f"10.0.0.{n}/24")), clock=0.0),
+                {**self.files[name], str(PATHS.state): self.state(name).encode()},
+                (), (), None,
+            )
+            for n, name in enumerate(HOSTS, 1)
+        }  # fmt: skip
+        survey = survey_of(INVENTORY, answers, self.transports)
+        planned = [
+            PlannedService(
+                document=each,
+                layout=Layout(1, 1, (f"gpu{each.replica}",), 1, keeps_tp_in_host=True, reason=""),
+            )
+            for each in wanted
+        ]
+        with ClusterLock(self.transports["gpu1"], "demo", "serve") as lock:
+            replicas = as_declared(survey, planned)
+            final = members(*wanted)
+            Rollout(survey, replicas, surplus, final, "key", lock, self.events.append).run()
+
+
+def members(*documents: ServiceDocument) -> MembersDocument:
+    listed = [Member(each.replica, f"gpu{each.replica}", each.host, 8100) for each in documents]
+    return MembersDocument("tiny", ["m"], 8000, listed)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def proven(planned: PlannedService, *_: Any) -> str:
+        return planned.document.name
+
+    monkeypatch.setattr(rollout, "prove", proven)
+    monkeypatch.setattr(deadlines, "GATEWAY_NOTICE", 0.0)
+    # A fake channel ends at once, and the lock with it.
+    monkeypatch.setattr(ClusterLock, "ensure_held", lambda _: None)
+
+
+def test_one_replica_at_a_time_leaves_the_gateway_and_comes_back() -> None:
+    world = World(document(1), document(2))
+    world.run(document(1, "2"), document(2, "2"))
+    assert world.story == ["1- 2", "tiny 2", "1 2", "1 2-", "tiny@2 2", "1 2"]
+
+
+def test_a_broken_version_is_undone_and_the_others_are_never_touched() -> None:
+    world = World(document(1), document(2), broken="2")
+    with pytest.raises(StepFailed, match="tiny did not start"):
+        world.run(document(1, "2"), document(2, "2"))
+    assert world.story == ["1- 2", "tiny 2", "tiny 1", "1 2"]
+    notes = [event.text for event in world.events if isinstance(event, Note)]
+    assert notes[-1] == "tiny serves its previous version again; 1 other never stopped"
+
+
+def test_a_second_run_continues_where_a_killed_one_ended() -> None:
+    world = World(document(1, "2"), document(2))
+    world.run(document(1, "2"), document(2, "2"))
+    assert world.story == ["1 2-", "tiny@2 2", "1 2"]
+
+
+def test_a_new_replica_is_added_beside_those_that_serve() -> None:
+    world = World(document(1), document(2))
+    world.run(document(1), document(2), document(3))
+    assert world.story == ["1 2 3", "tiny@3 1"]
+    assert world.transports["gpu3"].files[str(PATHS.api_key)] == (b"key\n", 0o600, True)
+
+
+def test_a_new_replica_that_fails_is_withdrawn() -> None:
+    world = World(document(1), broken="2")
+    with pytest.raises(StepFailed, match="tiny@2 did not start"):
+        world.run(document(1), document(2, "2"))
+    assert world.story == ["1 2", "tiny@2 2", "tiny@2 gone", "1"]
+
+
+def test_a_surplus_replica_is_drained_before_it_stops() -> None:
+    world = World(document(1), document(2))
+    world.run(document(1), surplus=(document(2),))
+    assert world.story == ["1 2-", "tiny@2 gone", "1"]
+
+
+def test_a_second_run_writes_nothing() -> None:
+    world = World(document(1), document(2))
+    world.run(document(1), document(2))
+    assert world.story == []
