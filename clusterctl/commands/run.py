@@ -68,7 +68,10 @@ def require_free(survey: Survey, gpus: int) -> None:
     free = sum(host.free for host in held.free)
     if free >= gpus:
         return
-    stop = " && ".join(f"clusterctl stop {name}" for name in survey.services)
+    stop = " && ".join(
+        f"clusterctl stop {name}"
+        for name in dict.fromkeys(one.service for one in survey.services.values())
+    )
     raise DoesNotFit(
         f"the script needs {gpus} GPU{'s' * (gpus > 1)} (--gpus), and {free} "
         f"{'is' if free == 1 else 'are'} free{''.join(f'; {each}' for each in held.holders)}",
