@@ -13,6 +13,7 @@ from clusterctl.cli.guard import guarded
 
 if TYPE_CHECKING:
     from clusterctl.commands.check import Report
+    from clusterctl.survey.promises import PromiseState
 
 
 @guarded
@@ -29,17 +30,27 @@ def check(
             "--fabric", help="Also run all-reduces through the cluster, which must be up."
         ),
     ] = False,
+    security: Annotated[
+        bool,
+        typer.Option(
+            "--security", help="Show the promises of docs/security.md with their state instead."
+        ),
+    ] = False,
 ) -> None:
     """Validate the inventory, then every host. Changes nothing; lists all problems at once."""
     from clusterctl.cli.session import session
     from clusterctl.commands.bootstrap import plan_for
     from clusterctl.commands.check import run, with_fabric
+    from clusterctl.commands.check import security as promises_of
     from clusterctl.errors import raise_all
     from clusterctl.reporting.text import line_width
 
     path = options.named_inventory(context, file, inventory)
     with session("check", path, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
         of = (opened.inventory, opened.hosts, opened.credentials)
+        if security:
+            _show_promises(promises_of(*of, plan_for=plan_for), as_json=as_json)
+            return
         report = run(*of, plan_for=plan_for)
         if fabric:
             report = with_fabric(report, *of, opened.progress)
@@ -50,6 +61,42 @@ def check(
             return
         print("\n".join(_lines(report, line_width(sys.stdout))))
         raise_all(report.errors)
+
+
+def _show_promises(promises: list[PromiseState], *, as_json: bool) -> None:
+    """Print the promises, and raise what breaks them."""
+    from clusterctl.errors import Problems, RequirementsNotMet
+    from clusterctl.reporting.error_view import error_document
+    from clusterctl.reporting.text import each_below_itself, line_width
+
+    errors = [error for promise in promises for error in promise.problems]
+    if as_json:
+        rows = [
+            {
+                "number": promise.number,
+                "promise": promise.title,
+                "state": promise.state,
+                "seen": promise.words,
+                "problems": error_document(Problems(promise.problems))["problems"],
+            }
+            for promise in promises
+        ]
+        print(json.dumps({"promises": rows}, indent=2))
+        if errors:
+            raise typer.Exit(min(error.exit_code for error in errors))
+        return
+    width = line_width(sys.stdout)
+    for promise in promises:
+        print(f"{promise.number:>2}. {promise.title}")
+        words = [str(problem) for problem in promise.problems] or [promise.words]
+        print("\n".join(each_below_itself(f"    {promise.state}: ", words, width)))
+    if errors:
+        broken = [str(promise.number) for promise in promises if promise.problems]
+        raise RequirementsNotMet(
+            f"promise{'s' * (len(broken) > 1)} {', '.join(broken)} of 10 "
+            f"{'do' if len(broken) > 1 else 'does'} not hold on this cluster",
+            hint=errors[0].hint,
+        )
 
 
 def _lines(report: Report, width: int | None) -> list[str]:

@@ -36,6 +36,7 @@ from clusterctl.survey.drift import (
     plan_problems,
     ray_problems,
 )
+from clusterctl.survey.promises import PromiseState, promise_states
 from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transport.credentials import Credentials
 
@@ -99,6 +100,25 @@ def run(
         *to_be_fetched(inventory, survey.facts, survey.containers),
     )
     return Report(survey.facts, choices, noted, (*found, *between, *unlike), seen.ways)
+
+
+def security(
+    inventory: Inventory,
+    hosts: Iterable[Host],
+    credentials: Credentials,
+    *,
+    plan_for: Callable[[Cluster, tuple[str, ...]], Plan],
+) -> list[PromiseState]:
+    """Return the promises of docs/security.md with their state on this cluster. `plan_for` as in
+    `run`. Raises the errors of hosts that do not answer."""
+    with connected(hosts, credentials) as transports:
+        survey = take_survey(inventory, transports).require_answers()
+        topology, _ = place(survey)
+        plan = None
+        if topology and len(topology.nodes) == len(inventory.hosts) and survey.containers:
+            names = tuple(survey.views)
+            plan = plan_for(Cluster(survey, topology, survey.views, names), names)
+        return promise_states(survey, topology, plan)
 
 
 def with_fabric(

@@ -196,7 +196,9 @@ def found_in(text: str) -> FirewallFound:
 
 
 def ruleset(table: str, admission: Admission, ssh: Sequence[str], assigned: str) -> str:
-    """Return the rules as input of `nft -f`, which replaces the table in one step."""
+    """Return the rules as input of `nft -f`, which replaces the table in one step. They look at the
+    first packet of a connection alone, so that connections that exist when they are loaded go on,
+    and the kernel need not track those of tensors."""
     networks = sorted(
         {ip_network(address) for address in admission.addresses}, key=lambda it: (it.version, it)
     )
@@ -223,8 +225,8 @@ table inet {table} {{
   }}
   chain input {{
     type filter hook input priority -10; policy accept;
+    tcp flags & (fin|syn|rst|ack) != syn accept
     iif lo accept
-    ct state established,related,untracked accept
     tcp dport {{ {", ".join(ssh)} }} accept
     ip saddr @hosts4 accept
     ip6 saddr @hosts6 accept

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from clusterctl.survey.promises import TITLES
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -13,6 +15,8 @@ def test_each_of_the_ten_promises_names_tests_that_exist() -> None:
     sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
     promises = [section for section in sections if re.match(r"\d+\. ", section)]
     assert [int(section.partition(".")[0]) for section in promises] == list(range(1, 11))
+    titles = [section.splitlines()[0].partition(". ")[2] for section in promises]
+    assert titles == list(TITLES), "what `check --security` prints"
     for promise in promises:
         title, _, held = promise.partition("\n\nHeld by: ")
         tests = re.findall(r"`(tests/[\w/]+\.py)`", held)
