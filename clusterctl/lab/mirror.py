@@ -149,6 +149,13 @@ def build_wheel_index(directory: Path, wheels: Path) -> None:
         _write_page(simple / name, (f"../../files/{quote(file)}" for file in files))
 
 
+def add_wheel(index: Path, name: str) -> None:
+    """Add the wheel `name` to the index that `build_wheel_index` wrote for the wheels beside it."""
+    page = index / "simple" / project_name(name)
+    shutil.rmtree(page, ignore_errors=True)
+    _write_page(page, [f"../../files/{quote(name)}"])
+
+
 def project_name(wheel: str) -> str:
     """Return the normalized project name of a wheel's file name."""
     return re.sub(r"[-_.]+", "-", wheel.split("-", 1)[0]).lower()

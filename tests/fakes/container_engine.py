@@ -34,6 +34,7 @@ class FakeEngine:
     images: dict[str, Image] = field(default_factory=dict)
     containers: dict[str, Container] = field(default_factory=dict)
     registry: dict[str, Image] = field(default_factory=dict)
+    unbuildable: str = ""  # What fails in a Dockerfile, such as a package that is not to be had
     contents: dict[str, str | None] = field(default_factory=lambda: {"ray": None, "vllm": "0.33.0"})
     free: int = 100 * GIB
     python: bool = True
@@ -142,6 +143,8 @@ class FakeDriver:
         self, dockerfile: str, reference: str, arguments: Mapping[str, str], say: Say
     ) -> None:
         self._change()
+        if self._engine.unbuildable and self._engine.unbuildable in dockerfile:
+            raise StepFailed(f"no matching distribution for {self._engine.unbuildable}")
         lines = dockerfile.splitlines()
         base = self.image(lines[0].removeprefix("FROM "))
         assert base is not None

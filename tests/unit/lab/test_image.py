@@ -27,6 +27,7 @@ from clusterctl.lab.layout import lab_hosts, light_hosts
 from clusterctl.lab.mirror import build_wheel_index, project_name
 from clusterctl.lab.paths import DEFAULT_LAB_DIR, LabPaths
 from clusterctl.lab.requirements import REQUIRED_PACKAGES
+from clusterctl.steps.node_image import GATEWAY_REQUIREMENT
 
 ROOT = Path(__file__).parents[3]
 
@@ -125,3 +126,9 @@ def test_what_a_fresh_machine_must_install_is_complete_and_in_order() -> None:
     assert "debootstrap" in REQUIRED_PACKAGES
     assert "systemd-container" in REQUIRED_PACKAGES
     assert list(REQUIRED_PACKAGES) == sorted(REQUIRED_PACKAGES)
+
+
+def test_the_lab_has_the_gateway_that_node_images_get() -> None:
+    text = (image_directory() / "gateway.lock").read_text()
+    words = " ".join(line for line in text.splitlines() if not line.startswith("#"))
+    assert words.replace("\\", "").split() == GATEWAY_REQUIREMENT.split()

@@ -24,6 +24,8 @@ from clusterctl.steps.firewall import Admission, Firewall, FirewallAbsent
 from clusterctl.steps.node_container import ContainersAbsent, NodeContainer
 from clusterctl.steps.node_image import (
     BASE_LABEL,
+    GATEWAY,
+    GATEWAY_LABEL,
     RAY_LABEL,
     REFERENCE_LABEL,
     ImagePulled,
@@ -126,7 +128,12 @@ def give_base(host: FakeHost) -> None:
 
 def give_node_image(host: FakeHost, *, layer: str = "ray") -> None:
     base = image("base", REFERENCE)
-    labels = {BASE_LABEL: content(base), RAY_LABEL: "2.56.1", REFERENCE_LABEL: REFERENCE}
+    labels = {
+        BASE_LABEL: content(base),
+        RAY_LABEL: "2.56.1",
+        GATEWAY_LABEL: GATEWAY,
+        REFERENCE_LABEL: REFERENCE,
+    }
     tag = "clusterctl/vllm-openai:v0.33.0-ray2.56.1"
     node = replace(image("node", tag, layers=(*base.layers, layer)), labels=labels)
     host.engine.images |= {"node": node}

