@@ -6,23 +6,22 @@ from collections.abc import Iterator, Sequence
 
 from clusterctl.diagnosis.logs import Evidence
 from clusterctl.diagnosis.verdict import Cause
+from clusterctl.reporting.escaping import one_line
 
 _SHOWN = 3  # lines of evidence for each cause
 _WIDTH = 200  # characters of such a line
 
 
 def cause_lines(causes: Sequence[Cause]) -> Iterator[str]:
-    """Yield the verdict with its evidence and fix, other causes, and what follows from the verdict.
-
-    Control characters were taken out of the evidence when the logs were read.
-    """
+    """Yield the verdict with its evidence and fix, other causes, and what follows from the
+    verdict."""
     for cause in causes:
         if cause.follows_from:
             continue
         likely = "probably: " if cause.certainty == "likely" else ""
         yield f"{likely}{cause.cause}  [{cause.id}]"
         for each in cause.evidence[:_SHOWN]:
-            yield f"    {_place(each)}: {each.text[:_WIDTH]}"
+            yield f"    {_place(each)}: {one_line(each.text, _WIDTH)}"
         if len(cause.evidence) > _SHOWN:
             yield f"    and {len(cause.evidence) - _SHOWN} more"
         yield f"  fix: {cause.fix}"
