@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -15,30 +14,18 @@ from clusterctl.diagnosis.logs import Finding, lines_of, search
 from clusterctl.diagnosis.verdict import Cause, verdict
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, UsageError
 from clusterctl.inventory.model import Host, Inventory
+from clusterctl.node.documents import service_of
 from clusterctl.node.files import NodePaths
 from clusterctl.serving.declaration import require_service
 from clusterctl.survey.survey import connected, take_survey
+from clusterctl.transport import python
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, fan_out, values
 
-LOG_TAIL = 2_000_000  # Bytes at the end of each log of a host that are searched
+READER = python.Program("clusterctl.transport", ("log_reader", "log_ends"))
 
-# The ends of the logs that a directory has, each after a line with a mark that no log can know,
-# and what the kernel said of GPUs, memory and links in the last day. Links are not followed.
-TAILS = r"""
-mark=$1 bytes=$2 directory=$3 kernel=$4
-for log in "$directory"/*.log; do
-    if [ -f "$log" ] && [ ! -L "$log" ]; then
-        printf '\n%s %s\n' "$mark" "${log##*/}"
-        tail -c "$bytes" "$log"
-    fi
-done
-printf '\n%s kernel\n' "$mark"
-{ journalctl -k -q --no-pager -o short-iso --since=-1d 2>/dev/null || dmesg 2>/dev/null; } |
-    grep -aE "$kernel" | tail -n 400
-exit 0
-"""
+# Lines of a kernel that say something of GPUs, memory, processes and links
 _KERNEL = (
     "NVRM: |oom-kill:|ut of memory: Killed|fallen off the bus|fork rejected|[Ll]ink is [Dd]own"
 )
@@ -86,36 +73,26 @@ def of_cluster(
         if service is not None:
             head = {inventory.head.name: transports[inventory.head.name]}
             require_service(service, take_survey(inventory, head).services)
-        mark = secrets.token_hex(16)
-        logs = str(NodePaths(inventory.cluster).logs)
-        argv = ["sh", "-c", TAILS, "tails", mark, str(LOG_TAIL), logs, _KERNEL]
-        outcomes = fan_out(transports, partial(_tails, argv=argv))
+        order = {"directory": str(NodePaths(inventory.cluster).logs), "kernel": _KERNEL}
+        outcomes = fan_out(transports, partial(_ends, order=order))
     answers = values(outcomes)
     if not answers:
         raise RequirementsNotMet("no host answers", hint="clusterctl status")
     findings: list[Finding] = []
-    for host, text in answers.items():
-        for name, lines in sections(text, mark):
-            if service is None or name in {"kernel", "ray.log"} or _belongs(name, service):
+    for host, logs in answers.items():
+        for name, text in logs.items():
+            if service is None or name in {"kernel", "ray.log"} or service_of(name[:-4]) == service:
+                lines = (line.encode() for line in text.splitlines(keepends=True))
                 findings += search(lines, name, host, last_start=service is None)
     return verdict(_named(findings, inventory.hosts)), tuple(failures(outcomes))
 
 
-def _tails(transport: Transport, argv: list[str]) -> str:
-    return transport.run(argv, sudo=True, timeout=deadlines.LOG_TAILS).stdout
-
-
-def _belongs(log: str, service: str) -> bool:
-    """Whether a log is the service's, or that of one of its replicas (`NAME.1.log`)."""
-    return log == f"{service}.log" or (
-        log.startswith(f"{service}.") and log.removeprefix(f"{service}.")[:-4].isdigit()
+def _ends(transport: Transport, order: dict[str, str]) -> dict[str, str]:
+    """Return the ends of the host's logs by name, and of its kernel's."""
+    said = python.ask(
+        transport, READER, order, doing="reading the logs", timeout=deadlines.LOG_TAILS, sudo=True
     )
-
-
-def sections(text: str, mark: str) -> Iterator[tuple[str, list[bytes]]]:
-    for section in text.split(f"\n{mark} ")[1:]:
-        name, _, lines = section.partition("\n")
-        yield name, [line.encode() for line in lines.splitlines(keepends=True)]
+    return {str(name): str(text) for name, text in said.items()} if isinstance(said, dict) else {}
 
 
 def _named(findings: Iterable[Finding], hosts: Iterable[Host]) -> Iterator[Finding]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from clusterctl.cli.app import app
-from clusterctl.commands.diagnose import TAILS, sections
+from clusterctl.transport import log_ends
 
 FULL = "OSError: [Errno 28] No space left on device: '/root/.cache/vllm'\n"
 DEAD = "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.\n"
@@ -68,7 +67,10 @@ def test_a_file_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
     assert "cannot be read: No such file or directory" in str(shown.exception) + shown.output
 
 
-def test_a_host_sends_the_ends_of_its_logs_and_follows_no_link(tmp_path: Path) -> None:
+def test_a_host_sends_the_ends_of_its_logs_and_follows_no_link(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_ends, "LONGEST", 20)
     secret = tmp_path / "secret"
     secret.write_text("not a log\n")
     logs = tmp_path / "logs"
@@ -76,11 +78,27 @@ def test_a_host_sends_the_ends_of_its_logs_and_follows_no_link(tmp_path: Path) -
     (logs / "chat.log").write_text("x" * 100 + "\nlast line\n")
     (logs / "link.log").symlink_to(secret)
     os.mkfifo(logs / "pipe.log")
-    argv = ["sh", "-c", TAILS, "tails", "MARK", "20", str(logs), "nothing of the kernel"]
 
-    sent = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True).stdout
+    log_ends.main({"directory": str(logs), "kernel": "nothing of the kernel"})
 
-    assert dict(sections(sent, "MARK")) == {
-        "chat.log": [b"xxxxxxxxx\n", b"last line\n"],
-        "kernel": [],
+    assert json.loads(capsys.readouterr().out) == {
+        "chat.log": "xxxxxxxxx\nlast line\n",
+        "link.log": "",
+        "pipe.log": "",
+        "kernel": "",
     }
+
+
+def test_the_newest_logs_come_first_up_to_a_limit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_ends, "MOST", 10)
+    for age, name in enumerate(("new", "old", "oldest")):
+        log = tmp_path / f"{name}.log"
+        log.write_text("12345678\n")
+        os.utime(log, (1000 - age, 1000 - age))
+
+    log_ends.main({"directory": str(tmp_path), "kernel": "nothing of the kernel"})
+
+    sent = json.loads(capsys.readouterr().out)
+    assert sent == {"new.log": "12345678\n", "old.log": "\n", "kernel": ""}
