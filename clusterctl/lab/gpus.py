@@ -36,8 +36,9 @@ _PROGRAMS = (
 SETUP_PATH = "/usr/local/sbin/lab-gpus"
 SETUP = """\
 #!/bin/sh
-sed 's/^ModifyDeviceFiles: 1/ModifyDeviceFiles: 0/' /proc/driver/nvidia/params >/run/nvidia-params
-mount --bind /run/nvidia-params /proc/driver/nvidia/params
+params=/proc/driver/nvidia/params
+sed 's/^ModifyDeviceFiles: 1/ModifyDeviceFiles: 0/' $params >/run/lab-gpus.params
+mount --bind /run/lab-gpus.params $params
 exec ldconfig
 """
 UNIT_PATH = "/etc/systemd/system/lab-gpus.service"

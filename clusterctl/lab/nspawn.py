@@ -92,9 +92,12 @@ def halt(host: LabHost, directory: Path) -> bool:
     if root.is_dir():
         status = root.stat()
         (RUNTIME / "locks" / f"inode-{status.st_dev}:{status.st_ino}").unlink(missing_ok=True)
-    propagate = RUNTIME / "propagate" / host.name
-    if propagate.is_dir():
-        propagate.rmdir()
+    # From systemd 256 on, the second one is a mount, with which nspawn refuses to start.
+    for kind in ("propagate", "unix-export"):
+        left = RUNTIME / kind / host.name
+        unmount_under(left)
+        if left.is_dir():
+            left.rmdir()
     return any(ran)
 
 
