@@ -11,7 +11,7 @@ import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
-from clusterctl.errors import UsageError
+from clusterctl.errors import ClusterctlError, UsageError
 
 if TYPE_CHECKING:
     from clusterctl.steps.nvidia_driver import DriverSource
@@ -27,6 +27,14 @@ def bootstrap(
     limit: options.Limit = None,
     as_json: options.Json = False,
     accept_new: options.AcceptNew = False,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            "--plan",
+            metavar="FILE",
+            help="Make only the changes of this file of `plan -o`; refuse any other.",
+        ),
+    ] = None,
     install_driver: Annotated[
         str | None,
         typer.Option(
@@ -40,12 +48,19 @@ def bootstrap(
     from clusterctl.cli.session import agreement, session
     from clusterctl.commands import install_driver as driver
     from clusterctl.commands.bootstrap import run
+    from clusterctl.engine import saved_plan
+    from clusterctl.engine.plan import Plan
     from clusterctl.inventory.current import current
     from clusterctl.reporting.text import count
     from clusterctl.steps.nvidia_driver import driver_source
 
     path = current(options.named_inventory(context, file, inventory))
     source = driver_source(install_driver) if install_driver else None
+    saved = saved_plan.read(plan) if plan else None
+    if saved and source:
+        raise UsageError(
+            "--plan has no changes of --install-driver", hint="install the driver first, then plan"
+        )
     if dry_run:
         raise _show_plan("bootstrap", path, limit, source, as_json=as_json, accept_new=accept_new)
 
@@ -54,7 +69,13 @@ def bootstrap(
         if source:
             driver.run(*of, source, agree=agreement(sink, yes=yes, as_json=as_json), sink=sink)
         # Only after agreement: `down` must not default to a file whose hosts never answered.
-        agree = agreement(sink, yes=yes, as_json=as_json, agreed=lambda: _remember(path))
+        agreed = agreement(sink, yes=yes, as_json=as_json, agreed=lambda: _remember(path))
+
+        def agree(found: Plan) -> None:
+            if saved:
+                saved_plan.require_same(saved, found, path)
+            agreed(found)
+
         done = run(*of, agree=agree, sink=sink)
     formed = done.formed
     if as_json:
@@ -91,10 +112,19 @@ def plan(
     limit: options.Limit = None,
     as_json: options.Json = False,
     accept_new: options.AcceptNew = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Also write the plan, for bootstrap --plan FILE."
+        ),
+    ] = None,
 ) -> None:
-    """Show what bootstrap would change, per host. Changes nothing; exit 10 when it would."""
+    """Show what bootstrap would change, per host. Changes nothing; exit 10 when it would.
+
+    Where requirements fail, shows what the other hosts would get first, and then the problems.
+    """
     path = options.named_inventory(context, file, inventory)
-    raise _show_plan("plan", path, limit, as_json=as_json, accept_new=accept_new)
+    raise _show_plan("plan", path, limit, as_json=as_json, accept_new=accept_new, output=output)
 
 
 def _show_plan(
@@ -105,16 +135,25 @@ def _show_plan(
     *,
     as_json: bool,
     accept_new: bool,
+    output: Path | None = None,
 ) -> typer.Exit:
     """Show the pending changes and return the exit of a dry run. If the driver of `source` must be
     installed first, show only that change: all others depend on it."""
     from clusterctl.cli.session import session, show_plan
     from clusterctl.commands import install_driver as driver
     from clusterctl.commands.bootstrap import make_plan
+    from clusterctl.engine.saved_plan import save
+    from clusterctl.inventory.current import current
 
-    with session(command, file, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
+    path = current(file)
+    errors: tuple[ClusterctlError, ...] = ()
+    with session(command, path, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
         of = (opened.inventory, opened.hosts, opened.credentials)
         found = driver.make_plan(*of, source) if source else None
         if not found or found.empty:
-            found = make_plan(*of, sink=opened.progress)
-    return show_plan(found, as_json=as_json)
+            found, errors = make_plan(*of, sink=opened.progress)
+    if output and errors:
+        print(f"note: {output} is not written, since this is not the whole plan", file=sys.stderr)
+    elif output:
+        save(found, path, output)
+    return show_plan(found, as_json=as_json, errors=errors)

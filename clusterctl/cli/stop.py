@@ -15,12 +15,16 @@ from clusterctl.cli.guard import guarded
 def stop(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Service, as `status` shows it.")],
     inventory: options.Inventory = None,
+    dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
     """Stop one service: running requests get 60 s to finish. The cluster stays."""
-    from clusterctl.cli.session import session
-    from clusterctl.commands.stop import run
+    from clusterctl.cli.session import session, show_plan
+    from clusterctl.commands.stop import make_plan, run
 
     with session("stop", inventory, quiet=as_json) as opened:
+        if dry_run:
+            plan, errors = make_plan(opened.inventory, name, opened.credentials)
+            raise show_plan(plan, as_json=as_json, errors=errors)
         run(opened.inventory, name, opened.credentials, opened.progress)
     print(json.dumps({"stopped": name}, indent=2) if as_json else f"{name} is stopped")

@@ -5,7 +5,7 @@ changing anything."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from clusterctl.accelerators.registry import accelerator_named
@@ -15,10 +15,10 @@ from clusterctl.containers.spec import ContainerSpec
 from clusterctl.engine.events import EventSink, Note, StageStarted
 from clusterctl.engine.executor import execute
 from clusterctl.engine.interrupt import interruptible
-from clusterctl.engine.plan import OnFailure, Plan, Stage
+from clusterctl.engine.plan import OnFailure, Plan, Stage, plan_apart
 from clusterctl.engine.plan import plan as plan_stages
 from clusterctl.engine.step import HostView, Step
-from clusterctl.errors import raise_all
+from clusterctl.errors import ClusterctlError, raise_all
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.network.gate import FabricRecord, ensure_proven
 from clusterctl.network.pairs import judgement
@@ -42,7 +42,7 @@ from clusterctl.steps.secrets import (
     secret_path,
 )
 from clusterctl.steps.service_documents import ServiceDocumentsReadable
-from clusterctl.survey.cluster import Cluster, require_fit
+from clusterctl.survey.cluster import Cluster, require_fit, single
 from clusterctl.survey.formation import Formed, await_formation, clock_of
 from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transfer.cluster_images import ClusterImages
@@ -148,15 +148,29 @@ def plan_for(cluster: Cluster, names: tuple[str, ...]) -> Plan:
 
 def make_plan(
     inventory: Inventory, hosts: Iterable[Host], credentials: Credentials, *, sink: EventSink
-) -> Plan:
-    """Return the plan of `run` for `hosts`. Reports to `sink` which interfaces they would use."""
+) -> tuple[Plan, tuple[ClusterctlError, ...]]:
+    """Return the plan of `run` for `hosts`. Reports to `sink` which interfaces they would use.
+
+    Where requirements keep `run` from starting, the plan has the first stages for the hosts that
+    meet theirs, and the errors of the others come with it."""
     hosts = tuple(hosts)
     with connected(inventory.hosts, credentials) as transports:
-        cluster = require_fit(take_survey(inventory, transports), hosts)
+        survey = take_survey(inventory, transports)
+        try:
+            cluster = require_fit(survey, hosts)
+        except ClusterctlError as error:
+            errors = tuple(single(error))
+            wrong = {each.host for each in errors}
+            fit = tuple(h.name for h in hosts if h.name in survey.views and h.name not in wrong)
+            sink(Note("not the whole plan: the rest depends on the problems below"))
+            stages = host_stages(inventory, fit)
+            each = [replace(stage, on_failure=OnFailure.SET_HOST_ASIDE) for stage in stages]
+            found = plan_apart(each, survey.views)
+            return found.plan, (*errors, *found.set_aside.values())
         for node in cluster.topology.nodes:
             for reason in node.explain:
                 sink(Note(reason, node.host))
-        return plan_for(cluster, tuple(host.name for host in hosts))
+        return plan_for(cluster, tuple(host.name for host in hosts)), ()
 
 
 def run(

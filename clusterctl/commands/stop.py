@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from clusterctl.engine.events import EventSink
-from clusterctl.errors import UsageError, raise_all
+from clusterctl.engine.plan import Plan, PlannedChange
+from clusterctl.engine.step import Change
+from clusterctl.errors import ClusterctlError, UsageError, raise_all
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.serving.declaration import (
@@ -13,9 +17,25 @@ from clusterctl.serving.declaration import (
     service_file,
 )
 from clusterctl.survey.survey import Survey, connected, take_survey
+from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, fan_out
 from clusterctl.transport.lock import ClusterLock
+
+
+def make_plan(
+    inventory: Inventory, name: str, credentials: Credentials
+) -> tuple[Plan, tuple[ClusterctlError, ...]]:
+    """Return the plan of `run`, and the errors of hosts with replicas that do not answer. Raises
+    what `run` raises before it changes anything."""
+    with connected(inventory.hosts, credentials) as transports:
+        survey, documents = _replicas(inventory, name, transports)
+    changes = []
+    for each in documents:
+        summary = f"let requests of {each.name} finish for {each.shutdown_timeout:g} s, end vLLM"
+        host = survey.host_of(each.name)
+        changes.append(PlannedChange(f"Stop {name}", host, "service", Change(summary)))
+    return Plan(tuple(changes)), tuple(survey.errors.values())
 
 
 def run(inventory: Inventory, name: str, credentials: Credentials, sink: EventSink) -> None:
@@ -28,26 +48,9 @@ def run(inventory: Inventory, name: str, credentials: Credentials, sink: EventSi
     with connected(inventory.hosts, credentials) as transports:
         head = inventory.head.name
 
-        def look() -> tuple[Survey, list[ServiceDocument]]:
-            survey = take_survey(inventory, {head: transports[head]})
-            survey.require_supervised_head()
-            members = survey.members.get(name)
-            hosts = {member.host for member in (members.members if members else ())} - {head}
-            if hosts:
-                known = {host: transports[host] for host in transports if host in hosts | {head}}
-                survey = take_survey(inventory, known).require_answers((head,))
-            documents = survey.replicas(name)
-            if not documents and members is None:
-                require_service(name, survey.services)
-                raise UsageError(
-                    f"{name} is one replica of a service, and a service stops as a whole",
-                    hint=f"clusterctl stop {survey.services[name].service}",
-                )
-            return survey, documents
-
-        look()  # refuse an unknown name without waiting for the lock
+        _replicas(inventory, name, transports)  # refuse an unknown name without the lock
         with ClusterLock(transports[head], inventory.cluster, "stop") as lock:
-            survey, documents = look()
+            survey, documents = _replicas(inventory, name, transports)
 
             def stop(document: ServiceDocument) -> None:
                 host = survey.host_of(document.name)
@@ -61,3 +64,25 @@ def run(inventory: Inventory, name: str, credentials: Credentials, sink: EventSi
             path = members_file(inventory.cluster, name)
             if survey.head_file(path) is not None:
                 lock.replace(path, None, before=survey.head_file(path))
+
+
+def _replicas(
+    inventory: Inventory, name: str, transports: Mapping[str, Transport]
+) -> tuple[Survey, list[ServiceDocument]]:
+    """Return the documents of the service's replicas, and the survey of the hosts with them."""
+    head = inventory.head.name
+    survey = take_survey(inventory, {head: transports[head]})
+    survey.require_supervised_head()
+    members = survey.members.get(name)
+    hosts = {member.host for member in (members.members if members else ())} - {head}
+    if hosts:
+        known = {host: transports[host] for host in transports if host in hosts | {head}}
+        survey = take_survey(inventory, known).require_answers((head,))
+    documents = survey.replicas(name)
+    if not documents and members is None:
+        require_service(name, survey.services)
+        raise UsageError(
+            f"{name} is one replica of a service, and a service stops as a whole",
+            hint=f"clusterctl stop {survey.services[name].service}",
+        )
+    return survey, documents

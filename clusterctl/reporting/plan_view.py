@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from clusterctl.engine.plan import Plan
+from clusterctl.engine.saved_plan import change_document
 from clusterctl.engine.step import Change
 from clusterctl.reporting.text import columns, count
 
@@ -36,17 +37,4 @@ def plan_lines(plan: Plan, nothing: str = NOTHING, *, width: int | None = None) 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
     """Return the plan as a JSON document."""
-    rows = []
-    for planned in plan.changes:
-        change = planned.change
-        rows.append(
-            {
-                "stage": planned.stage,
-                "host": planned.host,
-                "step": planned.step,
-                "known": isinstance(change, Change),
-                "summary": change.summary if isinstance(change, Change) else change.reason,
-                "disruptive": isinstance(change, Change) and change.disruptive,
-            }
-        )
-    return {"changes": rows}
+    return {"changes": [change_document(planned) for planned in plan.changes]}
