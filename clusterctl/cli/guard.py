@@ -70,11 +70,10 @@ def _reported(error: ClusterctlError, *, as_json: bool) -> typer.Exit:
 
 def _kept(text: str) -> Path | None:
     """Write the traceback to the state directory, else to a temporary file; return its path."""
-    from clusterctl.reporting.run_log import state_directory
+    from clusterctl.reporting.run_log import private, state_directory
 
     with suppress(OSError, RuntimeError):
-        path = state_directory() / "bug.log"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = private(state_directory()) / "bug.log"
         path.write_text(text)
         return path
     try:

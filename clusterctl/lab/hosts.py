@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 import shutil
 import socket
 import time
@@ -148,12 +149,18 @@ def _personalize(root: Path, host_keys: Path, host: LabHost, paths: LabPaths) ->
         directory.mkdir(mode=0o700, exist_ok=True)
         (directory / "authorized_keys").write_text(public)
     run(["chroot", str(root), "chown", "-R", f"{OPERATOR}:", f"/home/{OPERATOR}/.ssh"])
+    password = paths.password.read_text().strip()
+    run(["chroot", str(root), "chpasswd"], stdin=f"{OPERATOR}:{password}\n")
 
 
 def ensure_identity(paths: LabPaths) -> bool:
-    """Create the user's key pair if it is missing. Return whether it was created."""
+    """Create the user's key pair, and the password of OPERATOR, if they are missing. Return whether
+    the key pair was created."""
     paths.keys.mkdir(parents=True, exist_ok=True)
     paths.keys.chmod(0o700)
+    if not paths.password.exists():
+        paths.password.touch(mode=0o600)
+        paths.password.write_text(f"{secrets.token_urlsafe(12)}\n")
     return _ensure_key(paths.identity, "ed25519", "clusterctl-lab")
 
 

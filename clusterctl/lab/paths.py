@@ -27,6 +27,7 @@ class LabPaths:
         self.keys = root / "keys"
         self.identity = self.keys / "id_ed25519"
         self.known_hosts = self.keys / "known_hosts"
+        self.password = self.keys / "ops.password"
         self.hosts = root / "hosts"
         self.light = root / "light"
         self.mirror = root / "mirror"

@@ -21,6 +21,14 @@ def state_directory(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(base) / "clusterctl"
 
 
+def private(directory: Path) -> Path:
+    """Make a directory that only this user may enter, also if it was open, and return it. Raises
+    OSError."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.chmod(0o700)
+    return directory
+
+
 @contextmanager
 def run_log(cluster: str, command: str) -> Iterator[Path | None]:
     """Write all messages of the `clusterctl` loggers to a new file during the block; yield its
@@ -34,8 +42,8 @@ def run_log(cluster: str, command: str) -> Iterator[Path | None]:
     # Without a handler, warnings would go to stderr.
     handler: logging.Handler = logging.NullHandler()
     with suppress(OSError, RuntimeError):  # RuntimeError: the home directory is unknown
-        directory = state_directory() / "logs" / cluster
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private(state_directory())
+        directory = private(state_directory() / "logs" / cluster)
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{command}.log"
         handler = _LogFile(directory / name, encoding="utf-8")
         handler.setFormatter(_Escaped("%(asctime)s %(name)s %(message)s"))

@@ -55,6 +55,14 @@ def cache_directory() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "clusterctl"
 
 
+def make_private(directory: Path) -> None:
+    """Make a cache that only this user may enter: images and models may be private. Raises
+    OSError."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if directory.stat().st_uid == os.geteuid():
+        directory.chmod(0o700)  # an earlier version left it open
+
+
 def free_space(directory: Path) -> int:
     """Return the bytes free for files in `directory`, which need not exist yet."""
     while not directory.exists():
@@ -251,7 +259,7 @@ class BlobStore:
         if self._in_use:
             return
         with suppress(OSError):
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_private(self.directory)
             descriptor = os.open(self.use, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             weakref.finalize(self, os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_SH)

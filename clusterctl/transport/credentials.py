@@ -14,6 +14,13 @@ SSH_PASSWORD = "CLUSTERCTL_SSH_PASSWORD"  # noqa: S105 - the name of a variable
 SSH_PASSPHRASE = "CLUSTERCTL_SSH_PASSPHRASE"  # noqa: S105
 SUDO_PASSWORD = "CLUSTERCTL_SUDO_PASSWORD"  # noqa: S105
 
+
+def environment_of_children() -> dict[str, str]:
+    """Return this process's environment without passwords, for programs that it starts."""
+    secrets = {SSH_PASSWORD, SSH_PASSPHRASE, SUDO_PASSWORD}
+    return {name: value for name, value in os.environ.items() if name not in secrets}
+
+
 # Shows a question and reads the answer without echo; None when there is no user to ask.
 Ask = Callable[[str], str | None]
 

@@ -25,7 +25,7 @@ from clusterctl.errors import (
 )
 from clusterctl.transport import known_hosts
 from clusterctl.transport.authentication import KeyRing, SshLogin
-from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.credentials import Credentials, environment_of_children
 from clusterctl.transport.host_key import VerifyHostKey, preferring
 from clusterctl.transport.known_hosts import UnknownHostKey
 from clusterctl.transport.ssh_config import SshConfig, SshEndpoint
@@ -253,6 +253,7 @@ def open_proxy(command: str) -> socket.socket:
             stdout=theirs.fileno(),
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            env=environment_of_children(),
         )
     threading.Thread(target=process.wait, name="proxy", daemon=True).start()
     return ours

@@ -17,7 +17,7 @@ from clusterctl.errors import ConnectionFailed
 from clusterctl.inventory.model import Host
 from clusterctl.transport.base import Channel
 from clusterctl.transport.command import Wire
-from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.credentials import Credentials, environment_of_children
 from clusterctl.transport.shell import ShellTransport
 from clusterctl.transport.tcp import SocketChannel
 
@@ -70,6 +70,7 @@ class LocalWire:
             stderr=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
+            env=environment_of_children(),
         )
         self._stdin = cast("IO[bytes]", self._process.stdin)
         os.set_blocking(self._stdin.fileno(), False)

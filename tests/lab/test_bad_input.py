@@ -126,10 +126,10 @@ def test_a_user_who_cannot_become_root_is_named(
 
 
 def test_sudo_with_a_password_works(
-    operator: Operator, write: Write, bare: Path, monkeypatch: pytest.MonkeyPatch
+    operator: Operator, write: Write, bare: Path, lab: LabPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ssh = yaml.safe_load(bare.read_text())["ssh"]
-    monkeypatch.setenv("CLUSTERCTL_SUDO_PASSWORD", "lab-ops")
+    monkeypatch.setenv("CLUSTERCTL_SUDO_PASSWORD", lab.password.read_text().strip())
     ran = operator.run("check", write(ssh={**ssh, "user": "ops"}))
     assert ran.status == 0, ran.text
 

@@ -132,9 +132,10 @@ def test_an_engine_is_installed_from_the_mirror(on_host: OnHost) -> None:
     assert installed.stdout.splitlines()[-1] == "overlay2"
 
 
-def test_the_operator_must_give_a_password_for_sudo(on_host: OnHost) -> None:
+def test_the_operator_must_give_a_password_for_sudo(on_host: OnHost, lab: LabPaths) -> None:
     assert on_host("gpu1", "sudo -n true", user="ops").returncode != 0
-    assert on_host("gpu1", "sudo -S true", user="ops", stdin="lab-ops\n").returncode == 0
+    password = lab.password.read_text()
+    assert on_host("gpu1", "sudo -S true", user="ops", stdin=password).returncode == 0
 
 
 def test_a_disk_survives_a_power_loss(on_host: OnHost) -> None:

@@ -7,7 +7,7 @@ import socket
 import socketserver
 import threading
 from http.server import BaseHTTPRequestHandler
-from typing import Any, Callable, ClassVar, Dict, Tuple, Type
+from typing import Any, Callable, ClassVar, Dict, Optional, Tuple, Type
 
 from clusterctl.transfer.relay import wire
 from clusterctl.transfer.relay.fetching import Holdings
@@ -155,15 +155,37 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+def user_of(connection: socket.socket) -> Optional[int]:
+    """Return the user ID of the other end of a TCP connection over 127.0.0.1; None if it is not
+    known."""
+    ours, theirs = connection.getsockname()[1], connection.getpeername()[1]
+    ends = ["0100007F:%04X" % port for port in (theirs, ours)]
+    with open("/proc/net/tcp", encoding="ascii") as table:
+        for row in table:
+            fields = row.split()
+            if fields[1:3] == ends:
+                return int(fields[7])
+    return None
+
+
 class Registry(Handler):
-    """Serves one image to the host's container engine, as an OCI registry. Paths begin with a
-    random word, so that only clients that were given the reference can pull."""
+    """Serves one image to the host's container engine, as an OCI registry. Other users than root
+    and this process's are refused. Paths begin with a random word, so that only clients that were
+    given the reference can pull; it is in the arguments of the pull, for all users to see."""
 
     holdings: Holdings
     repository = ""  # the random word first
     manifests: ClassVar[
         Dict[str, Tuple[str, str, bytes]]
     ] = {}  # by tag and digest: digest, type, content
+
+    def handle(self) -> None:
+        try:
+            user = user_of(self.connection)
+        except OSError:
+            return
+        if user in (0, os.geteuid()):
+            super().handle()
 
     @classmethod
     def offer(cls, repository: str, tag: str, media_type: str, manifest: bytes) -> None:

@@ -32,6 +32,7 @@ from clusterctl.transfer.blob_store import (
     cache_directory,
     free_space,
     locked,
+    make_private,
     same_file,
 )
 from clusterctl.transfer.chain_link import PIECE
@@ -67,7 +68,7 @@ def only_one(directory: Path, model_id: str) -> Iterator[None]:
     """
     path = directory.with_name(f"{directory.name}.lock")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         while True:
             file = path.open("a+b")
             if not locked(file):

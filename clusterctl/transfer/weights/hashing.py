@@ -16,7 +16,7 @@ from clusterctl.containers.driver import Say
 from clusterctl.containers.failures import DISK, in_time
 from clusterctl.containers.meter import Meter
 from clusterctl.errors import MALFORMED, CommandFailed, ConnectionFailed
-from clusterctl.transfer.blob_store import cache_directory
+from clusterctl.transfer.blob_store import cache_directory, make_private
 from clusterctl.transfer.chain_link import PIECE
 from clusterctl.transfer.weights import host_hash
 from clusterctl.transport import python
@@ -62,7 +62,7 @@ class HashCache:
     def put(self, stamp: Stamp, hashed: Hashed) -> None:
         document = {"size": stamp.size, "mtime_ns": stamp.mtime_ns, **asdict(hashed)}
         with suppress(OSError):
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_private(self._directory)
             path = self._path(stamp)
             draft = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
             draft.write_text(json.dumps(document))

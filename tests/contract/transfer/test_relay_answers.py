@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
@@ -186,3 +189,23 @@ def test_noise_ends_a_connection_and_nothing_else(answering: Answering) -> None:
             stream.shutdown(socket.SHUT_WR)
             assert stream.recv(12) in (b"", b"HTTP/1.1 400", b"HTTP/1.1 414")
     assert answering.as_engine().ask("/v2/").status == 200
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_other_users_of_the_host_get_no_image_although_they_see_its_name(
+    answering: Answering,
+) -> None:
+    """The name is among the arguments of `docker pull`."""
+    path = f"{answering.root}/manifests/v1"
+    asked = (
+        "import os, socket, sys; os.setuid(65534); "
+        f"s = socket.create_connection(('127.0.0.1', {answering.engine}), 20); "
+        f"s.sendall(b'GET {path} HTTP/1.1\\r\\n\\r\\n'); "
+        "sys.stdout.write(s.makefile().read())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", asked], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert MANIFEST.decode() not in done.stdout
+    assert done.stdout == ""
+    assert answering.as_engine().ask(path).body == MANIFEST

@@ -17,10 +17,17 @@ from clusterctl.errors import (
     HostKeyProblem,
     RequirementsNotMet,
 )
+from clusterctl.inventory.model import Host
 from clusterctl.serving.endpoint import key_line
 from clusterctl.transport.base import lines
-from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.credentials import (
+    SSH_PASSPHRASE,
+    SSH_PASSWORD,
+    SUDO_PASSWORD,
+    Credentials,
+)
 from clusterctl.transport.dialer import Dialer
+from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.ssh import SshTransport
 from tests.contract.transport.conftest import MakePerson, Person, StartSshd
 from tests.contract.transport.sshd import Sshd
@@ -297,3 +304,15 @@ def test_the_printed_line_fetches_the_key_where_sudo_asks_and_no_terminal_is(
         timeout=120,
     )
     assert done.stdout == "the-key\n", done.stderr
+
+
+def test_programs_of_this_machine_do_not_get_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any program that a command line names would find them in its environment."""
+    names = (SSH_PASSWORD, SSH_PASSPHRASE, SUDO_PASSWORD)
+    for name in names:
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("KEPT", "yes")
+    here = LocalTransport(Host(name="here", address="localhost"))
+    said = here.run(["env"]).stdout
+    assert "secret" not in said
+    assert "KEPT=yes" in said

@@ -167,3 +167,13 @@ def test_a_stale_lock_holder_does_not_keep_the_name(store: BlobStore) -> None:
         fcntl.flock(theirs, fcntl.LOCK_EX)
         part.rename(store.path(BLOB.digest))
         store.fill(BLOB, lambda _: pytest.fail("fetched again"))
+
+
+def test_nobody_else_reads_layers_also_where_an_earlier_version_left_them_open(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "cache").mkdir(mode=0o755)
+    for name in ("cache", "new/cache"):
+        made = BlobStore(tmp_path / name)
+        made.fill(BLOB, pieces)
+        assert made.directory.stat().st_mode & 0o777 == 0o700

@@ -1,0 +1,21 @@
+"""What clusterctl keeps for the operator is the operator's alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.reporting.run_log import run_log
+
+
+def test_nobody_else_reads_logs_also_where_an_earlier_version_left_them_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "clusterctl" / "logs" / "demo").mkdir(mode=0o755, parents=True)
+    with run_log("demo", "serve") as log:
+        assert log is not None
+        assert log.is_relative_to(tmp_path / "clusterctl")
+    for directory in ("clusterctl", "clusterctl/logs/demo"):
+        assert (tmp_path / directory).stat().st_mode & 0o777 == 0o700
