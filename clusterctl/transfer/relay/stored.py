@@ -4,10 +4,12 @@ A part file is resumed from the bytes of an earlier relay, and renamed when it i
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
 import re
+import stat
 import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
@@ -19,6 +21,8 @@ NOTED_EVERY = 8 << 20
 OURS = re.compile(r"[0-9a-f]{64}(\.part)?(\.pieces)?$")  # Files that relays leave in a cache
 
 BOOT = "/proc/sys/kernel/random/boot_id"
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+MOST_LINKS = 40  # On the way to a directory, as in the kernel
 Wait = Callable[[str], None]
 
 
@@ -186,16 +190,62 @@ class Stored:
             return max(0, segment.start + segment.visible - position)
 
 
+def open_directory(path: str) -> int:
+    """Return a descriptor of the directory `path` (absolute), and make what is missing of it.
+
+    The models directory may belong to a user of the host, and this process be root: a link on the
+    way counts only if no other user can have put it there. Raises OSError.
+    """
+    at, rest, links = os.open("/", DIRECTORY), path.split("/"), 0
+    try:
+        while rest:
+            name = rest.pop(0)
+            if name in ("", "."):
+                continue
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o755, dir_fd=at)
+            if stat.S_ISLNK(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
+                links += 1
+                target = _target(at, name, links)
+                rest = target.split("/") + rest
+                found = os.open("/" if target.startswith("/") else ".", DIRECTORY, dir_fd=at)
+            else:
+                found = os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
+            os.close(at)
+            at = found
+    except BaseException:
+        os.close(at)
+        raise
+    return at
+
+
+def _target(directory: int, name: str, links: int) -> str:
+    """Return where the link `name` in an open directory leads. Raises OSError if another user can
+    have put it there, or it is one of too many."""
+    ours, found = (0, os.geteuid()), os.fstat(directory)
+    closed = not found.st_mode & 0o022
+    if not closed and found.st_mode & stat.S_ISVTX:  # others can replace what is theirs only
+        closed = os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid in ours
+    if links > MOST_LINKS or found.st_uid not in ours or not closed:
+        raise OSError(errno.ELOOP, "a link that another user can change is on the way to it", name)
+    return os.readlink(name, dir_fd=directory)
+
+
 class PartFile:
-    """Writes one blob. The file is locked: only one relay of a host writes it at a time."""
+    """Writes one blob. The file is locked: only one relay of a host writes it at a time.
+
+    Its directory is opened once, and names in it are never followed if they are links.
+    """
 
     def __init__(self, blob: Stored) -> None:
         self._blob = blob
         self._opening = threading.Lock()
         self._noting = threading.Lock()
+        self._at: Optional[int] = None  # The directory of the file
         self._descriptor: Optional[int] = None
         self._journal: Optional[int] = None
         self._noted: Dict[int, int] = {}
+        self._name = os.path.basename(blob.path)
 
     def open(self, wait: Wait) -> None:
         """Open the part file for writing and resume from the bytes already in it. Raises OSError.
@@ -206,11 +256,14 @@ class PartFile:
         with self._opening:
             if blob.complete or self._descriptor is not None:
                 return
-            os.makedirs(os.path.dirname(blob.path), mode=0o755, exist_ok=True)
+            if self._at is None:
+                self._at = open_directory(os.path.dirname(blob.path))
             descriptor = self._locked(wait)
             if self._is_there_already(wait):
-                _unlink(blob.part)
+                self._unlink(".part")
                 os.close(descriptor)
+                os.close(self._at)
+                self._at = None
                 blob.completed()
                 return
             there = os.fstat(descriptor).st_size
@@ -248,7 +301,7 @@ class PartFile:
             self.note(segment)
             return
         before = self._open_descriptor()
-        _unlink(self._blob.part)
+        self._unlink(".part")
         self._descriptor = self._locked(wait)
         os.close(before)
 
@@ -259,24 +312,28 @@ class PartFile:
             os.fchmod(descriptor, self._blob.mode)
             os.fsync(descriptor)
         with self._blob.changed:
-            os.rename(self._blob.part, self._blob.path)
+            os.rename(self._name + ".part", self._name, src_dir_fd=self._at, dst_dir_fd=self._at)
             self._blob.completed()
-        if self._blob.placed:
-            # The rename must survive a crash, too.
-            directory = os.open(
-                os.path.dirname(self._blob.path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-            )
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+        if self._blob.placed and self._at is not None:
+            os.fsync(self._at)  # the rename must survive a crash, too
         with self._noting:
-            for each in (self._descriptor, self._journal):
+            if self._journal is not None:
+                self._unlink(".part.pieces")
+            for each in (self._descriptor, self._journal, self._at):
                 if each is not None:
                     os.close(each)
-            if self._journal is not None:
-                _unlink(self._blob.journal)
-            self._descriptor = self._journal = None
+            self._descriptor = self._journal = self._at = None
+
+    def _open(self, suffix: str, flags: int) -> int:
+        name = self._name + suffix
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._at)
+
+    def _stat(self, suffix: str) -> os.stat_result:
+        return os.stat(self._name + suffix, dir_fd=self._at, follow_symlinks=False)
+
+    def _unlink(self, suffix: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._name + suffix, dir_fd=self._at)
 
     def _open_descriptor(self) -> int:
         if self._descriptor is None:
@@ -286,11 +343,11 @@ class PartFile:
     def _locked(self, wait: Wait) -> int:
         """Open and lock the part file, again if the previous holder renamed it meanwhile."""
         while True:
-            descriptor = os.open(self._blob.part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = self._open(".part", os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 with contextlib.suppress(FileNotFoundError):
-                    if os.path.samestat(os.stat(self._blob.part), os.fstat(descriptor)):
+                    if os.path.samestat(self._stat(".part"), os.fstat(descriptor)):
                         return descriptor
             except BlockingIOError:
                 wait("another relay on this host, which writes %s" % self._blob.part)
@@ -298,11 +355,14 @@ class PartFile:
             os.close(descriptor)
 
     def _is_there_already(self, wait: Wait) -> bool:
-        path, size = self._blob.path, self._blob.size
-        if not os.path.isfile(path) or os.path.getsize(path) != size:
+        try:
+            found = self._stat("")
+        except FileNotFoundError:
             return False
-        wait("the check of %s, which is here already" % path)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != self._blob.size:
+            return False
+        wait("the check of %s, which is here already" % self._blob.path)
+        descriptor = self._open("", os.O_RDONLY)
         try:
             return all(
                 _hash_range(descriptor, each.start, each.size).hexdigest() == each.digest
@@ -318,8 +378,12 @@ class PartFile:
         boot, rows = "unknown", []
         with contextlib.suppress(OSError), open(BOOT, encoding="ascii") as file:
             boot = file.read().strip()
-        path = self._blob.journal
-        with contextlib.suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
+        with (
+            contextlib.suppress(OSError),
+            os.fdopen(
+                self._open(".part.pieces", os.O_RDONLY), encoding="ascii", errors="replace"
+            ) as file,
+        ):
             rows = [line.split() for line in file if usable and line.endswith("\n")]
         same_boot = rows[:1] == [["boot", boot]]
         for row in rows[1:]:
@@ -328,8 +392,7 @@ class PartFile:
                 if index < len(segments) and have <= segments[index].size:
                     segments[index].have = have
                     segments[index].done = row[0] == "done" and same_boot
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        self._journal = os.open(path, flags, 0o600)
+        self._journal = self._open(".part.pieces", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.write(self._journal, ("boot %s\n" % boot).encode())
         for segment in segments:
             if segment.have:
@@ -360,8 +423,3 @@ def _hash_range(descriptor: int, start: int, size: int) -> Any:
         found.update(data)
         start += len(data)
     return found
-
-
-def _unlink(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)

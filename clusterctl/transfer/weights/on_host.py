@@ -114,8 +114,9 @@ def model_staged_in(name: str) -> str:
 def script(name: str, called: str = "") -> tuple[str, ...]:
     """Return the command that runs `name`.sh of this package; arguments may be added. `called`: the
     script's `$0`, where one script does several things."""
-    text = resources.files(__package__).joinpath(f"{name}.sh").read_text(encoding="utf-8")
-    return ("sh", "-c", text, called or name)
+    folder = resources.files(__package__)
+    parts = [folder.joinpath(f"{part}.sh").read_text(encoding="utf-8") for part in ("enter", name)]
+    return ("sh", "-c", "".join(parts), called or name)
 
 
 def run_as_root(

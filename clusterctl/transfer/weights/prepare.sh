@@ -8,9 +8,10 @@ set -e
 umask 022
 TAB=$(printf '\t')
 mkdir -p "${1%/*}"
-chmod 700 "${1%/*}"
-mkdir -p "$1"
-cd "$1"
+enter "${1%/*}"
+chmod 700 .
+mkdir -p "./${1##*/}"
+cd "./${1##*/}"
 while IFS=$TAB read -r word first second; do
     case $word in
     dir) mkdir -p "./$first" ;;

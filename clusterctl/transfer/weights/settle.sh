@@ -10,7 +10,9 @@ set -e
 umask 022
 TAB=$(printf '\t')
 MANIFEST=.clusterctl-model.json
-cd "$1"
+enter "${1%/*}"
+staged=${1##*/}
+cd "./$staged"
 while IFS=$TAB read -r word first second; do
     case $word in
     same)
@@ -47,27 +49,37 @@ fi
 sync -f . 2>/dev/null || sync
 mv "$MANIFEST.new" "$MANIFEST"
 chmod 755 .
-mkdir -p "$(dirname "$2")"
-rm -rf "$1.old"
-if [ ! -e "$2" ] && [ ! -L "$2" ]; then
-    mv "$1" "$2"
-elif mv --exchange -T "$1" "$2" 2>/dev/null; then
-    mv "$1" "$1.old"
+cd ..
+# The directory of the model, and below it by its descriptor, which nobody can redirect.
+into=${2%/*}
+mkdir -p "$into"
+exec 7<"$into"
+[ "$into" = "${1%/*/*}" ] ||
+    [ "$(stat -L -c %d:%i /proc/self/fd/7)" = "$(stat -c %d:%i "$into")" ] || {
+    echo "$into is a link: remove it" >&2
+    exit 1
+}
+model=/proc/self/fd/7/${2##*/}
+rm -rf "./$staged.old"
+if [ ! -e "$model" ] && [ ! -L "$model" ]; then
+    mv -T "./$staged" "$model"
+elif mv --exchange -T "./$staged" "$model" 2>/dev/null; then
+    mv -T "./$staged" "./$staged.old"
 else
     # Before coreutils 9.5 (Debian 13), and on NFS, there is an instant with neither version in
     # place. Who opens a model just then is told that it is not there, and finds it a moment later;
     # who has its files open keeps them either way.
-    mv "$2" "$1.old"
-    mv "$1" "$2"
+    mv -T "$model" "./$staged.old"
+    mv -T "./$staged" "$model"
 fi
-rm -rf "$1.old"
+rm -rf "./$staged.old"
 
 # Files that the old tree had too were changed just now, as their links became fewer: the manifest
 # counts as written after all of them.
-touch "$2/$MANIFEST"
+touch -ch "$model/$MANIFEST"
 
 # Other versions of it that were begun and never finished.
 h='[0-9a-f]'
-for left in "${1%.*}".$h$h$h$h$h$h$h$h$h$h$h$h; do
+for left in "./${staged%.*}".$h$h$h$h$h$h$h$h$h$h$h$h; do
     rm -rf "$left" "$left.old"
 done
