@@ -16,6 +16,8 @@ from collections import deque
 from pathlib import Path
 from typing import IO, Callable, Deque, List, Mapping, Optional, Sequence
 
+from clusterctl.node.files import append_to
+
 # Bytes. A larger NAME.log is renamed to NAME.log.1, replacing the previous one.
 LOG_LIMIT = 50 * 2**20
 
@@ -131,7 +133,7 @@ class RotatedLog:
                 self._file = None
                 self._path.replace(self._path.with_name(self._path.name + ".1"))
             if self._file is None:
-                self._file = self._path.open("ab", buffering=0)
+                self._file = append_to(self._path)
             self._file.write(data)
         except OSError:
             # Drop the line if the disk is full: the pipe's writer must not be blocked.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
+import stat
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Dict, FrozenSet, List, Optional, Set, TextIO, Type, TypeVar
+from typing import IO, Dict, FrozenSet, List, Optional, Set, TextIO, Type, TypeVar
 
 from clusterctl.node.documents import (
     DELETED,
@@ -63,6 +65,17 @@ class NodePaths:
         return self.logs / f"{name}.log"
 
 
+def append_to(path: Path) -> IO[bytes]:
+    """Open a log to write at its end; only root may read it. Raises OSError for a link too, and for
+    a pipe, which would block until somebody reads it."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o600)
+    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, f"{path} is a pipe")
+    return os.fdopen(descriptor, "ab", buffering=0)
+
+
 class Journal:
     """Appends a JSON line per event to the journal and prints a readable line on `stream`.
 
@@ -86,8 +99,8 @@ class Journal:
             try:
                 if self._path.exists() and self._path.stat().st_size > JOURNAL_LIMIT:
                     self._path.replace(self._path.with_name(self._path.name + ".1"))
-                with self._path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(entry) + "\n")
+                with append_to(self._path) as file:
+                    file.write(json.dumps(entry).encode() + b"\n")
             except OSError as error:
                 print(f"{stamp} journal not written: {error}", file=self._stream, flush=True)
 
