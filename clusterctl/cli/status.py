@@ -25,6 +25,9 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Look again every 2 s, until Ctrl-C.")
     ] = False,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Load of GPUs and CPUs; latencies, rates and errors.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Show hosts, GPUs, Ray and services on one screen. Exit 0 healthy, 8 degraded."""
@@ -41,12 +44,12 @@ def status(
 
     loaded = load_inventory(inventory)
     if not watch:
-        with read(loaded, credentials()) as look:
+        with read(loaded, credentials(), wide=wide) as look:
             found = look()
         show(found)
         raise typer.Exit(0 if found.healthy else DEGRADED)
     try:
-        with read(loaded, credentials()) as look:  # the same connections for every look
+        with read(loaded, credentials(), wide=wide) as look:  # the same connections for every look
             if not as_json and sys.stdout.isatty():
                 from rich.live import Live
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -9,7 +10,13 @@ from functools import partial
 from clusterctl import deadlines
 from clusterctl.inventory.model import Inventory
 from clusterctl.survey.drift import drift
-from clusterctl.survey.status import ClusterStatus, assess
+from clusterctl.survey.load import (
+    ServiceCounters,
+    host_loads,
+    service_counters,
+    service_load,
+)
+from clusterctl.survey.status import ClusterStatus, assess, with_loads
 from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transfer.weights.comparison import kept_file, look_at, told_apart
 from clusterctl.transfer.weights.on_host import KEPT
@@ -18,11 +25,24 @@ from clusterctl.transport.fanout import fan_out, values
 
 
 @contextmanager
-def read(inventory: Inventory, credentials: Credentials) -> Iterator[Callable[[], ClusterStatus]]:
-    """Yield a function that reads the cluster's status; connections stay open between calls."""
+def read(
+    inventory: Inventory, credentials: Credentials, *, wide: bool = False
+) -> Iterator[Callable[[], ClusterStatus]]:
+    """Yield a function that reads the cluster's status; connections stay open between calls.
+    `wide`: with the load of hosts and services, the latter since the call before."""
     with connected(
         inventory.hosts, credentials, connect_timeout=deadlines.STATUS_CONNECT
     ) as transports:
+        before: dict[str, ServiceCounters] = {}
+
+        def with_load(found: ClusterStatus, survey: Survey) -> ClusterStatus:
+            hosts = host_loads({name: transports[name] for name in survey.answers})
+            head = transports[inventory.head.name]
+            ready = [row.document for row in found.services if row.condition == "ready"]
+            now = service_counters(head, ready, time.time) if survey.head else {}
+            services = {name: service_load(now[name], before.get(name)) for name in now}
+            before.update(now)
+            return with_loads(found, hosts, services)
 
         def once() -> ClusterStatus:
             survey = take_survey(
@@ -32,7 +52,8 @@ def read(inventory: Inventory, credentials: Credentials) -> Iterator[Callable[[]
                 limit=2,
                 timeout=deadlines.STATUS_LOOK,
             )
-            return assess(survey, drift(survey), weights_apart(survey))
+            found = assess(survey, drift(survey), weights_apart(survey))
+            return with_load(found, survey) if wide else found
 
         yield once
 

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from clusterctl.reporting.escaping import drawing_on, one_line
-from clusterctl.reporting.text import count, duration
-from clusterctl.survey.status import ClusterStatus, HostRow, ServiceRow
+from clusterctl.reporting.text import count, duration, size
+from clusterctl.survey.status import ClusterStatus, HostRow, ServiceLoad, ServiceRow
 
 _STYLES = {
     "running": "green", "up": "green", "ready": "green",
@@ -46,6 +46,7 @@ def status_screen(status: ClusterStatus) -> RenderableType:
     ]
     title.append(_text("".join(f" · {text}" for text in versions), style="dim"))
     parts: list[RenderableType] = [title, _HostTable(status), Text()]
+    parts += _load_lines(status.hosts)
     for service, group in groupby(status.services, key=lambda row: row.document.service):
         rows = list(group)
         if any(row.member for row in rows):
@@ -141,6 +142,8 @@ def _service_lines(row: ServiceRow) -> list[Text]:
         requests = f"{state.running:.0f} running, {state.waiting:.0f} waiting"
         rest = f"{state.tokens_per_second:.1f} tokens/s · KV cache {state.kv_cache_use:.0%} used"
         lines.append(_text(f"  requests   {requests} · {rest}"))
+    if row.load:
+        lines.append(_text(f"  load       {_service_load(row.load)}"))
     if state.silence:
         lines.append(_text(f"  silent     {state.silence}", style="red"))
     if state.restarts or row.failed_ago is not None:
@@ -175,8 +178,36 @@ def _replica_lines(service: str, rows: Sequence[ServiceRow]) -> list[Text]:
     return lines
 
 
-# Lines of a service that say what went wrong
-_TROUBLES = ("  silent", "  restarts")
+# Lines of a service that its row has no room for
+_TROUBLES = ("  load", "  silent", "  restarts")
+
+
+def _service_load(load: ServiceLoad) -> str:
+    parts = [f"{load.requests_per_s:.2f} requests/s"]
+    for name, found in (("TTFT", load.first_token), ("request", load.request)):
+        if found:
+            parts.append(f"{name} {' / '.join(f'{each:.2f}' for each in found.values())} s")
+    parts.append(f"{load.failed:.0f} errors, {load.aborted:.0f} aborted")
+    return f"{' · '.join(parts)} · p50 / p95 of the last {duration(load.seconds)}"
+
+
+def _load_lines(rows: Sequence[HostRow]) -> list[Text]:
+    """Return a line for each host's CPUs and memory, and one for each of its GPUs."""
+    lines = []
+    for row in rows:
+        if load := row.load:
+            used = f"{size(load.memory_used)} of {size(load.memory)} used"
+            lines.append(_text(f"{row.name}  load {load.load:.1f} on {load.cpus} CPUs · {used}"))
+            for gpu in load.gpus:
+                parts = [
+                    f"{gpu.use:.0%} busy" if gpu.use is not None else "",
+                    f"{gpu.celsius:.0f} °C" if gpu.celsius is not None else "",
+                    f"{size(gpu.memory_used)} of {size(gpu.memory)} used"
+                    if gpu.memory_used is not None and gpu.memory
+                    else "",
+                ]
+                lines.append(_text(f"  GPU {gpu.index}  {' · '.join(filter(None, parts))}"))
+    return [*lines, Text()] if lines else []
 
 
 def status_document(status: ClusterStatus) -> dict[str, Any]:
@@ -210,6 +241,7 @@ def status_document(status: ClusterStatus) -> dict[str, Any]:
                 "tokens_per_second": row.state.tokens_per_second if row.state else 0.0,
                 "kv_cache_use": row.state.kv_cache_use if row.state else 0.0,
                 "ranks": [asdict(rank) for rank in row.state.ranks] if row.state else [],
+                "load": asdict(row.load) if row.load else None,
             }
             for row in status.services
         ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory.model import Host
@@ -24,6 +24,38 @@ from clusterctl.survey.survey import Survey
 
 
 @dataclass(frozen=True)
+class GpuLoad:
+    """A GPU now; None for what nvidia-smi does not report."""
+
+    index: int
+    use: float | None  # 0 to 1: the share of the last second in which a kernel ran
+    celsius: float | None
+    memory_used: int | None  # Bytes
+    memory: int | None
+
+
+@dataclass(frozen=True)
+class HostLoad:
+    cpus: int
+    load: float  # Processes that want a CPU, the mean of a minute
+    memory: int  # Bytes
+    memory_used: int  # Without what the kernel would give back
+    gpus: tuple[GpuLoad, ...] = ()
+
+
+@dataclass(frozen=True)
+class ServiceLoad:
+    """What a service did within `seconds`. Latencies in seconds; None without a request."""
+
+    seconds: float
+    requests_per_s: float
+    failed: float
+    aborted: float
+    first_token: Mapping[str, float] | None  # By percentile: p50, p95
+    request: Mapping[str, float] | None
+
+
+@dataclass(frozen=True)
 class HostRow:
     name: str
     role: str
@@ -40,6 +72,7 @@ class HostRow:
     drift: tuple[str, ...]
     hint: str | None
     versions: Mapping[str, str] = field(default_factory=dict)  # As the ledger names them
+    load: HostLoad | None = None  # Only in the wide view
 
 
 @dataclass(frozen=True)
@@ -50,6 +83,7 @@ class ServiceRow:
     failed_ago: float | None = None  # Seconds since its last failure; None if none is known
     host: str = ""  # That its API runs on
     member: Member | None = None  # None for a service without replicas
+    load: ServiceLoad | None = None  # Only in the wide view
 
     @property
     def name(self) -> str:
@@ -109,6 +143,17 @@ class ClusterStatus:
     @property
     def healthy(self) -> bool:
         return not self.problems
+
+
+def with_loads(
+    status: ClusterStatus, hosts: Mapping[str, HostLoad], services: Mapping[str, ServiceLoad]
+) -> ClusterStatus:
+    """Return the status with the loads that the wide view shows."""
+    return replace(
+        status,
+        hosts=tuple(replace(row, load=hosts.get(row.name)) for row in status.hosts),
+        services=tuple(replace(row, load=services.get(row.name)) for row in status.services),
+    )
 
 
 def assess(

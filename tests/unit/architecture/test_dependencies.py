@@ -14,7 +14,11 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[3]
 NOT_INSTALLED = {"ray", "torch", "vllm", "_typeshed"}
 """The first three are in images, and imported in node containers; the last is for mypy alone."""
-IMPORTED_AS = {"pyyaml": "yaml", "huggingface-hub": "huggingface_hub"}
+IMPORTED_AS = {
+    "pyyaml": "yaml",
+    "huggingface-hub": "huggingface_hub",
+    "prometheus-client": "prometheus_client",
+}
 
 
 def foreign(path: Path) -> Iterator[str]:

@@ -86,6 +86,7 @@ LIBRARIES = {
     "typer": {"cli"},
     "ray": {"node"},
     "rich": {"reporting", "cli"},
+    "prometheus_client": {"survey"},
 }
 """Library: the packages that know it."""
 
@@ -100,6 +101,7 @@ HEAVY = (
     "yaml",
     "rich.live",
     "requests",
+    "prometheus_client",
 )
 
 

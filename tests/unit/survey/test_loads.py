@@ -1,0 +1,90 @@
+"""How busy hosts and services are: figures out of /proc, nvidia-smi and vLLM's metrics."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from clusterctl.facts.model import HostFacts
+from clusterctl.reporting.status_view import status_document, status_screen
+from clusterctl.survey.load import parse_counters, parse_load, service_load
+from clusterctl.survey.status import assess, with_loads
+from tests.fakes.surveys import survey_of
+from tests.unit.survey.test_cluster_status import INVENTORY, facts, healthy
+
+__all__ = ["facts"]
+
+PROC = "12.34 10.0 8.1 3/999 4242\n16\nMemTotal: 65536 kB\nMemAvailable: 49152 kB\n"
+METRICS = (Path(__file__).parent / "vllm-0.32-metrics.txt").read_text()
+
+
+def test_a_host_with_gpus() -> None:
+    load = parse_load(f"{PROC}0, 87, 61, 40960, 81920\n1, [N/A], 55, [N/A], [N/A]\n")
+
+    assert (load.cpus, load.load) == (16, 12.34)
+    assert (load.memory, load.memory_used) == (64 * 2**20, 16 * 2**20)
+    assert [(gpu.use, gpu.celsius) for gpu in load.gpus] == [(0.87, 61.0), (None, 55.0)]
+    assert (load.gpus[0].memory_used, load.gpus[0].memory) == (40 * 2**30, 80 * 2**30)
+    assert load.gpus[1].memory is None
+
+
+def test_a_host_without_gpus_or_with_a_driver_that_fails() -> None:
+    assert parse_load(PROC).gpus == ()
+    assert parse_load(PROC + "NVIDIA-SMI has failed, because it could not, well\n").gpus == ()
+    for malformed in ("", "x", PROC.replace("MemAvailable", "Cached")):
+        with pytest.raises((ValueError, IndexError)):
+            parse_load(malformed)
+
+
+def test_latencies_rates_and_errors_of_a_start() -> None:
+    now = parse_counters(METRICS, now=0.0)
+    load = service_load(replace(now, since=1000.0, time=1100.0))
+
+    assert load.seconds == 100.0
+    assert load.requests_per_s == pytest.approx(now.finished / 100)
+    for found in (load.first_token, load.request):
+        assert found is not None
+        assert 0 < found["p50"] <= found["p95"]
+
+
+def test_since_the_look_before_only_what_is_new_counts() -> None:
+    now = replace(parse_counters(METRICS, now=0.0), since=1000.0, time=1100.0)
+    quiet = service_load(replace(now, time=1102.0), now)
+    assert (quiet.seconds, quiet.requests_per_s, quiet.request) == (2.0, 0.0, None)
+    restarted = service_load(replace(now, since=1099.0, time=1102.0), now)
+    assert restarted.seconds == 3.0
+
+
+def test_errors_are_answers_from_500_on_and_requests_whose_clients_left() -> None:
+    text = (
+        "# TYPE http_requests_total counter\n"
+        'http_requests_total{handler="/v1/completions",method="POST",status="5xx"} 2.0\n'
+        'http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 9.0\n'
+        "# TYPE vllm:request_success_total counter\n"
+        'vllm:request_success_total{finished_reason="abort"} 3.0\n'
+        'vllm:request_success_total{finished_reason="stop"} 6.0\n'
+    )
+    counted = parse_counters(text, now=1.0)
+    assert (counted.finished, counted.failed, counted.aborted) == (9.0, 2.0, 3.0)
+
+
+def test_the_wide_view_has_a_line_for_each_host_gpu_and_service(facts: HostFacts) -> None:
+    hosts = {"gpu2": parse_load(f"{PROC}0, 87, 61, 40960, 81920\n")}
+    counted = replace(parse_counters(METRICS, now=0.0), since=1000.0, time=1100.0)
+    status = with_loads(
+        assess(survey_of(INVENTORY, healthy(facts))), hosts, {"tiny": service_load(counted)}
+    )
+    stream = io.StringIO()
+    Console(file=stream, width=200).print(status_screen(status))
+    shown = stream.getvalue()
+
+    assert "gpu2  load 12.3 on 16 CPUs · 16.0 MiB of 64.0 MiB used" in shown
+    assert "GPU 0  87% busy · 61 °C · 40.0 GiB of 80.0 GiB used" in shown
+    assert "0 errors, 0 aborted · p50 / p95 of the last 1 min 40 s" in shown
+    document = status_document(status)
+    assert document["hosts"][1]["load"]["gpus"][0]["celsius"] == 61.0
+    assert document["services"][0]["load"]["request"]["p95"] > 0
