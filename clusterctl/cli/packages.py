@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
 from clusterctl.cli.program import Commands
 from clusterctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from clusterctl.packages.making import Made
 
 app = Commands("Bundle packages for hosts without internet access.")
 
@@ -107,14 +110,18 @@ def bundle(
     )
     made = make(wanted, output, lambda text: print(f"  · {text}", file=sys.stderr))
     if as_json:
-        document = {
-            "for": system.name,
-            "architecture": arch,
-            "path": str(made.path),
-            "bytes": made.size,
-            "files": list(made.files),
-        }
+        document = {"for": system.name, "architecture": arch, **_document(made)}
         print(json.dumps(document, indent=2))
     else:
         what = f"{count(len(made.files), 'package')}, {size(made.size)}, for {system.name}"
-        print(f"{what}: name it in the inventory\npackages: {{offline: {made.path}}}")
+        print(f"{what}: name it in the inventory")
+        print(f"packages: {{offline: {made.path}, sums: [{made.sums}]}}")
+
+
+def _document(made: Made) -> dict[str, object]:
+    return {
+        "path": str(made.path),
+        "bytes": made.size,
+        "files": list(made.files),
+        "sums": made.sums,
+    }

@@ -57,7 +57,7 @@ def host_stages(inventory: Inventory, names: tuple[str, ...]) -> tuple[Stage, ..
     Raises UsageError if the packages named in the inventory cannot be read.
     """
     packages = inventory.packages
-    bundles = open_bundles(packages.offline) if packages.offline else ()
+    bundles = open_bundles(packages.offline, packages.sums)
     gpu_access = accelerator_named(inventory.accelerator).host_steps(packages, bundles)
     return (
         Stage("Python", names, (HostPython(bundles),)),
@@ -72,9 +72,9 @@ def firewall_stage(cluster: Cluster, names: tuple[str, ...]) -> Stage:
     inventory = cluster.inventory
     step: Step = FirewallAbsent(inventory.cluster)
     if inventory.network.firewall:
-        offline = inventory.packages.offline
+        packages = inventory.packages
         admitted = admission(inventory, cluster.topology, cluster.survey.facts)
-        bundles = open_bundles(offline) if offline else ()
+        bundles = open_bundles(packages.offline, packages.sums)
         step = Firewall(inventory.cluster, admitted, bundles)
     return Stage("Firewall", names, (step,))
 

@@ -74,7 +74,7 @@ def run(
         found += public_addresses(inventory, topology) if topology else []
         if inventory.packages.offline and not survey.containers:  # else the plan below opens it
             try:
-                open_bundles(inventory.packages.offline)
+                open_bundles(inventory.packages.offline, inventory.packages.sums)
             except UsageError as error:
                 found.append(RequirementsNotMet(error.summary, hint=error.hint))
         seen = PairResults((), {}, {})

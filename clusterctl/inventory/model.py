@@ -37,6 +37,7 @@ from clusterctl.inventory.values import (
     NicName,
     PackageVersion,
     RdmaDevice,
+    Sha256,
     Subnet,
     UserName,
     did_you_mean,
@@ -231,6 +232,11 @@ class Packages(_Model):
         description="Packages on the operator's machine, for hosts that reach no source: a "
         "directory or a tar from `clusterctl packages bundle`, or a directory of .deb or .rpm "
         "files or with Docker's static archive. Relative paths start at the inventory file.",
+    )
+    sums: tuple[Sha256, ...] = Field(
+        default=(),
+        description="SHA-256 of the SHA256SUMS of each bundle in `offline`, as `packages bundle` "
+        "prints it. With it, no other bundle is used. Default: any.",
     )
     docker: PackageSource | None = Field(
         default=None,

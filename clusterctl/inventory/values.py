@@ -37,6 +37,7 @@ JUMP = r"^([^\s:@-][^\s:@]*@)?([A-Za-z0-9_][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.%]+\])(
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 LABEL = r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$"
 LABEL_VALUE = r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$"
+SHA256 = r"^[0-9a-f]{64}$"
 PACKAGE_VERSION = r"^[0-9]+(\.[0-9]+)+-[0-9]+$"
 INDEX_URL = r"^https?://[^\s@/]+(/\S*)?$"
 _PATH_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
@@ -61,6 +62,7 @@ PATTERN_MEANS = {
     "beginning and ending with a letter or digit",
     LABEL_VALUE: "must be letters, digits, dot, dash and _, at most 63, "
     "beginning and ending with a letter or digit",
+    SHA256: "must be a SHA-256: 64 hexadecimal digits, in lower case",
     PACKAGE_VERSION: "must be a version with its package revision, such as 1.19.1-1",
     INDEX_URL: "must be an http:// or https:// URL without user or password; "
     "what must stay secret belongs in the hosts' own pip.conf or .netrc",
@@ -276,6 +278,7 @@ HostPath = Annotated[AbsolutePath, AfterValidator(not_of_the_host)]
 LabelName = Annotated[str, Field(pattern=LABEL), AfterValidator(_not_role)]
 LabelValue = Annotated[str, Field(pattern=LABEL_VALUE)]
 IndexUrl = Annotated[str, Field(pattern=INDEX_URL)]
+Sha256 = Annotated[str, Field(pattern=SHA256)]
 PackageVersion = Annotated[str, Field(pattern=PACKAGE_VERSION)]
 ImageReference = Annotated[str, Field(pattern=IMAGE)]
 

@@ -44,6 +44,7 @@ class Bundle:
     files: tuple[PackageFile, ...]
     manifest: Mapping[str, object] = field(default_factory=dict)
     inside: str = ""  # Directory within a tar
+    sums: str = ""  # SHA-256 of its SHA256SUMS; empty without one
 
     @property
     def system(self) -> str:
@@ -103,8 +104,14 @@ def _content(path: Path, name: str) -> bytes:
         return member.read() if member else b""
 
 
-def open_bundles(path: Path) -> tuple[Bundle, ...]:
-    """Return the bundles at `path`. Raises UsageError if there is none or it is unreadable."""
+def open_bundles(path: Path | None, sums: Sequence[str] = ()) -> tuple[Bundle, ...]:
+    """Return the bundles at `path`; none without a path. `sums`: the SHA-256 of every SHA256SUMS
+    that may be there; empty for any.
+
+    Raises UsageError if there is none, it is unreadable, or its SHA256SUMS is another one.
+    """
+    if path is None:
+        return ()
     try:
         bundles = tuple(_in_directory(path) if path.is_dir() else _in_tar(path))
     except _UNREADABLE as error:
@@ -114,6 +121,13 @@ def open_bundles(path: Path) -> tuple[Bundle, ...]:
             f"there are no packages at {path}: neither .deb nor .rpm files nor docker-VERSION.tgz",
             hint=_HOW_MADE,
         )
+    for bundle in bundles:
+        if sums and bundle.sums not in sums:
+            found = f"a {SUMS} with the SHA-256 {bundle.sums}" if bundle.sums else f"no {SUMS}"
+            raise UsageError(
+                f"{path} is not the bundle of the inventory: it has {found}",
+                hint="if you made it yourself, put its SHA-256 into packages.sums",
+            )
     return bundles
 
 
@@ -168,17 +182,20 @@ def _in_tar(path: Path) -> Iterator[Bundle]:
 def _bundle(
     path: Path, sizes: Mapping[str, int], manifest: str, sums: str, *, inside: str = ""
 ) -> Bundle:
-    """Build a Bundle. Raises ValueError if the manifest or SHA256SUMS is malformed, or packages are
-    missing."""
+    """Build a Bundle. Raises ValueError if the manifest or SHA256SUMS is malformed, or if the sums
+    are not of exactly the packages that are there."""
     rows = (line.split() for line in sums.splitlines() if line)
     known = {name.lstrip("*"): digest for digest, name in rows}
     if missing := {name for name in known if _PACKAGE.fullmatch(name)} - sizes.keys():
         raise ValueError(f"{SUMS} names {min(missing)}, which is not there")
+    if sums and (extra := sizes.keys() - known.keys()):
+        raise ValueError(f"{min(extra)} is not named in {SUMS}")
     files = tuple(PackageFile(name, size, known.get(name, "")) for name, size in sizes.items())
     described = json.loads(manifest) if manifest else {}
     if not isinstance(described, dict):
         raise ValueError(f"{MANIFEST} does not describe a bundle")  # noqa: TRY004 - of the file
-    return Bundle(path, files, described, inside)
+    digest = hashlib.sha256(sums.encode()).hexdigest() if sums else ""
+    return Bundle(path, files, described, inside, digest)
 
 
 def fitting(

@@ -52,6 +52,7 @@ class Made:
     path: Path
     files: tuple[str, ...]
     size: int  # Bytes of all packages
+    sums: str  # SHA-256 of its SHA256SUMS
 
 
 def make(wanted: BundleRequest, output: Path, say: Callable[[str], None]) -> Made:
@@ -63,6 +64,12 @@ def make(wanted: BundleRequest, output: Path, say: Callable[[str], None]) -> Mad
     """
     _require_room(output)
     by_apt = wanted.target.family == "apt"
+    on_disk = (wanted.mirror or "").startswith("file:")
+    if wanted.mirror and not (wanted.keyring or by_apt or on_disk):
+        raise UsageError(
+            f"nothing says which key signs the packages of {wanted.mirror}",
+            hint="give it: --keyring /etc/pki/rpm-gpg/RPM-GPG-KEY-...",
+        )
     program = "apt-get" if by_apt else "dnf"
     if shutil.which(program) is None:
         raise UsageError(
@@ -82,7 +89,8 @@ def make(wanted: BundleRequest, output: Path, say: Callable[[str], None]) -> Mad
             file.rename(bundle / its_name)
         sums = (hashlib.sha256((bundle / file).read_bytes()).hexdigest() for file in names)
         lines = [f"{digest}  {file}\n" for digest, file in zip(sums, names, strict=True)]
-        (bundle / SUMS).write_text("".join(lines))
+        sums_text = "".join(lines)
+        (bundle / SUMS).write_text(sums_text)
         manifest = {
             "format": FORMAT,
             "for": wanted.target.name,
@@ -105,7 +113,7 @@ def make(wanted: BundleRequest, output: Path, say: Callable[[str], None]) -> Mad
             fresh.rename(output)
         except OSError as error:
             raise _unwritable(output, error) from error
-    return Made(output, tuple(names), size)
+    return Made(output, tuple(names), size, hashlib.sha256(sums_text.encode()).hexdigest())
 
 
 def _require_room(output: Path) -> None:

@@ -97,11 +97,14 @@ class RegistryClient:
             try:
                 headers = {"Range": f"bytes={offset}-"} if offset else {}
                 with self._answer(f"blobs/{blob.digest}", headers, (200, 206)) as response:
-                    skip = offset - _start(response)
+                    skip = max(0, offset - _start(response))
                     for chunk in response.iter_raw():
-                        if skip < len(chunk):
-                            offset += len(chunk) - skip
-                            yield chunk[skip:]
+                        piece = chunk[skip : skip + blob.size - offset]
+                        if piece:
+                            offset += len(piece)
+                            yield piece
+                        if offset >= blob.size:
+                            return  # whatever the registry adds to it
                         skip = max(0, skip - len(chunk))
             except RegistryFailed as error:
                 failure = error

@@ -1,11 +1,13 @@
 """HTTP servers: for the host's engine on 127.0.0.1, for the next relay on the host's address."""
 
+import contextlib
 import hashlib
 import os
 import select
 import socket
 import socketserver
 import threading
+import time
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Callable, ClassVar, Dict, Optional, Tuple, Type
 
@@ -16,6 +18,10 @@ from clusterctl.transfer.relay.stored import Restarted, Segment, Stored, Unavail
 TURN = 8 << 20  # Bytes sent at a time
 
 SLOWEST = 300.0  # Seconds without room in the socket's buffer, after which the connection is closed
+
+HEAD_LIMIT = 10.0  # Seconds to name a blob, and with the token where one is needed
+MOST_STRANGERS = 128  # Connections that have not done so; with more, the oldest one is closed
+FAREWELL = 2.0  # Seconds to wait for a reader to take the last bytes
 
 SIGN_OF_LIFE = 3.0  # Seconds without bytes after which a waiting relay gets an empty frame
 
@@ -107,6 +113,7 @@ class Delivery:
 class Handler(BaseHTTPRequestHandler):
     """Serves one connection: one request after the other."""
 
+    server: "Server"
     protocol_version = "HTTP/1.1"
     default_request_version = "HTTP/1.0"  # invalid requests get a status line, too
     timeout = SLOWEST
@@ -200,6 +207,8 @@ class Registry(Handler):
         root = f"/v2/{self.repository}/"
         kind, _, name = path[len(root) :].partition("/")
         known = bool(self.repository) and path.startswith(root)
+        if known:
+            self.server.is_known(self.connection)
         if known and kind == "manifests" and name in self.manifests:
             digest, media_type, manifest = self.manifests[name]
             headers = (("Content-Type", media_type), ("Docker-Content-Digest", digest))
@@ -239,6 +248,7 @@ class Handover(Handler):
         given = self.headers.get("Authorization", "").encode("latin-1", "replace")
         if hashlib.sha256(given).digest() != self.expected:
             return self.say(401, (("WWW-Authenticate", "Bearer"),))
+        self.server.is_known(self.connection)
         prefix = "/blobs/sha256:"
         known = self.command == "GET" and self.path.startswith(prefix)
         blob = self.holdings.find(self.path[len(prefix) :]) if known else None
@@ -261,10 +271,46 @@ class Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 64
+    head_limit = HEAD_LIMIT
 
     def __init__(self, address: str, port: int, handler: Type[Handler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         super().__init__((address, port), handler)
+        self._strangers: Dict[socket.socket, float] = {}  # When each connected, oldest first
+        self._meeting = threading.Lock()
+
+    def get_request(self) -> Tuple[socket.socket, Any]:
+        """Accept a connection. After a failure, such as for lack of descriptors, pause: the server
+        would try again at once, and for as long as that lasts."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(0.1)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._meeting:
+            self._strangers[request] = time.monotonic()
+            if len(self._strangers) > MOST_STRANGERS:
+                self._turn_away(next(iter(self._strangers)))
+        super().process_request(request, client_address)
+
+    def is_known(self, request: socket.socket) -> None:
+        """Note that the client knows the secret of this run, and may take its time."""
+        with self._meeting:
+            self._strangers.pop(request, None)
+
+    def service_actions(self) -> None:
+        """Turn away those who are slow to say what they want; called twice a second."""
+        before = time.monotonic() - self.head_limit
+        with self._meeting:
+            for request in [each for each, since in self._strangers.items() if since < before]:
+                self._turn_away(request)
+
+    def _turn_away(self, request: socket.socket) -> None:
+        del self._strangers[request]
+        with contextlib.suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)  # its thread, which waits for bytes, closes it
 
     @property
     def port(self) -> int:
@@ -272,10 +318,12 @@ class Server(socketserver.ThreadingTCPServer):
 
     def shutdown_request(self, request: Any) -> None:
         """Close without a TCP reset, which would discard bytes that the reader has not read yet."""
+        self.is_known(request)
+        until = time.monotonic() + FAREWELL
         try:
             request.shutdown(socket.SHUT_WR)
             request.settimeout(1.0)
-            while request.recv(65536):
+            while request.recv(65536) and time.monotonic() < until:
                 pass
         except OSError:
             pass

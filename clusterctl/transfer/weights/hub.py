@@ -16,6 +16,7 @@ from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 import httpx2
 import huggingface_hub
@@ -116,6 +117,12 @@ def endpoint_of(given: str | None, default: str) -> str:
     if not address.lower().startswith(("http://", "https://")):
         address = f"https://{address}"
     return address.rstrip("/")
+
+
+def may_carry_token(endpoint: str) -> bool:
+    """Whether nobody on the way to the hub can read a token: it is reached by https, or here."""
+    parts = urlsplit(endpoint)
+    return parts.scheme == "https" or parts.hostname in ("localhost", "127.0.0.1", "::1")
 
 
 def needed(listing: Listing, include: str | None = None) -> Listing:

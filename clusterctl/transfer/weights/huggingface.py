@@ -24,7 +24,13 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # exported la
 
 from clusterctl import __version__, deadlines
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed, UsageError
-from clusterctl.transfer.weights.hub import HubFile, Listing, endpoint_of, hub_errors
+from clusterctl.transfer.weights.hub import (
+    HubFile,
+    Listing,
+    endpoint_of,
+    hub_errors,
+    may_carry_token,
+)
 
 DEFAULT_REVISION = "main"
 
@@ -37,11 +43,12 @@ class HuggingFace:
     """The Hub, or a mirror with the same API (HF_ENDPOINT)."""
 
     def __init__(self, endpoint: str | None = None, token: str | bool | None = None) -> None:
-        """Use the token of HF_TOKEN or `hf auth login` if `token` is None, none if it is False."""
+        """Use the token of HF_TOKEN or `hf auth login` if `token` is None; none if it is False, and
+        none over http."""
         self.endpoint = endpoint or endpoint_of(
             os.environ.get("HF_ENDPOINT"), "https://huggingface.co"
         )
-        self._token = token
+        self._token = token if may_carry_token(self.endpoint) else False
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -94,6 +101,8 @@ class HuggingFace:
         """See Hub. Files of a gated model can be refused even if the listing is not."""
         page, status = f"{self.endpoint}/{model_id}", answer.status_code
         log_in = "run `hf auth login`, or set HF_TOKEN"
+        if not may_carry_token(self.endpoint):
+            log_in = f"{log_in}; and reach the hub by https, since no token is sent over http"
         said = answer.headers.get("x-error-message")
         try:
             hf_raise_for_status(answer)

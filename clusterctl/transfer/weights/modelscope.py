@@ -20,7 +20,13 @@ import httpx2
 import huggingface_hub
 
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
-from clusterctl.transfer.weights.hub import HubFile, Listing, endpoint_of, hub_errors
+from clusterctl.transfer.weights.hub import (
+    HubFile,
+    Listing,
+    endpoint_of,
+    hub_errors,
+    may_carry_token,
+)
 
 DEFAULT_REVISION = "master"
 
@@ -44,7 +50,7 @@ class ModelScope:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        if not self._token:
+        if not self._token or not may_carry_token(self.endpoint):
             return {}
         return {"Authorization": f"Bearer {self._token}", "Cookie": f"m_session_id={self._token}"}
 

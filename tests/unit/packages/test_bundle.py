@@ -79,6 +79,41 @@ def test_a_bundle_that_was_copied_in_part(tmp_path: Path) -> None:
         open_bundles(path)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_file_that_nobody_listed_is_refused(tmp_path: Path, packed: bool) -> None:
+    path = fill(tmp_path / "b", "docker.io_1_amd64.deb", sums=True)
+    (path / "planted_1_amd64.deb").write_bytes(b"planted")
+    with pytest.raises(UsageError, match=r"planted_1_amd64\.deb is not named in SHA256SUMS"):
+        open_bundles(pack(path) if packed else path)
+    (path / "SHA256SUMS").write_text("\n")
+    with pytest.raises(UsageError, match="is not named in SHA256SUMS"):
+        open_bundles(path)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_inventory_says_which_bundle_it_is(tmp_path: Path, packed: bool) -> None:
+    def opened(*sums: str) -> int:
+        return len(open_bundles(pack(path) if packed else path, sums))
+
+    path = tmp_path / "b"
+    fill(path / "debian12", "docker.io_1_amd64.deb", sums=True)
+    fill(path / "rocky9", "docker-ce-1.rpm", sums=True)
+    sums = [
+        hashlib.sha256((path / name / "SHA256SUMS").read_bytes()).hexdigest()
+        for name in ("debian12", "rocky9")
+    ]
+    assert opened() == opened(*sums) == 2
+    with pytest.raises(UsageError, match=f"it has a SHA256SUMS with the SHA-256 {sums[1]}"):
+        opened(sums[0])
+    fill(path / "debian12", "other_1_amd64.deb", sums=True)
+    (path / "debian12/docker.io_1_amd64.deb").unlink()
+    with pytest.raises(UsageError, match="is not the bundle of the inventory"):
+        opened(*sums)
+    (path / "debian12/SHA256SUMS").unlink()
+    with pytest.raises(UsageError, match="it has no SHA256SUMS"):
+        opened(*sums)
+
+
 @pytest.mark.parametrize("kind", ["gz", "xz", "bz2"])
 def test_a_tar_that_was_cut_short(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"b.tar.{kind}"

@@ -53,3 +53,14 @@ def test_each_key_out_of_reach_has_its_own_way_around(tmp_path: Path) -> None:
     assert (of_docker.value.hint or "").endswith("or name a mirror: --docker URL")
     assert (of_nvidia.value.hint or "").endswith("or leave it out: --engine-only")
     assert "urlopen" not in of_docker.value.summary
+
+
+def test_a_mirror_without_the_key_of_its_packages_is_refused(tmp_path: Path) -> None:
+    """dnf trusts no key of this machine for a repository that is named by its address."""
+    said: list[str] = []
+    rocky = BundleRequest(target_named("rocky9"), mirror="https://mirror.example/9/BaseOS")
+    with pytest.raises(
+        UsageError, match=r"which key signs the packages of https://mirror\.example"
+    ):
+        make(rocky, tmp_path / "b", said.append)
+    assert said == []

@@ -78,3 +78,26 @@ def test_an_address_that_is_none_is_said() -> None:
 def test_a_name_that_no_model_can_have_is_said() -> None:
     with hub_session(), pytest.raises(UsageError, match="is not the name of a model"):
         HuggingFace("https://hub.example", False).listing("Org/--Tiny..1B", None)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "sent"),
+    [
+        ("https://hub.example", True),
+        ("http://127.0.0.1:8080", True),
+        ("http://hub.example", False),
+    ],
+)
+def test_a_token_is_not_sent_over_http(
+    endpoint: str, sent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("MODELSCOPE_API_TOKEN", "hf_secret")
+    for hub in (HuggingFace(endpoint), ModelScope(endpoint)):
+        assert ("hf_secret" in str(hub.headers)) == sent
+    refused = HuggingFace(endpoint).refusal(answer_of(401), MODEL, "main")
+    assert ("no token is sent over http" in str(refused.hint)) == (not sent)
+
+
+def answer_of(status: int) -> httpx2.Response:
+    return httpx2.Response(status, request=httpx2.Request("GET", "https://hub.example/api"))
