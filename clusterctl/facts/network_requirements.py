@@ -200,13 +200,21 @@ def public_notes(inventory: Inventory, facts: HostFacts) -> Iterator[str]:
     node IP."""
     if inventory.network.firewall or inventory.network.public:
         return
-    for nic in facts.nics:
-        for address in nic.addresses:
-            if is_public(address.ip):
-                yield (
-                    f"its address {address.ip} on {nic.name} is one of the Internet, and Ray's "
-                    "ports listen there as well: network.firewall: true closes them"
-                )
+    for nic, ip in public_ips(facts):
+        yield (
+            f"its address {ip} on {nic} is one of the Internet, and Ray's ports listen there as "
+            "well: network.firewall: true closes them"
+        )
+
+
+def public_ips(facts: HostFacts) -> list[tuple[str, str]]:
+    """Return the host's addresses of the Internet, each with its NIC: (NIC, IP)."""
+    return [
+        (nic.name, address.ip)
+        for nic in facts.nics
+        for address in nic.addresses
+        if is_public(address.ip)
+    ]
 
 
 def name_notes(facts: HostFacts) -> Iterator[str]:

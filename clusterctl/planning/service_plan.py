@@ -8,6 +8,7 @@ from itertools import count
 
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.errors import UsageError, raise_all
+from clusterctl.facts.network_requirements import public_ips
 from clusterctl.models.location import ModelLocation, locate
 from clusterctl.models.name import Model
 from clusterctl.models.probe import look_for
@@ -84,6 +85,14 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
         )
     head = inventory.head
     address = head_address(head, survey.facts[head.name], topology.head.node_ip)
+    if request.host in ("0.0.0.0", "::") and not inventory.network.public:  # noqa: S104
+        for nic, ip in public_ips(survey.facts[head.name]):
+            raise UsageError(
+                f"--host {request.host} would answer on {ip} ({nic}) too, an address of the "
+                "Internet, and vLLM's paths outside of /v1 need no key",
+                hint=f"leave it out: the service answers at {address}; or name one address; or, "
+                "where something in front closes the port, network.public: true",
+            )
     names = served_names(request, model)
     name = document_name(request, names)
     listening = survey.facts[head.name].listening_ports

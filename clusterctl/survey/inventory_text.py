@@ -20,9 +20,9 @@ from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.errors import UsageError, raise_all
 from clusterctl.facts.candidates import candidates, rejected
 from clusterctl.facts.model import HostFacts
+from clusterctl.facts.network_requirements import public_ips
 from clusterctl.inventory.document import scalar
 from clusterctl.inventory.model import Host, Inventory, Ssh
-from clusterctl.inventory.unsafe import is_public
 from clusterctl.inventory.values import shown, value_problem
 from clusterctl.network.fabric_choice import shared_subnets
 from clusterctl.ray_cluster.topology import Node, Topology
@@ -238,13 +238,7 @@ def _network(found: Found) -> Iterator[str]:
     rdma = {node.explain[-1] for node in nodes}
     differs = "RDMA on, over the devices that each host names below"
     yield from _comment([f"{rdma.pop() if len(rdma) == 1 else differs}."])
-    public = [
-        f"{name} {address.ip}"
-        for name, facts in found.facts.items()
-        for nic in facts.nics
-        for address in nic.addresses
-        if is_public(address.ip)
-    ]
+    public = [f"{name} {ip}" for name, facts in found.facts.items() for _, ip in public_ips(facts)]
     if subnet is None:
         yield from _comment(["The nodes' addresses are in different subnets: see node_ip."])
     if subnet or public:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import DoesNotFit
+from clusterctl.errors import DoesNotFit, UsageError
 from clusterctl.facts.model import Address, GpuReport, NicFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Gpu, Host, Inventory
@@ -20,7 +20,7 @@ from clusterctl.planning.service_plan import ServicePlan, plan_service
 from clusterctl.serving.request import Options, read_request
 from clusterctl.serving.vllm_flags import parse_arguments
 from tests.fakes.catalogue import config_of
-from tests.fakes.host_facts import gpus, host_facts
+from tests.fakes.host_facts import gpus, host_facts, nic
 from tests.fakes.surveys import survey_of
 from tests.fakes.transport import FakeTransport, starts
 
@@ -160,6 +160,18 @@ def test_a_config_that_no_one_understands_is_served_all_the_same() -> None:
     prepared = cluster.prepare(tp=1)
     assert prepared.fit is None
     assert any("memory is not planned" in note for note in prepared.notes)
+
+
+def test_all_addresses_are_refused_where_one_is_of_the_internet() -> None:
+    cluster = Cluster("cpu")
+    probe = cluster.answers["gpu1"]
+    facts = replace(probe.facts, nics=(*probe.facts.nics, nic("eth9", "8.8.4.4")))
+    cluster.answers["gpu1"] = replace(probe, facts=facts)
+    with pytest.raises(UsageError, match=r"answer on 8\.8\.4\.4 \(eth9\) too"):
+        cluster.prepare("--host", "0.0.0.0")
+    network = cluster.inventory.network.model_copy(update={"public": True})
+    cluster.inventory = cluster.inventory.model_copy(update={"network": network})
+    assert flag(cluster.prepare("--host", "0.0.0.0").document, "--host") == "0.0.0.0"
 
 
 def test_a_service_on_all_addresses_is_told_where_clients_reach_it() -> None:
