@@ -95,7 +95,16 @@ def stop_mirror(directory: Path) -> bool:
 
 
 # Packages for hosts; their dependencies beyond the common tree are added.
-MIRRORED_PACKAGES = ("curl", "docker.io", "gnupg", "iptables", "pigz", "python3", "python3-venv")
+MIRRORED_PACKAGES = (
+    "curl",
+    "docker.io",
+    "gnupg",
+    "iptables",
+    "nftables",
+    "pigz",
+    "python3",
+    "python3-venv",
+)
 
 
 def packages_key(base_key: str) -> str:
