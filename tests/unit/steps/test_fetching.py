@@ -33,7 +33,7 @@ def test_every_source_is_named_once() -> None:
     assert "the container engine from their own package sources on a, b" in engine
     assert "from https://nvidia.github.io/libnvidia-container on a, b" in toolkit
     assert "vllm/vllm-openai:v0.33.0 from docker.io" in image
-    assert "Ray from PyPI on a" in ray
+    assert "Ray and HAProxy from PyPI on a" in ray
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,10 @@ def test_every_source_is_named_once() -> None:
     [
         (Packages(docker=PackageSource()), "from https://download.docker.com/linux"),
         (Packages(docker=PackageSource(url="https://m.example/d")), "from https://m.example/d"),
-        (Packages(pip_index="https://m.example/pypi"), "Ray from https://m.example/pypi"),
+        (
+            Packages(pip_index="https://m.example/pypi"),
+            "Ray and HAProxy from https://m.example/pypi",
+        ),
     ],
 )
 def test_mirrors_of_the_inventory_are_named(packages: Packages, word: str) -> None:

@@ -53,6 +53,17 @@ def test_a_directory_without_weights(tmp_path: Path) -> None:
     assert words(tmp_path) == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "hub_id"), [("Qwen3-8B", "Qwen/Qwen3-8B"), ("awq", "ORGANIZATION/NAME")]
+)
+def test_the_fix_names_a_model_that_can_be_pulled(tmp_path: Path, name: str, hub_id: str) -> None:
+    directory = tmp_path / name
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    (fault,) = faults(read_tree(directory))
+    assert f"clusterctl model pull {hub_id}" in str(fault.hint)
+
+
 def test_no_directory_and_what_cannot_be_sent(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
         read_tree(tmp_path / "nowhere")
