@@ -28,6 +28,7 @@ from clusterctl.planning.reported import (
     with_lessons,
 )
 from clusterctl.planning.service_plan import ServicePlan, plan_service
+from clusterctl.serving.brought_files import bring, with_brought
 from clusterctl.serving.declaration import read_key
 from clusterctl.serving.notices import noticed
 from clusterctl.serving.proof import Proof
@@ -96,6 +97,7 @@ def run(
     Raises UsageError, RequirementsNotMet, DoesNotFit, RayNotFormed, StepFailed, LockHeld.
     """
     model = resolve(request.model, inventory.models)  # refuses bad names before asking any host
+    request, brought = with_brought(request, inventory.cluster)
     with connected(inventory.hosts, credentials) as transports:
         head = transports[inventory.head.name]
 
@@ -135,6 +137,8 @@ def run(
                 survey = decision.survey
                 scope = GateScope(inventory, survey.topology, transports, survey.facts)
                 ensure_proven(scope.only({inventory.head.name, *used}), sink)
+            if decision.changes.lines:
+                bring(brought, inventory.cluster, transports)
             served = _bring_up(decision, lock, sink)
             if weights:
                 weights.hash_rest()

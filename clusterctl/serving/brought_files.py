@@ -1,0 +1,100 @@
+"""Files of the operator's machine that vLLM's flags name: chat templates, parser plugins.
+
+A relative path, or one that begins with `~`, is a file here; it is brought to every host, where
+node containers can read it. An absolute path is one on the hosts, and stays as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clusterctl.errors import ClusterctlError, UsageError, raise_all
+from clusterctl.node.documents import config_dir
+from clusterctl.serving.request import ServiceRequest
+from clusterctl.serving.vllm_flags import Argument
+from clusterctl.transport.base import Transport
+from clusterctl.transport.fanout import failures, fan_out
+
+# Flags whose value is one file that `vllm serve` opens
+FILE_FLAGS = ("chat-template", "tool-parser-plugin", "reasoning-parser-plugin")
+
+LARGEST = 2**20  # bytes; the longest chat templates have 20 kB
+
+_TEMPLATE = re.compile(r"[{}\n]")  # of a chat template given in place of its file
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+
+
+@dataclass(frozen=True)
+class BroughtFile:
+    """A file to bring. Its path has its digest, so that a changed file restarts its service."""
+
+    path: str  # On the hosts, and in node containers
+    data: bytes
+
+
+def directory(cluster: str) -> str:
+    """Return the directory of brought files on every host."""
+    return f"{config_dir(cluster)}/files"
+
+
+def with_brought(
+    request: ServiceRequest, cluster: str
+) -> tuple[ServiceRequest, tuple[BroughtFile, ...]]:
+    """Return the request with the paths that its files get on the hosts, and these files.
+
+    Raises UsageError for every file that is missing, cannot be read or is too large.
+    """
+    problems: list[ClusterctlError] = []
+    brought: dict[str, BroughtFile] = {}
+
+    def moved(argument: Argument) -> Argument:
+        text = argument.values[-1] if argument.values else ""
+        if argument.key not in FILE_FLAGS or not text or text.startswith("/"):
+            return argument
+        if argument.key == "chat-template" and _TEMPLATE.search(text):
+            return argument
+        try:
+            file = _read(Path(text).expanduser(), argument, cluster)
+        except UsageError as problem:
+            problems.append(problem)
+            return argument
+        brought[file.path] = file
+        return replace(argument, values=(file.path,))
+
+    given = tuple(moved(argument) for argument in request.given)
+    raise_all(problems)
+    return replace(request, given=given), tuple(brought.values())
+
+
+def _read(file: Path, argument: Argument, cluster: str) -> BroughtFile:
+    try:
+        data = file.read_bytes() if file.stat().st_size <= LARGEST else None
+    except (OSError, RuntimeError) as error:  # RuntimeError: `~nobody`
+        raise UsageError(
+            f"{argument.flag} {file} ({argument.origin}): no such file on this machine",
+            hint="give its path on this machine, or the absolute path of a file on the hosts",
+            detail=str(error),
+        ) from None
+    if data is None:
+        raise UsageError(f"{argument.flag} {file} ({argument.origin}) is larger than 1 MiB")
+    digest = hashlib.sha256(data).hexdigest()[:16]
+    return BroughtFile(f"{directory(cluster)}/{digest}-{_UNSAFE.sub('-', file.name)}", data)
+
+
+def bring(
+    files: tuple[BroughtFile, ...], cluster: str, transports: Mapping[str, Transport]
+) -> None:
+    """Write the files on every host, at once. Raises the errors of all hosts."""
+
+    def write(transport: Transport) -> None:
+        folder = directory(cluster)
+        transport.run(["install", "-d", "-m", "0700", folder], sudo=True)
+        for file in files:
+            transport.put(file.data, file.path, mode=0o600, sudo=True)
+
+    if files:
+        raise_all(failures(fan_out(transports, write)))

@@ -1,0 +1,65 @@
+"""Files of this machine that vLLM's flags name, brought to where vLLM can read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import ClusterctlError, Problems
+from clusterctl.serving.brought_files import LARGEST, with_brought
+from clusterctl.serving.request import Options, ServiceRequest, read_request
+from clusterctl.serving.vllm_flags import parse_arguments, render
+
+
+def request(*flags: str) -> ServiceRequest:
+    return read_request(Options("m"), (), parse_arguments(flags))
+
+
+def test_a_file_gets_a_path_on_the_hosts_that_changes_with_its_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    template = Path("my template.jinja")
+    paths = []
+    for text in ("{{ a }}", "{{ b }}", "{{ a }}"):
+        template.write_text(text)
+        moved, (file,) = with_brought(request("--chat-template", f"./{template}"), "demo")
+        assert render(moved.given) == ["--chat-template", file.path]
+        assert file.data == text.encode()
+        paths.append(file.path)
+
+    assert paths[0] == paths[2] != paths[1]
+    assert paths[0].startswith("/etc/clusterctl/demo/files/")
+    assert paths[0].endswith("-my-template.jinja")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--chat-template", "/data/models/t.jinja"),
+        ("--chat-template", "{{ messages[0].content }}"),
+        ("--tool-call-parser", "hermes"),
+        ("--lora-modules", "a=/data/models/a"),
+    ],
+)
+def test_paths_on_hosts_and_templates_in_words_stay_as_they_are(flags: tuple[str, ...]) -> None:
+    asked = request(*flags)
+    assert with_brought(asked, "demo") == (asked, ())
+
+
+def test_every_missing_file_is_named_with_its_flag(tmp_path: Path) -> None:
+    flags = ("--chat-template", "./no.jinja", "--tool-parser-plugin=plugins/no.py")
+    with pytest.raises(Problems) as caught:
+        with_brought(request(*flags), "demo")
+    assert [str(error) for error in caught.value.errors] == [
+        "--chat-template no.jinja (command line): no such file on this machine",
+        "--tool-parser-plugin plugins/no.py (command line): no such file on this machine",
+    ]
+
+
+def test_a_file_without_bounds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "t.jinja").write_bytes(b"#" * (LARGEST + 1))
+    with pytest.raises(ClusterctlError, match="larger than 1 MiB"):
+        with_brought(request("--chat-template", "~/t.jinja"), "demo")
