@@ -16,6 +16,7 @@ from clusterctl.cli import (
     check,
     diagnose,
     down,
+    drain,
     exec_,
     fit,
     image,
@@ -83,6 +84,8 @@ app.command("bench")(bench.bench)
 app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
 app.command("status")(status.status)
 app.command("stop")(stop.stop)
+app.command("drain")(drain.drain)
+app.command("undrain")(drain.undrain)
 app.command("down")(down.down)
 app.command("logs")(logs.logs)
 app.command("diagnose")(diagnose.diagnose)

@@ -13,6 +13,7 @@ On a host, for the cluster NAME:
     /etc/clusterctl/NAME/members/SERVICE.json    MembersDocument  likewise, head only: the replicas
     /etc/clusterctl/NAME/keys.json               KeysDocument     likewise, head only
     /etc/clusterctl/NAME/gateway.pem             0600             certificate and key of the gateway
+    /etc/clusterctl/NAME/drained.json            DrainedHosts     likewise, head only
     /etc/clusterctl/NAME/ray.token, api.key      0600             made on the head
     /run/clusterctl/NAME/state.json              NodeState        replaced by the supervisor
     /var/log/clusterctl/NAME/journal.jsonl       what the supervisor did, a JSON object a line
@@ -160,6 +161,13 @@ class KeysDocument:
     only."""
 
     keys: List[NamedKey] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class DrainedHosts:
+    """The hosts that get no replicas. The file is on the head only."""
+
+    hosts: List[str] = field(default_factory=list)  # Names of the inventory
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
@@ -197,6 +197,13 @@ def gpus_held(
         count = f"{document.gpus} GPU{'s' * (document.gpus > 1)}"
         holders.append(f"service {document.name} ({condition}) holds {count}{where}")
     return HeldGpus([HostGpus(*each) for each in free.items()], tuple(holders))
+
+
+def without_drained(held: HeldGpus, drained: Collection[str]) -> HeldGpus:
+    """Return the free GPUs without those of drained hosts."""
+    free = [replace(each, free=0) if each.host in drained else each for each in held.free]
+    empty = [f"{each.host} is drained" for each in held.free if each.host in drained]
+    return HeldGpus(free, (*held.holders, *empty))
 
 
 def _without_rank(document: ServiceDocument, running: Mapping[str, ServiceState]) -> int:

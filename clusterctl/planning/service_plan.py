@@ -19,6 +19,7 @@ from clusterctl.planning.cluster_hardware import (
     gpus_of,
     hardware_of,
     hardware_of_unknown_gpus,
+    without_drained,
 )
 from clusterctl.planning.forecast import MemoryForecast, forecast_memory, layout_env
 from clusterctl.planning.options import step_tokens
@@ -117,6 +118,7 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
     )
     build_service(launch)  # first of all, refuse flags that this vLLM lacks
     held = gpus_held(topology, state.nodes, survey.reported, declared, own)
+    held = without_drained(held, survey.drained)
     try:
         hardware = hardware_of(survey, held, state.vllm_version)
     except UsageError:  # GPUs whose memory is unknown
@@ -175,7 +177,8 @@ def with_replicas(
         seats = tuple(hosts[node_ip] for node_ip in document.node_ips if node_ip in hosts)
         if not document.node_ips and document.name in survey.reported:
             seats = tuple(rank.host for rank in survey.reported[document.name].ranks)
-        if len(seats) == document.gpus and (document.node_ips or seats[0] == topology.head.host):
+        in_place = document.node_ips or seats[:1] == (topology.head.host,)
+        if in_place and len(seats) == document.gpus and not set(seats) & set(survey.drained):
             kept[document.replica] = seats
     wanted = max(len(own), 1) if asked is None else None if asked == "max" else asked
     for replica in sorted(kept)[wanted:] if wanted is not None else ():

@@ -22,6 +22,7 @@ from clusterctl.network.choice import resolve
 from clusterctl.node.contract import breaches
 from clusterctl.node.documents import (
     DELETED,
+    DrainedHosts,
     MembersDocument,
     NodeDocument,
     NodeState,
@@ -76,6 +77,7 @@ def take_survey(
         str(paths.state),
         f"{paths.services}/*.json",
         f"{paths.members}/*.json",
+        drained_file(inventory.cluster),
     )
     wanted = (*own, *files)
     gpu_probe = accelerator_named(inventory.accelerator).gpu_probe
@@ -312,6 +314,15 @@ class Survey:
         return {service.name: service for state in states if state for service in state.services}
 
     @cached_property
+    def drained(self) -> tuple[str, ...]:
+        """Hosts that are to have no replicas."""
+        data = self.head_file(drained_file(self.inventory.cluster))
+        try:
+            return tuple(from_json(DrainedHosts, data.decode()).hosts) if data else ()
+        except ValueError:  # The next `drain` replaces it
+            return ()
+
+    @cached_property
     def members(self) -> dict[str, MembersDocument]:
         """The declared members of each service with replicas, by the service's name."""
         directory = str(NodePaths(self.inventory.cluster).members)
@@ -322,6 +333,11 @@ class Survey:
                     document = from_json(MembersDocument, data.decode(errors="replace"))
                     found[document.service] = document
         return found
+
+
+def drained_file(cluster: str) -> str:
+    """Return the path on the head of the file that names the drained hosts."""
+    return str(NodePaths(cluster).config / "drained.json")
 
 
 def read_state(data: bytes | None) -> NodeState | None:

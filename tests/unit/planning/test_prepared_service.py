@@ -19,6 +19,7 @@ from clusterctl.node.files import NodePaths
 from clusterctl.planning.service_plan import ServicePlan, plan_service
 from clusterctl.serving.request import Options, read_request
 from clusterctl.serving.vllm_flags import parse_arguments
+from clusterctl.survey.survey import Survey
 from tests.fakes.catalogue import config_of
 from tests.fakes.host_facts import gpus, host_facts, nic
 from tests.fakes.surveys import survey_of
@@ -50,6 +51,7 @@ class Cluster:
             transport.on(starts("sh", "-c"), stdout=RECORD)
         nodes = [RayNode(f"n{n}", f"10.0.0.{n}", f"gpu{n}", True, n == 1, 1, 0, 8) for n in (1, 2)]
         version = "0.32.0" if on_gpus else "0.32.0+cpu"
+        self.head_files: dict[str, bytes | None] = {}
         self.state = NodeState(
             "gpu1", "head", 0.0, "0.1", "up", 0.0, 0, vllm_version=version, nodes=nodes
         )
@@ -67,26 +69,30 @@ class Cluster:
         options = Options("/data/models/qwen", tp, name="qwen", replicas=replicas)
         request = read_request(options, (), parse_arguments(args))
         model = resolve(request.model, self.inventory.models)
+        survey = self.survey(*(each for each in (own, other) if each), *declared)
+        return plan_service(survey, request, model)
+
+    def survey(self, *declared: ServicePlan | ServiceDocument) -> Survey:
+        """What the hosts answer while these are declared."""
         paths = NodePaths("demo")
-        files: dict[str, dict[str, bytes | None]] = {"gpu1": {}, "gpu2": {}}
+        files: dict[str, dict[str, bytes | None]] = {"gpu1": dict(self.head_files), "gpu2": {}}
 
         def declare(document: ServiceDocument) -> None:
             host = "gpu2" if document.host == "10.0.0.2" else "gpu1"
             files[host][f"{paths.services}/{document.name}.json"] = to_json(document).encode()
 
-        for each in (own, other, *declared):
+        for each in declared:
             if isinstance(each, ServicePlan):
                 for replica in each.replicas:
                     declare(replica.document)
                 if each.members:
                     data = to_json(each.members).encode()
                     files["gpu1"][f"{paths.members}/{each.members.service}.json"] = data
-            elif each:
+            else:
                 declare(each)
         files["gpu1"][str(paths.state)] = to_json(self.state).encode()
         answers = {host: replace(probe, files=files[host]) for host, probe in self.answers.items()}
-        survey = survey_of(self.inventory, answers, self.transports)
-        return plan_service(survey, request, model)
+        return survey_of(self.inventory, answers, self.transports)
 
 
 def _probe(ip: str, report: GpuReport) -> Probe:

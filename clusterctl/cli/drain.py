@@ -1,0 +1,84 @@
+"""`drain` and `undrain`: take a host's replicas away, and let it have some again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clusterctl.cli import options
+from clusterctl.cli.guard import guarded
+
+if TYPE_CHECKING:
+    from clusterctl.planning.draining import ServiceMoves
+
+_Host = Annotated[
+    str,
+    typer.Argument(metavar="HOST", autocompletion=options.complete_hosts, help="A host's name."),
+]
+
+
+@guarded
+def drain(
+    host: _Host,
+    dry_run: options.DryRun = False,
+    yes: options.Yes = False,
+    inventory: options.Inventory = None,
+    as_json: options.Json = False,
+) -> None:
+    """Move a host's replicas away while the others serve."""
+    from clusterctl.cli.session import confirm, session
+    from clusterctl.commands.drain import drain as run
+    from clusterctl.errors import CHANGES_PENDING, UsageError
+
+    with session("drain", inventory, quiet=as_json) as opened:
+
+        def agree(moves: Sequence[ServiceMoves]) -> None:
+            lines = [line for each in moves for line in each.lines]
+            if not as_json:
+                shown = [f"  {line}" for line in lines] or [f"  {host} has no replicas"]
+                print("\n".join(["To do:", *shown]), file=sys.stderr)
+            if dry_run:
+                if as_json:
+                    print(json.dumps({"host": host, "changes": lines}, indent=2))
+                raise typer.Exit(CHANGES_PENDING if lines else 0)
+            ended = ", ".join(each.service for each in moves if each.ends)
+            if ended and not confirm(
+                f"This stops the last replica of {ended}. Continue?",
+                yes=yes,
+                progress=opened.progress,
+            ):
+                raise UsageError(
+                    f"not confirmed: {host} has the last replica of {ended}", hint="add --yes"
+                )
+
+        changed = run(opened.inventory, host, opened.credentials, agree=agree, sink=opened.progress)
+    if as_json:
+        print(json.dumps({"host": host, "drained": True, "changed": changed}, indent=2))
+        return
+    print(f"{host} is drained" if changed else f"{host} was drained already: nothing to change")
+    print(f"  it keeps its place in Ray; to use it again: clusterctl undrain {host}")
+
+
+@guarded
+def undrain(
+    host: _Host,
+    inventory: options.Inventory = None,
+    as_json: options.Json = False,
+) -> None:
+    """Let HOST have replicas again."""
+    from clusterctl.cli.session import session
+    from clusterctl.commands.drain import undrain as run
+
+    with session("undrain", inventory, quiet=as_json) as opened:
+        changed = run(opened.inventory, host, opened.credentials)
+    if as_json:
+        print(json.dumps({"host": host, "drained": False, "changed": changed}, indent=2))
+        return
+    was = "can have replicas again" if changed else "was not drained: nothing to change"
+    print(f"{host} {was}")
+    if changed:
+        print("  to start some there: clusterctl serve MODEL --replicas N")

@@ -1,0 +1,77 @@
+"""`drain` and `undrain`: a host without replicas, which gets none until it is undrained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from clusterctl.engine.events import EventSink
+from clusterctl.inventory.model import Inventory
+from clusterctl.node.documents import DrainedHosts, to_json
+from clusterctl.planning.draining import ServiceMoves, moves_from, require_known
+from clusterctl.serving.declaration import read_key
+from clusterctl.serving.rollout import Rollout, as_declared
+from clusterctl.survey.survey import Survey, connected, drained_file, take_survey
+from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.lock import ClusterLock
+
+# Shows the moves and returns, or raises if the user declines
+AgreeToMoves = Callable[[Sequence[ServiceMoves]], None]
+
+
+def drain(
+    inventory: Inventory,
+    host: str,
+    credentials: Credentials,
+    *,
+    agree: AgreeToMoves,
+    sink: EventSink,
+) -> bool:
+    """Move all replicas away from `host`; return whether anything changed. Running it twice changes
+    nothing, and after an interruption it continues.
+
+    The host is marked first, so that no other run gives it replicas. Raises UsageError for an
+    unknown host, RequirementsNotMet for services that cannot be moved, and as `Rollout.run`.
+    """
+    with connected(inventory.hosts, credentials) as transports:
+
+        def look() -> tuple[Survey, list[ServiceMoves]]:
+            survey = take_survey(inventory, transports)
+            require_known(survey, host)
+            survey.require_answers()
+            return survey, moves_from(survey, host)
+
+        survey, moves = look()
+        agree(moves)
+        if host in survey.drained and not moves:
+            return False
+        with ClusterLock(transports[inventory.head.name], inventory.cluster, "drain") as lock:
+            survey, moves = look()
+            _mark(survey, sorted({*survey.drained, host}), lock)
+            key = read_key(inventory, transports[inventory.head.name])
+            for each in moves:
+                replicas = as_declared(survey, (*each.staying, *each.new))
+                Rollout(survey, replicas, each.leaving, each.members, key, lock, sink).run()
+    return True
+
+
+def undrain(inventory: Inventory, host: str, credentials: Credentials) -> bool:
+    """Let `host` get replicas again; return whether it was drained. Raises UsageError for an
+    unknown host."""
+    with connected((inventory.head,), credentials) as transports:
+        head = transports[inventory.head.name]
+        with ClusterLock(head, inventory.cluster, "undrain") as lock:
+            survey = take_survey(inventory, transports).require_answers()
+            require_known(survey, host)
+            if host not in survey.drained:
+                return False
+            _mark(survey, [name for name in survey.drained if name != host], lock)
+    return True
+
+
+def _mark(survey: Survey, hosts: list[str], lock: ClusterLock) -> None:
+    """Write which hosts are drained, unless the head's file says so already."""
+    if hosts == list(survey.drained):
+        return
+    path = drained_file(survey.inventory.cluster)
+    data = to_json(DrainedHosts(hosts)).encode() if hosts else None
+    lock.replace(path, data, before=survey.head_file(path))

@@ -1,0 +1,188 @@
+"""What happens to the replicas of a host that is drained: each moves to free GPUs of other hosts,
+or is stopped where there are none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import count
+
+from clusterctl.errors import RequirementsNotMet, UsageError, raise_all
+from clusterctl.node.documents import (
+    Member,
+    MembersDocument,
+    ServiceDocument,
+    replica_name,
+)
+from clusterctl.planning.cluster_hardware import gpus_held, without_drained
+from clusterctl.planning.replicas import Seats, seat_replicas, sites_of_unknown_gpus
+from clusterctl.planning.service_plan import replica_layout
+from clusterctl.serving.arguments import UNDECIDED
+from clusterctl.serving.service import PlannedService, fingerprint, replica_port
+from clusterctl.survey.survey import Survey
+
+
+@dataclass(frozen=True)
+class ServiceMoves:
+    """A service whose replicas leave a host."""
+
+    service: str
+    staying: tuple[PlannedService, ...]
+    new: tuple[PlannedService, ...]  # In place of those that leave
+    leaving: tuple[ServiceDocument, ...]
+    members: MembersDocument  # In the end
+
+    @property
+    def lines(self) -> list[str]:
+        found = [
+            f"{self.service}: start {each.document.name} on {each.layout.hosts[0]}"
+            for each in self.new
+        ]
+        names = ", ".join(document.name for document in self.leaving)
+        found.append(f"{self.service}: stop {names}, after the running requests")
+        lost = len(self.leaving) - len(self.new)
+        if lost:
+            left = len(self.staying) + len(self.new)
+            found.append(
+                f"{self.service}: {left or 'no'} replica{'s' * (left != 1)} will be left: "
+                f"no other host has free GPUs for {lost} of them"
+            )
+        return found
+
+    @property
+    def ends(self) -> bool:
+        """Whether no replica is left."""
+        return not self.staying and not self.new
+
+
+def moves_from(survey: Survey, host: str) -> list[ServiceMoves]:
+    """Return what to do with each service that has replicas on `host`, so that it has none.
+
+    Raises RequirementsNotMet for services that cannot be moved: those without replicas, whose hosts
+    Ray chose.
+    """
+    node_ip = survey.topology.node(host).node_ip
+    services: dict[str, list[ServiceDocument]] = {}
+    stuck = []
+    for document in survey.services.values():
+        ranks = survey.reported[document.name].ranks if document.name in survey.reported else []
+        if not document.node_ips and (
+            survey.host_of(document.name) == host or any(rank.host == host for rank in ranks)
+        ):
+            stuck.append(
+                RequirementsNotMet(
+                    f"the service {document.name} runs there and has no replicas, so that nothing "
+                    "serves while it moves",
+                    host=host,
+                    hint=f"clusterctl stop {document.name}, or give it replicas: "
+                    f"clusterctl serve {document.model} --replicas 2",
+                )
+            )
+        elif node_ip in document.node_ips:
+            services.setdefault(document.service, []).append(document)
+    raise_all(stuck)
+    held = gpus_held(
+        survey.topology,
+        survey.require_supervised_head().nodes,
+        survey.reported,
+        survey.services,
+        (),
+    )
+    free = without_drained(held, {*survey.drained, host}).free
+    taken = [(host_name, one.port) for host_name, each in survey.services_by_host.items()
+             for one in each.values()]  # fmt: skip
+    found = []
+    for service, leaving in sorted(services.items()):
+        staying = [one for one in survey.replicas(service) if one not in leaving]
+        first = leaving[0]
+        sizes = (first.tensor_parallel, first.pipeline_parallel)
+        seats = seat_replicas(sites_of_unknown_gpus(free), sizes, (), len(leaving))
+        numbers = (
+            number
+            for number in count(1)
+            if number not in {document.replica for document in (*staying, *leaving)}
+        )
+        known = survey.members.get(service)
+        public = known.port if known else first.port
+        new = []
+        for number, hosts in zip(numbers, seats, strict=False):
+            port = replica_port(
+                None,
+                {public, *(port for name, port in taken if name == hosts[0])},
+                survey.facts[hosts[0]].listening_ports,
+            )
+            taken.append((hosts[0], port))
+            new.append(_planned(survey, _moved(survey, first, number, hosts, port)))
+            free = [
+                replace(each, free=each.free - hosts.count(each.host))
+                if each.host in hosts
+                else each
+                for each in free
+            ]
+        kept = [_planned(survey, document) for document in staying]
+        found.append(
+            ServiceMoves(
+                service=service,
+                staying=tuple(kept),
+                new=tuple(new),
+                leaving=tuple(leaving),
+                members=MembersDocument(
+                    service=service,
+                    served_names=known.served_names if known else [first.served_name],
+                    port=public,
+                    members=[
+                        Member(
+                            each.document.replica,
+                            each.layout.hosts[0],
+                            each.document.host,
+                            each.document.port,
+                        )
+                        for each in sorted(
+                            (*kept, *new), key=lambda planned: planned.document.replica
+                        )
+                    ],
+                    stall_timeout=first.stall_timeout,
+                ),
+            )
+        )
+    return found
+
+
+def require_known(survey: Survey, host: str) -> None:
+    """Raise UsageError unless the inventory has the host."""
+    names = [each.name for each in survey.inventory.hosts]
+    if host not in names:
+        raise UsageError(
+            f"no host named {host} in {survey.inventory.file}", hint=f"hosts: {', '.join(names)}"
+        )
+
+
+def _moved(
+    survey: Survey, document: ServiceDocument, number: int, hosts: Seats, port: int
+) -> ServiceDocument:
+    """Return the document of a replica with the same settings on other hosts."""
+    first = survey.topology.node(hosts[0])
+    argv = list(document.argv)
+    for flag, value in (("--host", first.node_ip), ("--port", str(port))):
+        argv[argv.index(flag) + 1] = value
+    return replace(
+        document,
+        name=replica_name(document.service, number),
+        replica=number,
+        argv=argv,
+        host=first.node_ip,
+        port=port,
+        node_ips=[survey.topology.node(host).node_ip for host in hosts],
+        fingerprint=fingerprint(argv, document.env),
+    )
+
+
+def _planned(survey: Survey, document: ServiceDocument) -> PlannedService:
+    """Return a declared replica as a plan. A plain completion proves it, with any tokenizer."""
+    hosts = {node.node_ip: node.host for node in survey.topology.nodes}
+    sizes = replace(
+        UNDECIDED,
+        tensor_parallel=document.tensor_parallel,
+        pipeline_parallel=document.pipeline_parallel,
+    )
+    layout = replica_layout(sizes, tuple(hosts[node_ip] for node_ip in document.node_ips))
+    return PlannedService(document=document, layout=layout, head_address=document.host, chat=False)

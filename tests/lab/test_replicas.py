@@ -1,0 +1,123 @@
+"""Replicas on whole hosts: one on each, changed and drained while the other serves. The tests build
+on each other, in the order of this file."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from tests.lab.cluster import Operator, until
+from tests.lab.conftest import OnHost
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.timeout(1800, func_only=True),
+    pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
+    pytest.mark.usefixtures("inventory"),
+]
+
+SERVE = ("serve", "/data/models/tiny", "--tp", "1", "--yes")
+SHORT = ("--", "--max-model-len", "512")
+LONGER = ("--", "--max-model-len", "1024")
+
+
+def replicas(operator: Operator) -> dict[str, dict[str, Any]]:
+    """What status says of each replica, by its name."""
+    services = operator.run("status", "--json").json["services"]
+    return {service["name"]: service for service in services if service["service"] == "tiny"}
+
+
+def pids(on_host: OnHost) -> dict[str, str]:
+    """The API server of each host."""
+    argv = "pgrep -of 'vllm serve'"
+    return {host: on_host(host, argv).stdout.strip() for host in ("gpu1", "gpu2")}
+
+
+@pytest.fixture(scope="module")
+def cluster(operator: Operator, inventory: str) -> None:
+    operator.ok("bootstrap", inventory, timeout=1000)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_each_host_has_a_replica_that_answers(operator: Operator) -> None:
+    served = operator.ok(*SERVE, "--replicas", "2", "--json", *SHORT, timeout=1500).json
+    assert [(each["name"], each["host"]) for each in served["replicas"]] == [
+        ("tiny", "gpu1"),
+        ("tiny@2", "gpu2"),
+    ]
+    ranks = [[rank["host"] for rank in each["ranks"]] for each in served["replicas"]]
+    assert ranks == [["gpu1"], ["gpu2"]]
+    assert {each["state"] for each in replicas(operator).values()} == {"ready"}
+
+
+def test_a_second_run_changes_nothing(operator: Operator, on_host: OnHost) -> None:
+    before = pids(on_host)
+    for words in (("--replicas", "2"), ()):
+        served = operator.ok(*SERVE, *words, "--json", *SHORT).json
+        assert served["changed"] is False
+    assert pids(on_host) == before
+
+
+def test_more_than_fit_are_refused(operator: Operator) -> None:
+    ran = operator.run(*SERVE, "--replicas", "3", *SHORT)
+    assert ran.status == 11, ran.text
+    assert "--replicas 2" in ran.stderr
+
+
+def test_a_killed_engine_leaves_the_other_replica_ready(
+    operator: Operator, on_host: OnHost
+) -> None:
+    other = pids(on_host)["gpu1"]
+    assert on_host("gpu2", "pkill -KILL -f VLLM::EngineCor").returncode == 0
+    until(
+        lambda: replicas(operator)["tiny@2"]["state"] != "ready", within=60, what="status tells it"
+    )
+    assert replicas(operator)["tiny"]["state"] == "ready"
+    until(lambda: replicas(operator)["tiny@2"]["state"] == "ready", within=600, what="it is back")
+    assert pids(on_host)["gpu1"] == other
+    assert replicas(operator)["tiny@2"]["restarts"] == 1
+
+
+def test_a_broken_flag_is_undone_and_the_other_replica_not_touched(
+    operator: Operator, on_host: OnHost
+) -> None:
+    before = pids(on_host)
+    ran = operator.run(*SERVE, "--", "--max-model-len", "512", "--attention-backend", "NONE")
+    assert ran.status != 0, ran.text
+    assert "tiny serves its previous version again; 1 other never stopped" in ran.stderr
+    assert pids(on_host)["gpu2"] == before["gpu2"]
+    assert {each["state"] for each in replicas(operator).values()} == {"ready"}
+    assert not any(each["draining"] for each in replicas(operator).values())
+
+
+def test_other_flags_restart_one_replica_at_a_time(operator: Operator, on_host: OnHost) -> None:
+    ran = operator.ok(*SERVE, *LONGER, timeout=1500)
+    order = [line for line in ran.stderr.splitlines() if "drain" in line or "prove it" in line]
+    steps = [("drain" if "drain" in line else "prove") for line in order if "✓" in line]
+    assert steps == ["drain", "prove", "drain", "prove"], ran.text
+    for host, name in (("gpu1", "tiny"), ("gpu2", "tiny@2")):
+        said = on_host(host, f"cat /etc/clusterctl/lab/services/{name}.json").stdout
+        assert '"1024"' in said
+
+
+def test_a_drained_host_has_no_replicas_until_it_is_undrained(operator: Operator) -> None:
+    assert operator.run("drain", "gpu2", "--dry-run").status == 10
+    ran = operator.ok("drain", "gpu2")
+    assert "1 replica will be left" in ran.stderr
+    assert list(replicas(operator)) == ["tiny"]
+    assert "nothing to change" in operator.ok("drain", "gpu2").stdout
+    refused = operator.run(*SERVE, "--replicas", "2", *LONGER)
+    assert (refused.status, "--replicas 1" in refused.stderr) == (11, True), refused.text
+
+    operator.ok("undrain", "gpu2")
+    operator.ok(*SERVE, "--replicas", "max", *LONGER, timeout=1500)
+    assert [each["host"] for each in replicas(operator).values()] == ["gpu1", "gpu2"]
+
+
+def test_stop_ends_all_replicas(operator: Operator, on_host: OnHost) -> None:
+    assert "gpu2 tiny@2  " in operator.ok("logs", "tiny", "-n", "3").stdout
+    operator.ok("stop", "tiny")
+    assert replicas(operator) == {}
+    assert set(pids(on_host).values()) == {""}
