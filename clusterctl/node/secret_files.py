@@ -11,8 +11,6 @@ from clusterctl.node.files import NodePaths
 
 LARGEST = 4096  # Bytes of a secret; ours have 64
 
-FIX = "clusterctl bootstrap repairs that"
-
 
 class SecretUnusable(Exception):
     """Nothing may be started with this secret; the text says why, and what repairs it."""
@@ -28,7 +26,7 @@ def read_secret(path: Path) -> str:
         # Not through a link; and O_NONBLOCK since opening a fifo would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise SecretUnusable(f"{path} is missing; {FIX}") from None
+        raise SecretUnusable(f"{path} is missing; clusterctl bootstrap repairs that") from None
     except OSError as error:
         raise SecretUnusable(f"{path} cannot be read: {error.strerror}") from error
     with open(descriptor, "rb") as file:  # noqa: PTH123 - of a descriptor
@@ -37,15 +35,19 @@ def read_secret(path: Path) -> str:
         if not stat.S_ISREG(found.st_mode):
             raise SecretUnusable(f"{path} is not a file")
         if mode & 0o077:
-            raise SecretUnusable(f"{path} is open to other users (mode {mode:o}); {FIX}")
+            raise SecretUnusable(
+                f"{path} is open to other users (mode {mode:o}); clusterctl bootstrap repairs that"
+            )
         if found.st_uid != os.geteuid():
-            raise SecretUnusable(f"{path} belongs to user {found.st_uid}; {FIX}")
+            raise SecretUnusable(
+                f"{path} belongs to user {found.st_uid}; clusterctl bootstrap repairs that"
+            )
         try:
             content = file.read(LARGEST).decode().strip()
         except (OSError, ValueError) as error:
             raise SecretUnusable(f"{path} cannot be read: {error}") from error
     if not content:
-        raise SecretUnusable(f"{path} is empty; {FIX}")
+        raise SecretUnusable(f"{path} is empty; clusterctl bootstrap repairs that")
     return content
 
 
