@@ -94,6 +94,9 @@ def test_a_container_is_made_as_its_spec_says(driver: DockerDriver, spec: Contai
     assert set(found.mounts) == set(spec.mounts)
     assert found.ulimits == spec.ulimits
     assert found.capabilities == spec.capabilities
+    assert found.drops_others
+    assert "no-new-privileges" in found.security_options
+    assert found.pids_limit == spec.pids_limit
     assert (found.network, found.ipc, found.restart, found.init) == (
         "host",
         "host",

@@ -198,14 +198,14 @@ def test_other_users_of_the_host_get_no_image_although_they_see_its_name(
     """The name is among the arguments of `docker pull`."""
     path = f"{answering.root}/manifests/v1"
     asked = (
-        "import os, socket, sys; os.setuid(65534); "
+        "import os, socket, sys; 'x'.encode('idna'); os.setuid(65534); "
         f"s = socket.create_connection(('127.0.0.1', {answering.engine}), 20); "
-        f"s.sendall(b'GET {path} HTTP/1.1\\r\\n\\r\\n'); "
+        f"s.sendall(b'GET {path} HTTP/1.0\\r\\n\\r\\n'); "
         "sys.stdout.write(s.makefile().read())"
     )
     done = subprocess.run(
         [sys.executable, "-c", asked], capture_output=True, text=True, timeout=60, check=False
     )
-    assert MANIFEST.decode() not in done.stdout
+    assert done.returncode == 0 or "ConnectionResetError" in done.stderr, done.stderr
     assert done.stdout == ""
     assert answering.as_engine().ask(path).body == MANIFEST

@@ -325,3 +325,24 @@ def test_documents_survive_the_round_trip_and_unknown_keys() -> None:
     for broken in ("", "[]", "{}", '{"host": 1}'):
         with pytest.raises(ValueError, match=r"NodeState|Expecting"):
             documents.from_json(documents.NodeState, broken)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_stands_in_the_place_of_a_log_is_not_written_to_and_stops_nothing(
+    tmp_path: Path, kind: str
+) -> None:
+    path, other = tmp_path / "journal.jsonl", tmp_path / "other"
+    other.touch()
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(other)
+    said = io.StringIO()
+    Journal(path, "gpu1", said).write("ray", "up")  # with a plain open, this waits for a reader
+    assert "journal not written" in said.getvalue()
+    assert other.read_text() == ""
+
+
+def test_logs_are_roots_alone(tmp_path: Path) -> None:
+    Journal(tmp_path / "journal.jsonl", "gpu1", io.StringIO()).write("ray", "up")
+    assert (tmp_path / "journal.jsonl").stat().st_mode & 0o777 == 0o600
