@@ -12,7 +12,6 @@ import posixpath
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import PurePosixPath
 
 from clusterctl.transfer.chain_link import PIECE
 from clusterctl.transfer.content import Blob, is_digest
@@ -69,18 +68,20 @@ class Manifest:
 
     def __post_init__(self) -> None:
         """Raise ValueError unless the names stay apart from each other and inside the directory."""
-        if len(PurePosixPath(inside(self.name)).parts) > MOST_PARTS or self.name.startswith("."):
+        if inside(self.name).count("/") >= MOST_PARTS or self.name.startswith("."):
             raise ValueError(f"{self.name!r} is not the name of a model's directory")
-        if any(map(_is_control, self.origin)):
+        if _has_control(self.origin):
             raise ValueError(f"{self.origin!r} is not a source of a model")
         files, names = {file.path for file in self.files}, set[str]()
         for path in (*(file.path for file in self.files), *(link.path for link in self.links)):
             if inside(path) in names or _is_ours(path):
                 raise ValueError(f"{path!r} stands for two files")
             names.add(path)
-        for path in names:
-            if not names.isdisjoint(map(str, PurePosixPath(path).parents)):
-                raise ValueError(f"{path!r} lies in a directory that is also a file")
+        directories = {path.rpartition("/")[0] for path in names} - {""}
+        while directories:
+            if both := names & directories:
+                raise ValueError(f"{min(both)!r} is a directory and also a file")
+            directories = {path.rpartition("/")[0] for path in directories} - {""}
         for file in self.files:
             for digest in (file.sha256, *file.chunks):
                 if not is_digest(digest):
@@ -186,17 +187,16 @@ def plain_mode(mode: int) -> int:
 
 def inside(path: str) -> str:
     """Return the path; raise ValueError unless it is a plain path below its directory."""
-    parts = PurePosixPath(path).parts
-    plain = "/".join(parts) == path and not path.startswith("/")
-    if not parts or not plain or ".." in parts or any(map(_is_control, path)):
+    if not {"", ".", ".."}.isdisjoint(path.split("/")) or _has_control(path):
         raise ValueError(f"{path!r} is not a path below the model's directory")
     return path
 
 
-def _is_control(character: str) -> bool:
-    """Whether scripts that read lines, or terminals, could take the character for more than a part
-    of a name: control characters, halves of characters, separators of lines."""
-    return unicodedata.category(character) in {"Cc", "Cs", "Zl", "Zp"}
+def _has_control(text: str) -> bool:
+    """Whether scripts that read lines, or terminals, could take a character for more than a part of
+    a name: control characters, halves of characters, separators of lines."""
+    odd = {"Cc", "Cs", "Zl", "Zp"}
+    return not text.isprintable() and any(unicodedata.category(each) in odd for each in text)
 
 
 def _is_ours(path: str) -> bool:
