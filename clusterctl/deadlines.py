@@ -77,6 +77,9 @@ FORWARD = 10.0  # For a TCP connection from this machine, if it is itself a host
 # short network outage TCP retransmits what was lost.
 PULSE = 20.0
 
+# For the gateway to follow a changed file of keys, which it does within a second.
+KEY_IN_EFFECT = 10.0
+
 # For the gateway to read the members' file and to send a draining replica no new requests.
 GATEWAY_NOTICE = 3.0
 

@@ -21,6 +21,7 @@ from clusterctl.cli import (
     fit,
     image,
     init,
+    key,
     lab,
     logs,
     model,
@@ -96,4 +97,5 @@ app.command("tunnel")(tunnel.tunnel)
 app.add_typer(image.app, name="image")
 app.add_typer(packages.app, name="packages")
 app.add_typer(model.app, name="model")
+app.add_typer(key.app, name="key")
 app.add_typer(lab.app, name="lab")

@@ -55,6 +55,7 @@ def status_screen(status: ClusterStatus) -> RenderableType:
             parts += [line for row in rows for line in _service_lines(row)]
     if not status.services:
         parts.append(_text("No services.", style="dim"))
+    parts += _gateway_lines(status)
     if status.problems:
         parts += [Text(), _text(f"{count(len(status.problems), 'problem')}:", style="red")]
         parts += [Padding(_text(each), (0, 0, 0, 2), expand=False) for each in status.problems]
@@ -210,12 +211,33 @@ def _load_lines(rows: Sequence[HostRow]) -> list[Text]:
     return [*lines, Text()] if lines else []
 
 
+def _gateway_lines(status: ClusterStatus) -> list[Text]:
+    gateway = status.gateway
+    if gateway is None:
+        return []
+    first = _text("gateway", style="bold")
+    first.append(" · ").append(_word(gateway.state))
+    tls = " · TLS" if gateway.tls else ""
+    first.append(_text(f" · {', '.join(gateway.listens) or 'no address'}{tls}", style="dim"))
+    counts = (
+        f"  requests   {gateway.served} answered, {gateway.retried} of them sent again · "
+        f"{gateway.failed} failed, {gateway.refused} refused"
+    )
+    out = [member for member in gateway.members if not member.admitted]
+    lines = [first, _text(counts)]
+    for member in out:
+        who = f"{member.service} replica {member.replica} on {member.host}"
+        lines.append(_text(f"  gets none  {who}: {member.why}", style="yellow"))
+    return lines
+
+
 def status_document(status: ClusterStatus) -> dict[str, Any]:
     """Return the status as a JSON document."""
     return {
         "cluster": status.cluster,
         "healthy": status.healthy,
         "problems": list(status.problems),
+        "gateway": asdict(status.gateway) if status.gateway else None,
         "ray_version": status.ray_version,
         "vllm_version": status.vllm_version,
         "hosts": [asdict(row) for row in status.hosts],

@@ -11,6 +11,7 @@ from clusterctl.network.pairs.judgement import CARRIES
 from clusterctl.node.documents import (
     DELETED,
     BrokenNic,
+    GatewayState,
     Member,
     RayNode,
     ServiceDocument,
@@ -109,6 +110,7 @@ class ClusterStatus:
     vllm_version: str
     strangers: tuple[ClusterctlError, ...] = ()  # Hosts in Ray that are not in the inventory
     lost: tuple[str, ...] = ()  # Replicas that no host that answers has, a sentence each
+    gateway: GatewayState | None = None  # None if nothing is behind it, and none is expected
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -125,7 +127,10 @@ class ClusterStatus:
             for row in self.services
             if row.state and row.state.silence
         ]
-        return (*of_hosts, *map(str, self.strangers), *self.lost, *of_services, *silent)
+        lost = [*self.lost]
+        if self.gateway and self.gateway.state != "up":
+            lost.append(_down(self.gateway))
+        return (*of_hosts, *map(str, self.strangers), *lost, *of_services, *silent)
 
     @property
     def hints(self) -> tuple[str, ...]:
@@ -154,6 +159,13 @@ def with_loads(
         hosts=tuple(replace(row, load=hosts.get(row.name)) for row in status.hosts),
         services=tuple(replace(row, load=services.get(row.name)) for row in status.services),
     )
+
+
+def _down(gateway: GatewayState) -> str:
+    """Return why nobody listens where clients of replicas ask."""
+    if gateway.state == "absent":
+        return "gateway: the node image has no HAProxy, so services with replicas have no address"
+    return f"gateway: {gateway.state}{f' ({gateway.detail})' if gateway.detail else ''}"
 
 
 def assess(
@@ -200,6 +212,7 @@ def assess(
         ray_version=state.ray_version if state else "",
         vllm_version=state.vllm_version if state else "",
         strangers=survey.strangers,
+        gateway=state.gateway if state and survey.members else None,
         lost=tuple(
             f"service {service}: replica {member.replica} is not declared on {member.host}"
             if member.host in survey.answers

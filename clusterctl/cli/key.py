@@ -1,0 +1,124 @@
+"""`key`: named API keys."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clusterctl.cli import options
+from clusterctl.cli.guard import guarded
+from clusterctl.cli.program import Commands
+
+if TYPE_CHECKING:
+    from clusterctl.node.documents import GatewayState
+
+app = Commands("Named API keys of the gateway: make, list and revoke them.")
+
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the user or program that gets it.")]
+
+
+@app.command("create")
+@guarded
+def create(
+    name: _Name,
+    requests: Annotated[
+        str | None,
+        typer.Option("--requests", metavar="N/min", help="Most requests a minute; default: any."),
+    ] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option("--tokens", metavar="N/day", help="Most tokens a day (UTC); 1M/day."),
+    ] = None,
+    inventory: options.Inventory = None,
+    as_json: options.Json = False,
+) -> None:
+    """Make an API key and print it, once: only its hash is kept."""
+    from clusterctl.cli.session import session
+    from clusterctl.commands.key import create as run
+    from clusterctl.serving.keys import limit
+
+    of_requests = limit(requests, "--requests", "min") if requests else 0
+    of_tokens = limit(tokens, "--tokens", "day") if tokens else 0
+    with session("key", inventory, quiet=True) as opened:
+        key, gateway = run(
+            opened.inventory,
+            name,
+            opened.credentials,
+            requests_per_minute=of_requests,
+            tokens_per_day=of_tokens,
+        )
+    print(json.dumps({"name": name, "key": key}, indent=2) if as_json else key)
+    _note(gateway)
+
+
+@app.command("ls")
+@guarded
+def ls(inventory: options.Inventory = None, as_json: options.Json = False) -> None:
+    """List the keys with their limits, and what was asked with them."""
+    from clusterctl.cli.session import session
+    from clusterctl.commands.key import list_keys
+
+    with session("key", inventory, quiet=True) as opened:
+        found = list_keys(opened.inventory, opened.credentials)
+    if as_json:
+        shown = [
+            {
+                **{name: value for name, value in asdict(one.key).items() if name != "sha256"},
+                **asdict(one.use),
+            }
+            for one in found
+        ]
+        print(json.dumps(shown, indent=2))
+        return
+    if not found:
+        print("No keys.")
+        return
+    rows = [("NAME", "REQUESTS/MIN", "TOKENS/DAY", "REQUESTS", "TOKENS READ", "GENERATED", "TODAY")]
+    rows += [
+        (
+            one.key.name,
+            str(one.key.requests_per_minute or "any"),
+            str(one.key.tokens_per_day or "any"),
+            str(one.use.requests),
+            str(one.use.prompt_tokens),
+            str(one.use.completion_tokens),
+            f"{one.use.tokens_of_day} on {one.use.day}" if one.use.day else "-",
+        )
+        for one in found
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())
+
+
+@app.command("revoke")
+@guarded
+def revoke(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `key ls` shows it.")],
+    inventory: options.Inventory = None,
+    as_json: options.Json = False,
+) -> None:
+    """Revoke an API key: the gateway refuses it from now on."""
+    from clusterctl.cli.session import session
+    from clusterctl.commands.key import revoke as run
+
+    with session("key", inventory, quiet=True) as opened:
+        gateway = run(opened.inventory, name, opened.credentials)
+    print(json.dumps({"revoked": name}, indent=2) if as_json else f"{name} is revoked")
+    _note(gateway)
+
+
+def _note(gateway: GatewayState) -> None:
+    """Say that keys have no effect without a gateway."""
+    if gateway.state == "absent":
+        text = "the node image has no HAProxy, so there is no gateway: docs/gateway.md says how"
+    elif gateway.state != "up":
+        text = "no service is behind the gateway now; serve --replicas puts one there"
+    else:
+        return
+    print(f"note: {text}", file=sys.stderr)
