@@ -72,12 +72,18 @@ def test_the_times_per_token_of_rows_that_were_used() -> None:
     assert mean(first) < 0.30
 
 
-def test_a_machine_that_was_held_out() -> None:
-    """Four replicas on hosts of 1 and 3 GPUs. With one request, for which replicas cost nothing,
-    that machine took 1.27 times as long as the one before it with the same layout."""
-    found = {requests: _errors(_rows(held_out=True), requests) for requests in REQUESTS}
-    assert [len(errors) for errors in found.values()] == [1, 1, 1]
-    assert max(max(errors) for errors in found.values()) < 0.45
+def test_machines_that_were_held_out() -> None:
+    """Four replicas on hosts of 1 and 3 GPUs, and TP 2 over sockets, with more of them, and over
+    NVLink on two more machines, all measured after the constants were chosen or not used. The
+    replicas' machine took 1.27 times as long as another one with one request, too."""
+    held = _rows(held_out=True)
+    tensor_parallel = [row for row in held if row["dp"] == 1]
+    errors = [max(_errors(tensor_parallel, requests)) for requests in REQUESTS]
+    assert errors == pytest.approx([0.30, 0.18, 0.12], abs=0.02)
+    tokens = [abs(_load(row).token / row["token_ms"] * 1e3 - 1) for row in tensor_parallel]
+    assert mean(tokens) < 0.15
+    replicas = [row for row in held if row["dp"] == 4]
+    assert max(_errors(replicas, 1) + _errors(replicas, 64) + _errors(replicas, 256)) < 0.45
 
 
 def _errors(rows: list[dict[str, Any]], requests: int) -> list[float]:
@@ -95,7 +101,8 @@ def _load(row: dict[str, Any]) -> Load:
 
 def _rows(*, held_out: bool) -> list[dict[str, Any]]:
     rows = json.loads(ROWS.read_text("utf-8"))
-    return [row for row in rows if row["run"].startswith("fourth") == held_out]
+    held = ("fourth", "fifth", "sixth")
+    return [row for row in rows if row["run"].startswith(held) == held_out]
 
 
 def _estimate(row: dict[str, Any]) -> Speed:
