@@ -13,7 +13,7 @@ from clusterctl.engine.interrupt import interruptible
 from clusterctl.engine.step import Change
 from clusterctl.errors import ClusterctlError, Interrupted, UsageError
 from clusterctl.inventory.model import Inventory
-from clusterctl.node.documents import NodeState, ServiceDocument
+from clusterctl.node.documents import ServiceDocument, ServiceState
 from clusterctl.node.endpoint import COMPLETIONS
 from clusterctl.node.files import NodePaths
 from clusterctl.planning.cluster_hardware import measurements
@@ -92,9 +92,11 @@ def run(
     with connected(inventory.hosts, credentials) as transports:
         files = (file, *measurements(inventory.cluster))
         survey = take_survey(inventory, transports, files=files)
-        state = survey.require_supervised_head()
+        survey.require_supervised_head()
         head = transports[inventory.head.name]
-        found = [require_ready(document, state) for document in asked_for(names, survey.services)]
+        found = asked_for(names, survey)
+        for document in found:
+            require_ready(document.name, states_of(document.name, survey))
         key, kept, measured = read_key(inventory, head), survey.head_file(file), []
         with interruptible(sink) as cancelled:
             for document in found:
@@ -108,32 +110,44 @@ def run(
     return measured
 
 
-def asked_for(names: Sequence[str], declared: dict[str, ServiceDocument]) -> list[ServiceDocument]:
-    """Return the services `names`; without any, the only one. Raises UsageError."""
-    if not names and len(declared) != 1:
-        have = ", ".join(sorted(declared)) or "none"
+def asked_for(names: Sequence[str], survey: Survey) -> list[ServiceDocument]:
+    """Return the services `names`; without any, the only one. One with replicas is measured as its
+    clients reach it, through the gateway. Raises UsageError."""
+    known = {one.name: one for one in survey.services.values() if one.name == one.service}
+    for service, members in survey.members.items():
+        if replicas := survey.replicas(service):
+            address = members.listen or survey.topology.head.node_ip
+            known[service] = replace(replicas[0], name=service, host=address, port=members.port)
+    if not names and len(known) != 1:
+        have = ", ".join(sorted(known)) or "none"
         raise UsageError(f"name the services to measure: {have}", hint="clusterctl bench NAME")
-    return [require_service(name, declared) for name in names or declared]
+    return [require_service(name, {**survey.services, **known}) for name in names or known]
 
 
-def require_ready(document: ServiceDocument, state: NodeState) -> ServiceDocument:
-    """Return the service. Raises UsageError if it is not ready, or generates no text."""
-    service = next((one for one in state.services if one.name == document.name), None)
-    if service is None or service.state != "ready":
-        condition = service.state if service else "declared"
+def states_of(name: str, survey: Survey) -> list[ServiceState]:
+    """Return what supervisors report of a service, or of each of its replicas."""
+    names = [one.name for one in survey.replicas(name)] or [name]
+    return [survey.reported[each] for each in names if each in survey.reported]
+
+
+def require_ready(name: str, states: Sequence[ServiceState]) -> None:
+    """Raise UsageError if the service is not ready, or generates no text."""
+    ready = [state for state in states if state.state == "ready"]
+    if not ready:
+        condition = states[0].state if states else "declared"
         raise UsageError(
-            f"{document.name} is {condition}, and only a ready service can be measured",
+            f"{name} is {condition}, and only a ready service can be measured",
             hint="clusterctl status",
         )
-    if service.task not in ("", COMPLETIONS.name):
-        raise UsageError(
-            f"{document.name} serves {service.task}, and bench measures generated tokens"
-        )
-    return document
+    if ready[0].task not in ("", COMPLETIONS.name):
+        raise UsageError(f"{name} serves {ready[0].task}, and bench measures generated tokens")
 
 
 def speed_model(survey: Survey, document: ServiceDocument) -> SpeedModel | None:
-    """Return the planner's speed model of a service as it is served; None if it has none."""
+    """Return the planner's speed model of a service as it is served; None if it has none, or
+    replicas."""
+    if document.name in survey.members:
+        return None
     tp, pp = document.tensor_parallel, document.pipeline_parallel
     flags = render(without(parse_arguments(document.argv[3:]), _DECIDED))
     try:

@@ -108,7 +108,7 @@ def test_a_chat_template_of_this_machine_is_brought_to_where_vllm_reads_it(
 
 
 def test_the_lines_of_the_start_are_in_its_log(operator: Operator) -> None:
-    log = operator.ok("logs", "tiny").stdout
+    log = operator.ok("logs", "tiny", "--lines", "5000").stdout
     for line in ("Maximum concurrency for", "Application startup complete"):
         assert line in log
 

@@ -1,0 +1,52 @@
+"""Which services `bench` measures, and at which address."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from clusterctl.commands.bench import asked_for, require_ready, states_of
+from clusterctl.errors import UsageError
+from clusterctl.facts.model import HostFacts
+from clusterctl.node.documents import Member, MembersDocument, to_json
+from clusterctl.node.files import NodePaths
+from tests.fakes.surveys import Said, survey_of
+from tests.unit.survey.test_cluster_status import INVENTORY, SERVICE, facts, healthy
+
+__all__ = ["facts"]
+
+
+def reports(facts: HostFacts) -> dict[str, Said]:
+    """`tiny` has two replicas behind the gateway at port 9000, `other` has none."""
+    found = healthy(facts)
+    members = MembersDocument(
+        "tiny", ["tiny"], 9000, [Member(1, "gpu1", "10.0.0.1", 8000)], listen="10.0.0.9"
+    )
+    files = {str(NodePaths("demo").members / "tiny.json"): to_json(members).encode()}
+    services = (SERVICE, replace(SERVICE, name="tiny@2"), replace(SERVICE, name="other"))
+    found["gpu1"] = replace(found["gpu1"], services=services, files=files)
+    return found
+
+
+def test_a_service_with_replicas_is_measured_through_its_gateway(facts: HostFacts) -> None:
+    survey = survey_of(INVENTORY, reports(facts))
+    tiny, second, other = asked_for(["tiny", "tiny@2", "other"], survey)
+
+    assert (tiny.name, tiny.host, tiny.port) == ("tiny", "10.0.0.9", 9000)
+    assert (second.host, second.port) == (SERVICE.host, SERVICE.port)
+    assert (other.host, other.port) == (SERVICE.host, SERVICE.port)
+    with pytest.raises(UsageError, match="name the services to measure: other, tiny"):
+        asked_for([], survey)
+
+
+def test_only_a_ready_service_that_generates_text_is_measured(facts: HostFacts) -> None:
+    survey = survey_of(INVENTORY, reports(facts))
+    ready = states_of("tiny", survey)
+    require_ready("tiny", ready)
+    with pytest.raises(UsageError, match="other is declared"):
+        require_ready("other", states_of("other", survey))
+    with pytest.raises(UsageError, match="tiny is loading"):
+        require_ready("tiny", [replace(ready[0], state="loading")])
+    with pytest.raises(UsageError, match="tiny serves embeddings"):
+        require_ready("tiny", [replace(ready[0], task="embeddings")])
