@@ -91,6 +91,7 @@ def serve(
     from clusterctl.cli.session import confirm, session
     from clusterctl.commands.serve import run
     from clusterctl.errors import CHANGES_PENDING, UsageError
+    from clusterctl.ray_cluster.topology import base_url
     from clusterctl.serving.config_file import read_config_file
     from clusterctl.serving.endpoint import curl_line, key_line, models_line, python_client
     from clusterctl.serving.request import Options, read_request
@@ -133,7 +134,7 @@ def serve(
                 {
                     "name": each.document.name,
                     "host": each.layout.hosts[0],
-                    "endpoint": f"{each.endpoint.url}/v1",
+                    "endpoint": f"{base_url(each.document.host, each.document.port)}/v1",
                     "ranks": [asdict(rank) for rank in served.proofs[each.document.name].ranks],
                     "ready_seconds": served.proofs[each.document.name].ready_seconds,
                 }
@@ -152,7 +153,8 @@ def serve(
         print(f"  weights     {location.note}")
     for each in plan.replicas if plan.members else ():
         name = each.document.name
-        print(f"  replica     {name}: {each.endpoint.url}/v1, {served.proofs[name].placement}")
+        own = base_url(each.document.host, each.document.port)
+        print(f"  replica     {name}: {own}/v1, {served.proofs[name].placement}")
     if not plan.members:
         print(f"  ranks       {proof.placement}")
     print(f"  {_answer(proof.answer)}")

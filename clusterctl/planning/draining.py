@@ -105,11 +105,8 @@ def moves_from(survey: Survey, host: str) -> list[ServiceMoves]:
         public = known.port if known else first.port
         new = []
         for number, hosts in zip(numbers, seats, strict=False):
-            port = replica_port(
-                None,
-                {public, *(port for name, port in taken if name == hosts[0])},
-                survey.facts[hosts[0]].listening_ports,
-            )
+            there = {public, *(port for name, port in taken if name == hosts[0])}
+            port = replica_port(there, survey.facts[hosts[0]].listening_ports)
             taken.append((hosts[0], port))
             new.append(_planned(survey, _moved(survey, first, number, hosts, port)))
             free = [
@@ -141,6 +138,7 @@ def moves_from(survey: Survey, host: str) -> list[ServiceMoves]:
                         )
                     ],
                     stall_timeout=first.stall_timeout,
+                    listen=known.listen if known else "",
                 ),
             )
         )

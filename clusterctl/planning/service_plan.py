@@ -32,8 +32,9 @@ from clusterctl.planning.replicas import (
 )
 from clusterctl.planning.report import FitReport, Hardware
 from clusterctl.planning.rules import rules_for
-from clusterctl.ray_cluster.topology import head_address
+from clusterctl.ray_cluster.topology import base_url, head_address, reached_at
 from clusterctl.serving.arguments import UNDECIDED, Launch, Layout
+from clusterctl.serving.endpoint import ServiceEndpoint
 from clusterctl.serving.request import ServiceRequest
 from clusterctl.serving.service import (
     PlannedService,
@@ -58,6 +59,12 @@ class ServicePlan(PlannedService):
     others: tuple[PlannedService, ...] = ()  # All replicas but the first
     surplus: tuple[ServiceDocument, ...] = ()  # Declared replicas that are to stop
     members: MembersDocument | None = None  # None for a service that was never asked for replicas
+    gateway_url: str = ""  # Of the gateway before its replicas; empty without one
+
+    @property
+    def endpoint(self) -> ServiceEndpoint:
+        own = super().endpoint
+        return replace(own, url=self.gateway_url) if self.gateway_url else own
 
     @property
     def replicas(self) -> tuple[PlannedService, ...]:
@@ -199,18 +206,17 @@ def with_replicas(
     seated = sorted({**kept, **dict(zip(numbers, new, strict=False))}.items())
     public = known.port if known and launch.request.port is None else plan.document.port
     replicas: list[PlannedService] = []
-    taken = [(host, one.port) for host, each in survey.services_by_host.items()
-             for one in each.values() if one.service != service]  # fmt: skip
+    taken = {(host, one.port) for host, each in survey.services_by_host.items()
+             for one in each.values()}  # fmt: skip
     for number, seats in seated:
         first = topology.node(seats[0])
         name = replica_name(service, number)
         old = survey.services_by_host[first.host].get(name)
-        port = replica_port(
-            old.port if old and old.node_ips else None,
-            {public, *(port for host, port in taken if host == first.host)},
-            survey.facts[first.host].listening_ports,
-        )
-        taken.append((first.host, port))
+        port = old.port if old and old.node_ips and old.port != public else None
+        if port is None:
+            there = {public, *(port for host, port in taken if host == first.host)}
+            port = replica_port(there, survey.facts[first.host].listening_ports)
+        taken.add((first.host, port))
         layout = replica_layout(launch.layout, seats)
         document = build_service(
             replace(launch, layout=layout, host=first.node_ip, port=port),
@@ -232,7 +238,15 @@ def with_replicas(
             Member(one.replica, hosts[one.node_ips[0]], one.host, one.port) for one in documents
         ],
         stall_timeout=plan.document.stall_timeout,
+        listen=launch.request.host or (known.listen if known else ""),
     )
+    door = ""
+    notes = plan.notes
+    if survey.require_supervised_head().gateway.state == "absent":
+        notes = ("this image has no gateway: clients use the replicas' own addresses", *notes)
+    else:
+        listens = members.listen or topology.head.node_ip
+        door = base_url(reached_at(listens, plan.head_address), public)
     first_replica, *others = replicas
     where = Counter(seats[0] for _, seats in seated)
     spread = ", ".join(f"{number} on {host}" for host, number in where.items())
@@ -243,7 +257,8 @@ def with_replicas(
         document=first_replica.document,
         layout=first_replica.layout,
         head_address=first_replica.head_address,
-        notes=(f"{noun}: {spread}", *plan.notes),
+        notes=(f"{noun}: {spread}", *notes),
+        gateway_url=door,
         others=tuple(others),
         surplus=tuple(document for document in own if document.replica not in kept),
         members=members,

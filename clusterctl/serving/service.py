@@ -75,13 +75,11 @@ def choose_port(
     return asked
 
 
-def replica_port(own: int | None, taken: Collection[int], listening: Collection[int]) -> int:
-    """Return the port of a replica on its host: that it has already, else the first free one.
+def replica_port(taken: Collection[int], listening: Collection[int]) -> int:
+    """Return the first free port for a new replica on its host.
 
-    `taken`: by other services and replicas on that host; `listening`: by any program there.
+    `taken`: by services and replicas on that host; `listening`: by any program there.
     """
-    if own is not None and own not in taken:
-        return own
     return next(
         port
         for port in range(FIRST_REPLICA_PORT, 65536)

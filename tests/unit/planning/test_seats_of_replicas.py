@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from clusterctl.errors import DoesNotFit, UsageError
-from clusterctl.node.documents import MembersDocument, ServiceDocument
+from clusterctl.node.documents import GatewayState, MembersDocument, ServiceDocument
 from clusterctl.planning.hardware import parse_gpus
 from clusterctl.planning.placement import Placement, Site
 from clusterctl.planning.replicas import Seats, seat_replicas
@@ -119,3 +119,12 @@ def test_another_tp_needs_a_stop() -> None:
     with pytest.raises(UsageError, match="replicas change one at a time") as caught:
         cluster.prepare(tp=2, replicas="1", declared=(one,))
     assert caught.value.hint == "clusterctl stop qwen, then serve again"
+
+
+def test_clients_use_the_gateway_where_there_is_one() -> None:
+    cluster = Cluster("nvidia")
+    assert replicas(cluster, "2").endpoint.url == "http://10.0.0.1:8100"
+    cluster.state = replace(cluster.state, gateway=GatewayState("idle"))
+    plan = replicas(cluster, "2")
+    assert plan.endpoint.url == "http://10.0.0.1:8000"
+    assert plan.others[0].endpoint.url == "http://10.0.0.2:8100"
