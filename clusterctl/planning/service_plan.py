@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -172,21 +173,7 @@ def with_replicas(
     own, known = survey.replicas(service), survey.members.get(service)
     sizes = (launch.layout.tensor_parallel, launch.layout.pipeline_parallel)
     hosts = {node.node_ip: node.host for node in topology.nodes}
-    kept: dict[int, Seats] = {}
-    for document in own:
-        if (document.tensor_parallel, document.pipeline_parallel) != sizes:
-            raise UsageError(
-                f"{document.name} runs with TP {document.tensor_parallel} and PP "
-                f"{document.pipeline_parallel}: replicas change one at a time, and to other GPUs "
-                "only after a stop",
-                hint=f"clusterctl stop {service}, then serve again",
-            )
-        seats = tuple(hosts[node_ip] for node_ip in document.node_ips if node_ip in hosts)
-        if not document.node_ips and document.name in survey.reported:
-            seats = tuple(rank.host for rank in survey.reported[document.name].ranks)
-        in_place = document.node_ips or seats[:1] == (topology.head.host,)
-        if in_place and len(seats) == document.gpus and not set(seats) & set(survey.drained):
-            kept[document.replica] = seats
+    kept = kept_seats(survey, own, sizes)
     wanted = max(len(own), 1) if asked is None else None if asked == "max" else asked
     for replica in sorted(kept)[wanted:] if wanted is not None else ():
         del kept[replica]
@@ -263,6 +250,33 @@ def with_replicas(
         surplus=tuple(document for document in own if document.replica not in kept),
         members=members,
     )
+
+
+def kept_seats(
+    survey: Survey, own: Sequence[ServiceDocument], sizes: tuple[int, int]
+) -> dict[int, Seats]:
+    """Return the hosts of the ranks of each declared replica that stays where it is, by number.
+
+    Raises UsageError for a replica with another TP and PP than `sizes`.
+    """
+    topology = survey.topology
+    hosts = {node.node_ip: node.host for node in topology.nodes}
+    kept: dict[int, Seats] = {}
+    for document in own:
+        if (document.tensor_parallel, document.pipeline_parallel) != sizes:
+            raise UsageError(
+                f"{document.name} runs with TP {document.tensor_parallel} and PP "
+                f"{document.pipeline_parallel}: replicas change one at a time, and to other GPUs "
+                "only after a stop",
+                hint=f"clusterctl stop {document.service}, then serve again",
+            )
+        seats = tuple(hosts[node_ip] for node_ip in document.node_ips if node_ip in hosts)
+        if not document.node_ips and document.name in survey.reported:
+            seats = tuple(rank.host for rank in survey.reported[document.name].ranks)
+        in_place = document.node_ips or seats[:1] == (topology.head.host,)
+        if in_place and len(seats) == document.gpus and not set(seats) & set(survey.drained):
+            kept[document.replica] = seats
+    return kept
 
 
 def replica_layout(layout: Layout, seats: Seats) -> Layout:
