@@ -230,7 +230,7 @@ set -e
 for path in "$@"; do
   rm -rf -- "$path"
   while path=${path%/*}; do
-    case $path in */clusterctl | */clusterctl/*) rmdir "$path" 2>/dev/null || break;;
+    case $path in */clusterctl/* | */clusterctl) rmdir "$path" 2>/dev/null || break;;
     *) break;; esac
   done
 done
