@@ -271,7 +271,7 @@ def _front(plan: GatewayPlan, api_key: str) -> List[str]:
         "    acl streams req.body,json_query('$.stream') -m bool",
         "    acl reports req.body,json_query('$.stream_options.include_usage') -m bool",
         _answer(400, _UNCOUNTED, "BadRequestError", "if counted streams !reports"),
-        *_routing(plan),
+        *_model_of(plan),
         "    http-request del-header Accept-Encoding",
         "    http-request del-header X-Model",
         f'    http-request set-header Authorization "Bearer {api_key}"',
@@ -280,14 +280,17 @@ def _front(plan: GatewayPlan, api_key: str) -> List[str]:
         "    http-request set-var(txn.session) req.hdr(x-session-id)",
         "    http-request set-var(txn.session) req.body,json_query('$.prompt_cache_key') "
         "unless { var(txn.session) -m found }",
+        f"    default_backend {plan.services[0].backend}"
+        if len(plan.services) == 1
+        else "    use_backend %[var(txn.backend)]",
     ]
 
 
-def _routing(plan: GatewayPlan) -> List[str]:
-    """Choose the backend by the model's name. A single service gets everything, and says itself
+def _model_of(plan: GatewayPlan) -> List[str]:
+    """Find the backend by the model's name. A single service gets everything, and says itself
     which models it does not have: names of its adapters are known to nobody else."""
     if len(plan.services) == 1:
-        return [f"    default_backend {plan.services[0].backend}"]
+        return []
     directory = plan.directory
     return [
         f"    http-request return status 200 content-type application/json "
@@ -297,7 +300,6 @@ def _routing(plan: GatewayPlan) -> List[str]:
         _answer(400, _NAMELESS, "BadRequestError", "unless { var(txn.model) -m found }"),
         f"    http-request set-var(txn.backend) var(txn.model),map_str({directory}/models.map)",
         _answer(404, _NO_MODEL, "NotFoundError", "unless { var(txn.backend) -m found }"),
-        "    use_backend %[var(txn.backend)]",
     ]
 
 
