@@ -28,10 +28,11 @@ from clusterctl.containers.driver import Container, EngineUnavailable, Image, Sa
 from clusterctl.containers.failures import engine_error, in_time
 from clusterctl.containers.reference import repository_and_tag, tagged
 from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec
-from clusterctl.errors import MALFORMED, ClusterctlError, CommandTimedOut
+from clusterctl.errors import MALFORMED, ClusterctlError, CommandTimedOut, StepFailed
 from clusterctl.transport.base import Channel, CommandResult, Transport, lines
 
 _URL = "http://docker:80"
+_STEP = re.compile(r"---> ([0-9a-f]{12})")  # Printed by the classic builder after each step
 
 
 class DockerDriver:
@@ -180,18 +181,31 @@ class DockerDriver:
             entry.size = len(data)
             tar.addfile(entry, io.BytesIO(data))
         query = {"t": reference, "networkmode": "host", "rm": "true", "forcerm": "true"}
-        with self._engine() as engine:
-            answer = engine.post(
-                f"{_URL}/v{engine.api_version}/build",
-                params={**query, "buildargs": json.dumps(dict(arguments))},
-                data=context.getvalue(),
-                headers={"Content-Type": "application/x-tar"},
-                stream=True,
-                timeout=deadlines.BUILD_SILENCE,
-            )
-            with contextlib.closing(answer):
-                self._insist(answer)
-                _follow_build(answer.iter_lines(), say)
+        steps: list[str] = []
+        try:
+            with self._engine() as engine:
+                answer = engine.post(
+                    f"{_URL}/v{engine.api_version}/build",
+                    params={**query, "buildargs": json.dumps(dict(arguments))},
+                    data=context.getvalue(),
+                    headers={"Content-Type": "application/x-tar"},
+                    stream=True,
+                    timeout=deadlines.BUILD_SILENCE,
+                )
+                with contextlib.closing(answer):
+                    self._insist(answer)
+                    _follow_build(answer.iter_lines(), say, steps)
+        except StepFailed:
+            self._remove_step(steps)
+            raise
+
+    def _remove_step(self, steps: Sequence[str]) -> None:
+        """Remove what a failed build leaves: the image of its last step and those below it, which
+        have no name and would keep the base image's layers on the disk."""
+        last = self.image(steps[-1]) if len(steps) > 1 else None
+        if last and not last.tags:
+            with contextlib.suppress(StepFailed):
+                self.remove_image(last.id)
 
     def remove_image(self, reference: str) -> None:
         # Not docker-py's, which uses the same timeout as for any other request.
@@ -306,14 +320,16 @@ def device_flags(spec: ContainerSpec) -> tuple[str, ...]:
     return (*devices, *(("--gpus", "all") if spec.all_gpus else ()))
 
 
-def _follow_build(output: Iterable[bytes], say: Say) -> None:
-    """Report the build's steps until it ends. Raises StepFailed with the last lines of output."""
+def _follow_build(output: Iterable[bytes], say: Say, steps: list[str]) -> None:
+    """Report the build's steps until it ends; `steps` gets the IDs of their images, the base's
+    first. Raises StepFailed with the last lines of output."""
     printed: list[str] = []
     for document in filter(None, output):
         message: dict[str, Any] = json.loads(document)
         plain = re.sub(r"\x1b\[[0-9;]*m", "", str(message.get("stream") or ""))
         new = [line.strip()[:200] for line in plain.splitlines() if line.strip()]
         printed += new
+        steps += [found[1] for line in new if (found := _STEP.fullmatch(line))]
         if "error" in message:
             error = engine_error("\n".join([*printed[-20:], message["error"]]))
             if error.hint is None:

@@ -210,6 +210,16 @@ def test_a_build_that_fails_shows_its_last_lines(driver: DockerDriver, image: st
     assert "why" in str(raised.value.detail)
 
 
+def test_a_build_that_fails_leaves_no_image_behind(driver: DockerDriver, image: str) -> None:
+    before = {found.id for found in driver.images({})}
+    with pytest.raises(StepFailed, match="could not be built"):
+        driver.build(
+            f"FROM {REFERENCE}\nARG word\nENV other=here\nRUN false\n", "x:1", {}, lambda _: None
+        )
+    assert {found.id for found in driver.images({})} == before
+    assert image
+
+
 def test_a_pull_from_nowhere_says_that_the_registry_is_out_of_reach(driver: DockerDriver) -> None:
     with pytest.raises(StepFailed, match="cannot reach the registry"):
         driver.pull("127.0.0.1:9/none:1", lambda _: None)
