@@ -336,7 +336,7 @@ class Firewall:
                 raise RequirementsNotMet(
                     f"has no nft, and the bundle {bundle.path} lacks {FIREWALL}",
                     host=view.host.name,
-                    hint=f"clusterctl bundle packages --for {system.name} -o DIRECTORY",
+                    hint=f"clusterctl packages bundle --for {system.name} -o DIRECTORY",
                 )
             manager = manager_of(view, bundle, wanted=lambda name: "nft" in name, pause=self._pause)
         manager.prepare()
