@@ -141,7 +141,7 @@ class Places:
     def unit_text(self) -> str:
         return (
             "[Unit]\n"
-            f"Description=Firewall of the clusterctl cluster {self.cluster}\n"
+            f"Description=Firewall of the cluster {self.cluster} (clusterctl)\n"
             "DefaultDependencies=no\n"
             "After=local-fs.target\n"
             "Before=network-pre.target\n"

@@ -24,7 +24,7 @@ PROSE = frozenset(
     re.findall(
         r"\w+",
         """again and asks at brought cannot checkout command derives did does from gets gives has
-        installed installs inventory is itself keeps knows makes may means must needs or places
+        installed installs inventory is itself keeps knows loads makes may means must needs or places
         proves runs sets share skips start started takes that uses works writes""",
     )
 )
