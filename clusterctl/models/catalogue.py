@@ -4,7 +4,8 @@ need. The data is in catalogue.json, where each model is one line; `scripts/cata
 weights and without a network.
 
 Where each figure is from, and of which date, stands under `sources`. The flags are those of vLLM's
-documentation and of vllm-project/recipes, checked in the registries of the releases named at each.
+documentation and of vllm-project/recipes; `since` is a release whose own documentation or list of
+parsers has them. `own_code` is as in vLLM's tests/models/registry.py.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ class CatalogueEntry:
     flags: tuple[ModelFlag, ...] = ()
     note: str = ""
     billions: float = 0.0  # Published number of parameters, without layers that vLLM does not load
+    # vLLM does not start it without --trust-remote-code, which the user has to give: it runs Python
+    # code that comes with the model.
+    own_code: bool = False
 
     @cached_property
     def shape(self) -> ModelShape:
@@ -87,11 +91,12 @@ def _catalogue() -> tuple[CatalogueEntry, ...]:
         CatalogueEntry(
             model["alias"],
             model["hub_id"],
-            model["config"],
+            model.get("config", {}),  # scripts/catalogue.py has yet to fill in that of a new model
             tuple(model.get("names", ())),
             tuple(flag for name in model.get("flags", ()) for flag in flags[name]),
             model.get("note", ""),
             model["billions"],
+            model.get("own_code", False),
         )
         for model in document["models"]
     )

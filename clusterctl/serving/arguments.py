@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from clusterctl import deadlines
 from clusterctl.accelerators.engine_defaults import ON_GPUS, EngineDefaults
-from clusterctl.errors import raise_all
+from clusterctl.errors import UsageError, raise_all
 from clusterctl.models.catalogue import CatalogueEntry
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import Version
@@ -18,6 +18,7 @@ from clusterctl.serving.release_flags import (
 )
 from clusterctl.serving.request import ServiceRequest
 from clusterctl.serving.vllm_flags import (
+    TRUST,
     Argument,
     drop_idle_negations,
     last_value,
@@ -27,7 +28,6 @@ from clusterctl.serving.vllm_flags import (
 )
 
 FIRST_PORT = 8000  # vLLM's own default
-
 
 # vLLM's default of batched tokens on most GPUs, taken where the GPUs are unknown
 _USUAL_TOKENS = 2048
@@ -128,7 +128,8 @@ def serve_arguments(launch: Launch) -> tuple[Argument, ...]:
     """Return all flags in command-line order. The user's flags override the catalogue's, and these
     the defaults.
 
-    Raises UsageError for all flags that this vLLM is known not to have.
+    Raises UsageError for all flags that this vLLM is known not to have, and for a model with code
+    of its own unless the user says whether to trust it.
     """
     layout = launch.layout
     flags = [
@@ -152,8 +153,20 @@ def serve_arguments(launch: Launch) -> tuple[Argument, ...]:
     # named, config/parallel.py): otherwise Ray counts its GPU as free and assigns it again.
     flags.append(Argument("distributed-executor-backend", ("ray",)))
     arguments = drop_idle_negations(lay_over(flags, engine_arguments(launch)))
-    raise_all(refused_flags(arguments, launch.version))
+    raise_all([*refused_flags(arguments, launch.version), *_undecided_trust(launch)])
     return arguments
+
+
+def _undecided_trust(launch: Launch) -> Iterator[UsageError]:
+    """Yield an error if the model's own code would have to run and the user has not decided that:
+    neither --trust-remote-code nor --no-trust-remote-code is given."""
+    entry, asked = launch.entry, launch.request
+    if entry and entry.own_code and not any(a.key == TRUST for a in asked.given):
+        yield UsageError(
+            f"{entry.hub_id} comes with Python code of its own, and vLLM starts it only with "
+            f"--{TRUST}, which runs that code on every host",
+            hint=f"read its *.py files, then: clusterctl serve {asked.model} -- --{TRUST}",
+        )
 
 
 def engine_arguments(launch: Launch) -> tuple[Argument, ...]:

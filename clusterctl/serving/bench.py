@@ -15,7 +15,7 @@ from typing import Any
 from clusterctl.errors import StepFailed, UsageError
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.serving.job import Job
-from clusterctl.serving.vllm_flags import last_value, parse_arguments
+from clusterctl.serving.vllm_flags import TRUST, last_value, parse_arguments
 
 KEY_VARIABLE = "OPENAI_API_KEY"  # from which `vllm bench` takes the key
 
@@ -102,7 +102,8 @@ def bench_job(document: ServiceDocument, url: str, key: str, load: BenchLoad) ->
     argv = ["vllm", "bench", "serve", "--model", document.argv[2]]
     argv += ["--served-model-name", document.served_name, "--base-url", url]
     argv += ["--tokenizer", tokenizer] if tokenizer else []
-    argv += ["--trust-remote-code"] if any(a.key == "trust-remote-code" for a in given) else []
+    trusted = any(a.key == TRUST and not a.negated for a in given)
+    argv += [f"--{TRUST}"] if trusted else []
     argv += ["--dataset-name", "random", "--ignore-eos", "--num-prompts", str(load.requests)]
     argv += ["--random-input-len", str(load.prompt), "--random-output-len", str(load.output)]
     if load.rate is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,3 +56,11 @@ def test_the_page_shows_the_catalogue() -> None:
         flags = [" ".join(entry.tokens(None))] if entry.tokens(None) else []
         sizes = ", ".join(str(size) for size in possible_tp(entry.shape, 8))
         assert row[1:] == [entry.hub_id, f"{entry.billions:g}", sizes, *flags]
+
+
+def test_the_page_names_the_models_with_code_of_their_own_which_users_decide_on() -> None:
+    named = next(line for line in PAGE if "come with Python code of their own" in line)
+    own = [f"`{entry.alias}`" for entry in CATALOGUE if entry.own_code]
+
+    assert sorted(own) == re.findall(r"`[^`]+`", named)
+    assert not [entry.alias for entry in CATALOGUE if "--trust-remote-code" in entry.tokens(None)]

@@ -135,6 +135,8 @@ def test_tensor_parallel_sizes_of_known_models(alias: str, sizes: tuple[int, ...
         ),
         ("qwen3-8b", (0, 8, 5), ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")),
         ("gemma-4-31b", (0, 18, 0), ()),
+        ("glm-4.5-air", (0, 10, 0), ()),
+        ("kimi-k2", (0, 10, 0), ("--enable-auto-tool-choice", "--tool-call-parser", "kimi_k2")),
         ("gpt-oss-20b", (0, 19, 0), ("--enable-auto-tool-choice", "--tool-call-parser", "openai")),
     ],
 )

@@ -94,6 +94,13 @@ def test_the_key_is_in_no_argument() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("word", ["--trust-remote-code", "--no-trust-remote-code"])
+def test_a_models_code_runs_in_the_benchmark_only_if_it_does_in_the_service(word: str) -> None:
+    job = bench_job(build_service(launch(word)), "http://127.0.0.1:8000", "s3cret", LOAD)
+
+    assert ("--trust-remote-code" in job.argv) == (word == "--trust-remote-code")
+
+
 def test_without_options_one_and_eight_requests_are_compared() -> None:
     given = {"prompt": 256, "output": 128, "requests": None}
     found = loads(rate=None, sweep=False, **given)  # type: ignore[arg-type]

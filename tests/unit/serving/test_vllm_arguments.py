@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from clusterctl.accelerators.registry import accelerator_named
+from clusterctl.errors import UsageError
 from clusterctl.models.config_json import describe
 from clusterctl.models.version import Version
 from clusterctl.serving.arguments import Layout, batch_limits, serve_argv
@@ -184,3 +185,16 @@ def test_the_port_is_the_one_chosen_else_the_one_asked_for() -> None:
     assert asked.api_port == 6333
     assert replace(asked, port=7000).api_port == 7000
     assert launch().api_port == 8000
+
+
+def test_a_model_with_code_of_its_own_waits_for_the_users_word() -> None:
+    with pytest.raises(UsageError) as caught:
+        serve_argv(launch(alias="kimi-k2"))
+
+    assert "moonshotai/Kimi-K2-Instruct comes with Python code" in caught.value.summary
+    assert "serve m -- --trust-remote-code" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("word", ["--trust-remote-code", "--no-trust-remote-code"])
+def test_the_users_word_on_a_models_code_is_passed_on(word: str) -> None:
+    assert word in serve_argv(launch(word, alias="kimi-k2"))
