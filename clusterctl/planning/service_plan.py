@@ -107,15 +107,15 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
     listening = survey.facts[head.name].listening_ports
     own = survey.replicas(name)
     known = survey.members.get(name)
-    if known and known.port not in listening:
-        listening = (*listening, known.port)
+    ports = {document.name: document.port for document in declared.values()}
+    ports |= {service: members.port for service, members in survey.members.items()}
     shape = location.shape if location else None
     launch = Launch(
         request=request,
         model_argument=location.path if location else request.model,
         served_names=names,
         layout=UNDECIDED,
-        port=choose_port(name, request.port, declared.values(), listening),
+        port=choose_port(name, request.port, ports, listening),
         shape=shape or (model.entry.shape if model.entry else None),
         host=request.host or address,
         entry=model.entry,
@@ -191,7 +191,9 @@ def with_replicas(
     in_use = {document.replica for document in own}
     numbers = (number for number in count(1) if number not in in_use)
     seated = sorted({**kept, **dict(zip(numbers, new, strict=False))}.items())
-    public = known.port if known and launch.request.port is None else plan.document.port
+    public = launch.api_port
+    # Where the service would be without replicas: its address stays when it gets some.
+    listen = launch.request.host or (known.listen if known else launch.host)
     replicas: list[PlannedService] = []
     taken = {(host, one.port) for host, each in survey.services_by_host.items()
              for one in each.values()}  # fmt: skip
@@ -225,7 +227,7 @@ def with_replicas(
             Member(one.replica, hosts[one.node_ips[0]], one.host, one.port) for one in documents
         ],
         stall_timeout=plan.document.stall_timeout,
-        listen=launch.request.host or (known.listen if known else ""),
+        listen=listen if listen != topology.head.node_ip else "",
     )
     door = ""
     notes = plan.notes

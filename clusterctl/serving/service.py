@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from clusterctl import deadlines
@@ -53,16 +53,17 @@ def document_name(request: ServiceRequest, names: tuple[str, ...]) -> str:
 def choose_port(
     name: str,
     asked: int | None,
-    services: Iterable[ServiceDocument],
+    ports: Mapping[str, int],
     listening: Collection[int] = (),
 ) -> int:
     """Return the port asked for; else the port that the service `name` has already, so that serving
     it again changes nothing; else the first free one from 8000 on.
 
-    `listening`: ports that programs on the head listen on, the service itself included. Raises
-    UsageError when the port asked for is taken, with the owner and a free port.
+    `ports`: those that clients know, by service. `listening`: ports that programs on the head
+    listen on, the service itself included. Raises UsageError when the port asked for is taken, with
+    the owner and a free port.
     """
-    known = {service.name: service.port for service in services}
+    known = dict(ports)
     own = known.pop(name, None)
     taken = {*known.values(), *listening} - ({own} if own is not None else set())
     free = next(port for port in range(FIRST_PORT, 65536) if port not in taken)

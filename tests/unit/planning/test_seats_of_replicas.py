@@ -12,6 +12,7 @@ from clusterctl.planning.hardware import parse_gpus
 from clusterctl.planning.placement import Placement, Site
 from clusterctl.planning.replicas import Seats, seat_replicas
 from clusterctl.planning.service_plan import ServicePlan
+from tests.fakes.host_facts import nic
 from tests.unit.planning.test_prepared_service import Cluster
 
 
@@ -128,3 +129,31 @@ def test_clients_use_the_gateway_where_there_is_one() -> None:
     plan = replicas(cluster, "2")
     assert plan.endpoint.url == "http://10.0.0.1:8000"
     assert plan.others[0].endpoint.url == "http://10.0.0.2:8100"
+
+
+def test_the_port_that_was_asked_for_is_the_gateways_when_asked_for_again() -> None:
+    cluster = Cluster("nvidia")
+    two = cluster.prepare("--port", "8000", tp=1, replicas="2")
+    head = cluster.answers["gpu1"]
+    facts = replace(head.facts, listening_ports=(8000, 8100))
+    cluster.answers["gpu1"] = replace(head, facts=facts)
+    again = cluster.prepare("--port", "8000", tp=1, replicas="2", declared=(two,))
+    assert again.members == two.members
+
+
+def test_a_service_that_gets_replicas_keeps_its_address() -> None:
+    cluster = Cluster("nvidia")
+    cluster.state = replace(cluster.state, gateway=GatewayState("idle"))
+    head = cluster.answers["gpu1"]
+    nics = (*head.facts.nics, nic("eth9", "10.9.0.1"))
+    cluster.answers["gpu1"] = replace(head, facts=replace(head.facts, nics=nics))
+    first, *others = cluster.inventory.hosts
+    first = first.model_copy(update={"address": "10.9.0.1", "node_ip": "10.0.0.1"})
+    cluster.inventory = cluster.inventory.model_copy(update={"hosts": (first, *others)})
+
+    single = cluster.prepare(tp=1)
+    assert single.endpoint.url == "http://10.9.0.1:8000"
+    two = cluster.prepare(tp=1, replicas="2", declared=(single.document,))
+    assert two.endpoint.url == single.endpoint.url
+    assert two.members is not None
+    assert two.members.listen == "10.9.0.1"

@@ -37,7 +37,7 @@ def document(
         served_names=served_names(request, model),
         layout=Layout(tp, 1, PAIR, tp, keeps_tp_in_host=tp == 1, reason=""),
         host="10.0.0.1",
-        port=choose_port("qwen2.5-1.5b", request.port, []),
+        port=choose_port("qwen2.5-1.5b", request.port, {}),
         entry=model.entry,
         version=(0, 33, 0),
     )
@@ -153,7 +153,7 @@ def test_the_users_own_shutdown_timeout_is_kept() -> None:
 
 
 def test_a_service_keeps_its_port_and_a_new_one_gets_the_next_free() -> None:
-    running = [replace(document(), name="a", port=8000), replace(document(), name="b", port=8001)]
+    running = {"a": 8000, "b": 8001}
 
     assert choose_port("a", None, running, listening={8000, 8001}) == 8000
     assert choose_port("new", None, running, listening={8000, 8001, 8002}) == 8003
@@ -162,7 +162,7 @@ def test_a_service_keeps_its_port_and_a_new_one_gets_the_next_free() -> None:
 
 
 def test_a_port_in_use_names_its_owner_and_a_free_one() -> None:
-    running = [replace(document(), name="a", port=8000)]
+    running = {"a": 8000}
 
     with pytest.raises(UsageError, match="port 8000 is taken by the service a") as caught:
         choose_port("new", 8000, running, listening={8000})
