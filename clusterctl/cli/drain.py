@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +12,7 @@ from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
 
 if TYPE_CHECKING:
-    from clusterctl.planning.draining import ServiceMoves
+    from clusterctl.commands.drain import DrainPlan
 
 _Host = Annotated[
     str,
@@ -36,16 +35,17 @@ def drain(
 
     with session("drain", inventory, quiet=as_json) as opened:
 
-        def agree(moves: Sequence[ServiceMoves]) -> None:
-            lines = [line for each in moves for line in each.lines]
+        def agree(plan: DrainPlan) -> None:
             if not as_json:
-                shown = [f"  {line}" for line in lines] or [f"  {host} has no replicas"]
-                print("\n".join(["To do:", *shown]), file=sys.stderr)
+                lines = [f"Nothing to change: {host} is drained."]
+                if plan.lines:
+                    lines = ["To do:", *(f"  {line}" for line in plan.lines)]
+                print("\n".join(lines), file=sys.stderr)
             if dry_run:
                 if as_json:
-                    print(json.dumps({"host": host, "changes": lines}, indent=2))
-                raise typer.Exit(CHANGES_PENDING if lines else 0)
-            ended = ", ".join(each.service for each in moves if each.ends)
+                    print(json.dumps({"host": host, "changes": plan.lines}, indent=2))
+                raise typer.Exit(CHANGES_PENDING if plan.lines else 0)
+            ended = ", ".join(each.service for each in plan.moves if each.ends)
             if ended and not confirm(
                 f"This stops the last replica of {ended}. Continue?",
                 yes=yes,

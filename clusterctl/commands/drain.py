@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from clusterctl.engine.events import EventSink
 from clusterctl.inventory.model import Inventory
@@ -14,8 +15,20 @@ from clusterctl.survey.survey import Survey, connected, drained_file, take_surve
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
-# Shows the moves and returns, or raises if the user declines
-AgreeToMoves = Callable[[Sequence[ServiceMoves]], None]
+
+@dataclass(frozen=True)
+class DrainPlan:
+    """What draining a host would change."""
+
+    host: str
+    marks: bool  # The host is not marked as drained yet
+    moves: Sequence[ServiceMoves]
+
+    @property
+    def lines(self) -> list[str]:
+        """Return the changes; none if the host is drained."""
+        marked = [f"give {self.host} no more replicas"] if self.marks else []
+        return [*marked, *(line for each in self.moves for line in each.lines)]
 
 
 def drain(
@@ -23,32 +36,36 @@ def drain(
     host: str,
     credentials: Credentials,
     *,
-    agree: AgreeToMoves,
+    agree: Callable[[DrainPlan], None],
     sink: EventSink,
 ) -> bool:
     """Move all replicas away from `host`; return whether anything changed. Running it twice changes
     nothing, and after an interruption it continues.
 
-    The host is marked first, so that no other run gives it replicas. Raises UsageError for an
-    unknown host, RequirementsNotMet for services that cannot be moved, and as `Rollout.run`.
+    `agree` shows the plan and returns, or raises if the user declines. The host is marked first, so
+    that no other run gives it replicas. Raises UsageError for an unknown host, RequirementsNotMet
+    for services that cannot be moved, and as `Rollout.run`.
     """
     with connected(inventory.hosts, credentials) as transports:
 
-        def look() -> tuple[Survey, list[ServiceMoves]]:
+        def look() -> tuple[Survey, DrainPlan]:
             survey = take_survey(inventory, transports)
             require_known(survey, host)
             survey.require_answers()
-            return survey, moves_from(survey, host)
+            return survey, DrainPlan(host, host not in survey.drained, moves_from(survey, host))
 
-        survey, moves = look()
-        agree(moves)
-        if host in survey.drained and not moves:
+        survey, plan = look()
+        agree(plan)
+        if not plan.lines:
             return False
         with ClusterLock(transports[inventory.head.name], inventory.cluster, "drain") as lock:
-            survey, moves = look()
+            shown = plan.lines
+            survey, plan = look()
+            if plan.lines != shown:  # Another run may have changed services meanwhile
+                agree(plan)
             _mark(survey, sorted({*survey.drained, host}), lock)
             key = read_key(inventory, transports[inventory.head.name])
-            for each in moves:
+            for each in plan.moves:
                 replicas = as_declared(survey, (*each.staying, *each.new))
                 Rollout(survey, replicas, each.leaving, each.members, key, lock, sink).run()
     return True

@@ -136,6 +136,8 @@ def moves_from(survey: Survey, host: str) -> list[ServiceMoves]:
                         for each in sorted(
                             (*kept, *new), key=lambda planned: planned.document.replica
                         )
+                        # One that Ray placed is reached at the service's own port.
+                        if each.document.node_ips
                     ],
                     stall_timeout=first.stall_timeout,
                     listen=known.listen if known else "",
@@ -181,6 +183,9 @@ def _planned(survey: Survey, document: ServiceDocument) -> PlannedService:
         UNDECIDED,
         tensor_parallel=document.tensor_parallel,
         pipeline_parallel=document.pipeline_parallel,
+        keeps_tp_in_host=False,
     )
-    layout = replica_layout(sizes, tuple(hosts[node_ip] for node_ip in document.node_ips))
+    # A host that was taken out of the inventory is named by its address.
+    seats = tuple(hosts.get(node_ip, node_ip) for node_ip in document.node_ips)
+    layout = replica_layout(sizes, seats) if seats else sizes
     return PlannedService(document=document, layout=layout, head_address=document.host, chat=False)

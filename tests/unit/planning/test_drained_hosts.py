@@ -63,3 +63,16 @@ def test_a_drained_host_gets_no_replicas() -> None:
     cluster.head_files[drained_file("demo")] = to_json(DrainedHosts(["gpu2"])).encode()
     with pytest.raises(DoesNotFit, match="2 replicas of qwen need 1 GPU each, and 1 of them fits"):
         cluster.prepare(tp=1, replicas="2")
+
+
+def test_a_service_that_is_only_becoming_one_of_replicas_stays_where_ray_placed_it() -> None:
+    """As `serve --replicas 2` leaves it that was ended before it restarted the first one."""
+    cluster = Cluster("nvidia")
+    first = cluster.prepare(tp=1).document
+    second = cluster.prepare(tp=1, replicas="2").others[0].document
+    (moves,) = moves_from(cluster.survey(first, second), "gpu2")
+
+    assert [each.document for each in moves.staying] == [first]
+    assert moves.leaving == (second,)
+    # At the port of the service the gateway would be its own member.
+    assert first.port not in {member.port for member in moves.members.members}
