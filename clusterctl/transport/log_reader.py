@@ -35,7 +35,7 @@ def end_of(descriptor: int, lines: int) -> bytes:
         parts.append(data)
         left -= len(data)
     found = b"".join(parts).splitlines(keepends=True)
-    return b"".join(found[len(found) - lines :]) if 0 < lines < len(found) else b"".join(found)
+    return b"".join(found[max(0, len(found) - lines) :])
 
 
 def follow(path: str, descriptor: int) -> None:

@@ -43,6 +43,7 @@ def test_the_last_lines(tmp_path: Path) -> None:
     log.write_text("".join(f"line {number}\n" for number in range(100)))
     assert read(log, 2) == (0, b"line 98\nline 99\n", b"")
     assert read(log, 1000)[1] == log.read_bytes()
+    assert read(log, 0) == (0, b"", b"")
 
 
 def test_a_log_that_is_not_there_names_the_others(tmp_path: Path) -> None:
