@@ -54,7 +54,8 @@ def run(
     if words[:1] == ["--"]:  # what follows SCRIPT is the script's, with or without it
         words = words[1:]
 
-    with session("run", inventory) as opened:
+    # Live rows would break what the script prints into lines wherever a piece of it ends.
+    with session("run", inventory) as opened, opened.progress.paused():
         output = JobOutput(
             stdout=_writer(sys.stdout),
             stderr=_writer(sys.stderr),
