@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 
 from clusterctl import deadlines
 from clusterctl.diagnosis.logs import Finding, lines_of, search
 from clusterctl.diagnosis.verdict import Cause, verdict
-from clusterctl.errors import ClusterctlError, RequirementsNotMet, UsageError
+from clusterctl.errors import ClusterctlError, RequirementsNotMet, UsageError, raise_all
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.documents import service_of
 from clusterctl.node.files import NodePaths
@@ -37,6 +38,7 @@ def of_files(paths: Sequence[Path]) -> list[Cause]:
     Raises UsageError with every path that cannot be read.
     """
     findings: list[Finding] = []
+    problems: list[ClusterctlError] = []
     for path in paths:
         for file in _files(path):
             name = "stdin" if str(file) == "-" else str(file)
@@ -46,7 +48,8 @@ def of_files(paths: Sequence[Path]) -> list[Cause]:
                 ):
                     findings += search(lines_of(stream), name)
             except OSError as error:
-                raise UsageError(f"{name} cannot be read: {error.strerror}") from error
+                problems.append(UsageError(f"{name} cannot be read: {error.strerror}"))
+    raise_all(problems)
     return verdict(findings)
 
 
@@ -82,7 +85,7 @@ def of_cluster(
     for host, logs in answers.items():
         for name, text in logs.items():
             if service is None or name in {"kernel", "ray.log"} or service_of(name[:-4]) == service:
-                lines = (line.encode() for line in text.splitlines(keepends=True))
+                lines = lines_of(BytesIO(text.encode(errors="replace")))
                 findings += search(lines, name, host, last_start=service is None)
     return verdict(_named(findings, inventory.hosts)), tuple(failures(outcomes))
 

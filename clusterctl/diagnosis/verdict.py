@@ -60,7 +60,7 @@ def _depth(finding: Finding) -> tuple[int, bool, bool, str]:
 
 def diagnose(lines: Iterable[str]) -> list[Cause]:
     """Return the verdict over one log that is at hand as text."""
-    return verdict(search((line.encode() for line in lines), "log"))
+    return verdict(search((line.encode(errors="replace") for line in lines), "log"))
 
 
 def explain(service: str, lines: list[str], *, host: str | None = None) -> StepFailed:

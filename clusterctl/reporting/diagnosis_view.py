@@ -34,4 +34,4 @@ def cause_lines(causes: Sequence[Cause]) -> Iterator[str]:
 
 def _place(evidence: Evidence) -> str:
     where = f"{evidence.file}:{evidence.line}"
-    return f"{evidence.host} {where}" if evidence.host else where
+    return one_line(f"{evidence.host} {where}" if evidence.host else where)

@@ -10,6 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from clusterctl.cli.app import app
+from clusterctl.commands.diagnose import of_files
+from clusterctl.diagnosis.verdict import diagnose
+from clusterctl.errors import Problems
 from clusterctl.transport import log_ends
 
 FULL = "OSError: [Errno 28] No space left on device: '/root/.cache/vllm'\n"
@@ -55,6 +58,20 @@ def test_a_healthy_log_ends_with_0(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["diagnose", str(log)])
 
     assert (shown.exit_code, shown.stdout) == (0, "no known failure found\n")
+
+
+def test_text_of_a_host_that_is_no_unicode_is_searched() -> None:
+    (cause,) = diagnose([f"\ud800 {FULL}"])
+    assert cause.id == "disk-full"
+
+
+def test_every_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Problems) as caught:
+        of_files([tmp_path / "a.log", tmp_path / "b.log"])
+    assert [Path(error.summary.split()[0]).name for error in caught.value.errors] == [
+        "a.log",
+        "b.log",
+    ]
 
 
 @pytest.mark.parametrize("name", ["missing/vllm.log", "./missing.log"])
