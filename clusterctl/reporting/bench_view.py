@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clusterctl.reporting.text import columns
+from clusterctl.reporting.escaping import one_line
+from clusterctl.reporting.text import columns, moment
 
 Document = Mapping[str, Any]
 
@@ -33,10 +33,10 @@ def bench_lines(documents: Sequence[Document], *, width: int | None = None) -> l
             notes.append(f"{name}: {failed} requests failed")
         if earlier := one["earlier"]:
             was, now = earlier["tokens_per_s"], one["figures"]["tokens_per_s"]
-            day = time.strftime("%Y-%m-%d %H:%M", time.localtime(earlier["time"]))
+            day = moment(earlier["time"])
             change = f"{now / was - 1:+.0%} against " if was else ""
             notes.append(f"{name}: {change}{was:,.1f} tokens/s of {day}, vLLM {earlier['vllm']}")
-    return [*columns(shown, indent="", width=width), *notes]
+    return [*columns(shown, indent="", width=width), *map(one_line, notes)]
 
 
 def _row(one: Document) -> tuple[str, ...]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from clusterctl.reporting.escaping import one_line
-from clusterctl.reporting.text import below_itself, columns
+from clusterctl.reporting.text import below_itself, columns, moment
 
 _ORDER = (
     *("vllm", "ray", "python", "torch", "cuda", "nccl", "driver", "kernel", "os", "engine"),
@@ -34,14 +33,14 @@ def version_lines(document: Mapping[str, Any], *, width: int | None = None) -> l
     for name, found in document["services"].items():
         lines += ["", f"service {name}"]
         for key, value in found.items():
-            lines += below_itself(f"  {key:<9}", one_line(value), width)
+            lines += below_itself(f"  {one_line(key):<9}", value, width)
     if changes := document["changes"]:
         lines += ["", "changes, newest first:"]
         for each in changes[:MOST_CHANGES]:
-            stamp = time.strftime("%Y-%m-%d %H:%M", time.localtime(each["time"]))
+            stamp = moment(each["time"])
             what = (
                 each["name"] if each["subject"] == "node" else f"{each['subject']} {each['name']}"
             )
             change = f"{each['before'] or 'none'} → {each['after'] or 'none'}"
-            lines += below_itself(f"  {stamp}  {each['host']}  {what}  ", one_line(change), width)
+            lines += below_itself(f"  {stamp}  {each['host']}  {one_line(what)}  ", change, width)
     return lines

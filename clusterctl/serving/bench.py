@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from clusterctl.errors import StepFailed, UsageError
-from clusterctl.node.documents import ServiceDocument
+from clusterctl.node.documents import ServiceDocument, from_json
 from clusterctl.serving.job import Job
 from clusterctl.serving.vllm_flags import TRUST, last_value, parse_arguments
 
@@ -59,9 +60,9 @@ class BenchFigures:
     seconds: float
     requests_per_s: float
     tokens_per_s: float  # Output tokens
-    ttft_ms: Mapping[str, float]
-    tpot_ms: Mapping[str, float]
-    itl_ms: Mapping[str, float]
+    ttft_ms: dict[str, float]
+    tpot_ms: dict[str, float]
+    itl_ms: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class BenchResult:
     time: float  # Unix seconds
     service: str
     model: str
-    versions: Mapping[str, str]  # vllm, ray, image
+    versions: dict[str, str]  # vllm, ray, image
     fingerprint: str  # That of the service's document
     tensor_parallel: int
     pipeline_parallel: int
@@ -160,13 +161,8 @@ def read_results(data: bytes | None) -> list[BenchResult]:
     """Return the results kept on the head, oldest first; lines of other versions are left out."""
     found = []
     for line in (data or b"").splitlines():
-        try:
-            entry = json.loads(line)
-            entry["load"] = BenchLoad(**entry["load"])
-            entry["figures"] = BenchFigures(**entry["figures"])
-            found.append(BenchResult(**entry))
-        except (ValueError, TypeError, KeyError):
-            continue
+        with suppress(ValueError):
+            found.append(from_json(BenchResult, line.decode(errors="replace")))
     return found
 
 

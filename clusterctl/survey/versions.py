@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from clusterctl.errors import MALFORMED
 from clusterctl.node.files import NodePaths
 from clusterctl.survey.survey import Survey
 
@@ -74,7 +76,8 @@ def version_record(survey: Survey) -> VersionRecord:
                 if old != new:
                     changes.append(VersionChange(when, name, subject, key, old, new))
         for subject in latest.keys() & survey.services.keys():
-            services[subject] = latest[subject]
+            if survey.host_of(subject) == name:  # a replica may have been elsewhere before
+                services[subject] = latest[subject]
     return VersionRecord(
         hosts,
         dict(sorted(services.items())),
@@ -90,7 +93,9 @@ def ledger_entries(data: bytes | None) -> list[tuple[float, str, dict[str, str]]
         try:
             entry: Any = json.loads(line)
             versions = {str(key): str(value)[:_LONGEST] for key, value in entry["versions"].items()}
-            found.append((float(entry["time"]), str(entry["subject"]), versions))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            when = float(entry["time"])
+        except MALFORMED:
             continue
+        if math.isfinite(when):
+            found.append((when, str(entry["subject"]), versions))
     return found

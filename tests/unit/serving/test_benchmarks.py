@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -113,7 +113,8 @@ def test_without_options_one_and_eight_requests_are_compared() -> None:
 
 def test_results_are_kept_in_bounds_and_found_again() -> None:
     later = replace(RESULT, time=2e9, figures=replace(FIGURES, tokens_per_s=120.0))
-    data = with_results(b'{"other": "version"}\nnot JSON\n', [RESULT, later])
+    damaged = json.dumps({**asdict(RESULT), "figures": {**asdict(FIGURES), "tokens_per_s": "x"}})
+    data = with_results(b'{"other": "version"}\nnot JSON\n' + damaged.encode(), [RESULT, later])
 
     assert read_results(data) == [RESULT, later]
     assert before(RESULT, read_results(data)) == later

@@ -65,6 +65,24 @@ def test_the_view_names_hosts_only_where_they_differ(facts: HostFacts) -> None:
 
 def test_a_ledger_may_hold_anything() -> None:
     data = b'[]\n{"time": "x", "subject": 1, "versions": {}}\n\xff\n' + line(1, "a", b="c" * 9999)
+    data += b'{"time": 1e999, "subject": "a", "versions": {}}\n'
+    data += b'{"time": 1%s, "subject": "a", "versions": {}}\n' % (b"0" * 400)
     ((_, subject, versions),) = ledger_entries(data)
     assert (subject, len(versions["b"])) == ("a", 2000)
     assert ledger_entries(None) == []
+
+
+def test_a_replica_that_moved_is_as_its_present_host_has_it(facts: HostFacts) -> None:
+    said = reports(facts)
+    ledger = said["gpu2"].files[ledger_file("demo")] + line(1e9, "tiny", model="/old")
+    said["gpu2"] = replace(said["gpu2"], files={ledger_file("demo"): ledger})
+    record = version_record(survey_of(INVENTORY, said))
+    assert record.services == {"tiny": {"model": "/m", "flags": "--a 2"}}
+
+
+def test_what_a_ledger_says_stays_on_its_line(facts: HostFacts) -> None:
+    said = reports(facts)
+    ledger = line(1e18, "no\nde", a="1") + line(1e18, "no\nde", a="2")
+    said["gpu2"] = replace(said["gpu2"], files={ledger_file("demo"): ledger})
+    lines = version_lines(version_record(survey_of(INVENTORY, said)).to_json())
+    assert any(line.startswith("  ?  gpu2  no\\nde a  1") for line in lines)
