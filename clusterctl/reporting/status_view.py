@@ -159,17 +159,17 @@ def _replica_lines(service: str, rows: Sequence[ServiceRow]) -> list[Text]:
     """Return a line for the service and one for each of its replicas."""
     document = rows[0].document
     ready = sum(row.condition == "ready" for row in rows)
-    title = Text(f"service {service}", style="bold")
+    title = _text(f"service {service}", style="bold")
     title.append(f" · {ready} of {count(len(rows), 'replica')} ready")
     layout = f"TP {document.tensor_parallel} · PP {document.pipeline_parallel}"
-    lines = [title.append(f" · {document.model} · {layout}", style="dim")]
+    lines = [title.append(_text(f" · {document.model} · {layout}", style="dim"))]
     for row in rows:
         state = row.state
         draining = row.member is not None and row.member.draining
-        line = Text(f"  {row.name} on {row.host} · ").append(_word(row.condition))
+        line = _text(f"  {row.name} on {row.host} · ").append(_word(row.condition))
         if draining:
             line.append(" · draining", style="yellow")
-        line.append(f" · {row.endpoint}")
+        line.append(_text(f" · {row.endpoint}"))
         if state and row.condition == "ready":
             line.append(f" · {state.running:.0f} running, {state.waiting:.0f} waiting")
             line.append(f" · {state.tokens_per_second:.1f} tokens/s")
@@ -184,12 +184,15 @@ _TROUBLES = ("  load", "  silent", "  restarts")
 
 
 def _service_load(load: ServiceLoad) -> str:
-    parts = [f"{load.requests_per_s:.2f} requests/s"]
+    parts = [] if load.requests_per_s is None else [f"{load.requests_per_s:.2f} requests/s"]
     for name, found in (("TTFT", load.first_token), ("request", load.request)):
         if found:
             parts.append(f"{name} {' / '.join(f'{each:.2f}' for each in found.values())} s")
     parts.append(f"{load.failed:.0f} errors, {load.aborted:.0f} aborted")
-    return f"{' · '.join(parts)} · p50 / p95 of the last {duration(load.seconds)}"
+    since = (
+        "since vLLM started" if load.seconds is None else f"of the last {duration(load.seconds)}"
+    )
+    return f"{' · '.join(parts)} · p50 / p95 {since}"
 
 
 def _load_lines(rows: Sequence[HostRow]) -> list[Text]:

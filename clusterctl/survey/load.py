@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from clusterctl import deadlines
-from clusterctl.errors import ClusterctlError, CommandFailed
+from clusterctl.errors import MALFORMED, ClusterctlError, CommandFailed
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.ray_cluster.topology import base_url, reached_at
 from clusterctl.survey.status import GpuLoad, HostLoad, ServiceLoad
@@ -42,7 +42,8 @@ class ServiceCounters:
     """Counters of a service since its vLLM started."""
 
     time: float  # Unix seconds
-    since: float  # Unix seconds of that start
+    # Unix seconds of that start; None from several API servers, which do not export it
+    since: float | None
     finished: float  # Requests
     failed: float  # Answers with an HTTP status of 500 and more
     aborted: float  # Requests whose clients went away
@@ -121,16 +122,17 @@ def service_counters(
     for document in services:
         try:
             found[document.name] = read(document)
-        except (ClusterctlError, httpx2.HTTPError, ValueError):
+        except (ClusterctlError, httpx2.HTTPError, *MALFORMED):
             continue  # the supervisor's own report says what is wrong with it
     return found
 
 
 def parse_counters(text: str, now: float) -> ServiceCounters:
-    """Parse what a service exports for Prometheus. Raises ValueError."""
+    """Parse what a service exports for Prometheus. Raises one of MALFORMED."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    since, finished, failed, aborted = now, 0.0, 0.0, 0.0
+    since: float | None = None
+    finished = failed = aborted = 0.0
     buckets: dict[str, dict[float, float]] = {_FIRST_TOKEN: {}, _REQUEST: {}}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -143,7 +145,7 @@ def parse_counters(text: str, now: float) -> ServiceCounters:
             elif family.name == _ANSWERS and sample.labels.get("status", "")[:1] == "5":
                 failed += sample.value * sample.name.endswith("_total")
             elif sample.name == "process_start_time_seconds":
-                since = min(since, sample.value)
+                since = min(since or now, sample.value)
     return ServiceCounters(
         now, since, finished, failed, aborted, buckets[_FIRST_TOKEN], buckets[_REQUEST]
     )
@@ -152,11 +154,12 @@ def parse_counters(text: str, now: float) -> ServiceCounters:
 def service_load(now: ServiceCounters, before: ServiceCounters | None = None) -> ServiceLoad:
     """Return what happened since `before`, if that is of the same start; else since the start."""
     if before is None or before.since != now.since or before.finished > now.finished:
-        before = ServiceCounters(now.since, now.since, 0.0, 0.0, 0.0, {}, {})
-    seconds = max(now.time - before.time, 1e-9)
+        before = ServiceCounters(now.since or now.time, now.since, 0.0, 0.0, 0.0, {}, {})
+    seconds = now.time - before.time
+    known = seconds > 0
     return ServiceLoad(
-        seconds=seconds,
-        requests_per_s=(now.finished - before.finished) / seconds,
+        seconds=seconds if known else None,
+        requests_per_s=(now.finished - before.finished) / seconds if known else None,
         failed=now.failed - before.failed,
         aborted=now.aborted - before.aborted,
         first_token=_percentiles(now.first_token, before.first_token),

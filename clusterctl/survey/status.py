@@ -46,10 +46,11 @@ class HostLoad:
 
 @dataclass(frozen=True)
 class ServiceLoad:
-    """What a service did within `seconds`. Latencies in seconds; None without a request."""
+    """What a service did within `seconds`; None: since a start of unknown time. Latencies in
+    seconds; None without a request."""
 
-    seconds: float
-    requests_per_s: float
+    seconds: float | None
+    requests_per_s: float | None
     failed: float
     aborted: float
     first_token: Mapping[str, float] | None  # By percentile: p50, p95

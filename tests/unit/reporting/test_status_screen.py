@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from clusterctl.node.documents import Member
 from clusterctl.reporting.status_view import screen, status_screen
-from clusterctl.survey.status import ClusterStatus, HostRow
+from clusterctl.serving.service import build_service
+from clusterctl.survey.status import ClusterStatus, HostRow, ServiceRow
+from tests.unit.serving.launches import launch
 
 ADDRESSES = ("fd00:100:1::5", "[fd00::1]")
 
@@ -38,6 +42,16 @@ def test_columns_go_by_their_worth_where_there_is_no_room(width: int, shown: str
     lines = stream.getvalue().splitlines()
     headings = next(line for line in lines if line.startswith("HOST"))
     assert " ".join(headings.split()) == shown
+
+
+def test_replicas_keep_no_character_that_a_terminal_obeys() -> None:
+    document = replace(build_service(launch()), name="tiny\x1b[2J@2", model="m\x1b[2J")
+    member = Member(2, "gpu1", "10.0.0.1", 8100)
+    row = ServiceRow(document, None, "10.0.0.1", host="gpu1", member=member)
+    stream = io.StringIO()
+    screen(stream).print(status_screen(replace(_status("gpu"), services=(row,))), crop=False)
+    assert stream.getvalue().count("\\x1b[2J") >= 3
+    assert "\x1b[2J" not in stream.getvalue()
 
 
 def _status(name: str) -> ClusterStatus:

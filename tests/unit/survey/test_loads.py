@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from clusterctl.errors import MALFORMED
 from clusterctl.facts.model import HostFacts
 from clusterctl.reporting.status_view import status_document, status_screen
 from clusterctl.survey.load import parse_counters, parse_load, service_load
@@ -57,6 +58,24 @@ def test_since_the_look_before_only_what_is_new_counts() -> None:
     assert (quiet.seconds, quiet.requests_per_s, quiet.request) == (2.0, 0.0, None)
     restarted = service_load(replace(now, since=1099.0, time=1102.0), now)
     assert restarted.seconds == 3.0
+
+
+def test_without_the_time_of_the_start_there_is_a_rate_only_between_looks() -> None:
+    text = "".join(
+        line for line in METRICS.splitlines(keepends=True) if "process_start_time" not in line
+    )
+    now = parse_counters(text, now=1000.0)
+    first = service_load(now)
+    assert (first.seconds, first.requests_per_s) == (None, None)
+    assert first.request is not None
+    later = service_load(replace(now, time=1002.0, finished=now.finished + 4), now)
+    assert (later.seconds, later.requests_per_s) == (2.0, 2.0)
+
+
+def test_metrics_without_their_labels_are_malformed() -> None:
+    text = "# TYPE vllm:e2e_request_latency_seconds histogram\n"
+    with pytest.raises(MALFORMED):
+        parse_counters(text + "vllm:e2e_request_latency_seconds_bucket 1\n", now=1.0)
 
 
 def test_errors_are_answers_from_500_on_and_requests_whose_clients_left() -> None:
