@@ -66,6 +66,9 @@ class Cpu:
     def host_steps(self, packages: Packages, bundles: Sequence[Bundle]) -> tuple[Step, ...]:
         return ()
 
+    def fetched(self, packages: Packages) -> str:
+        return ""
+
     def image_proof(
         self, spec_for: Callable[[HostView], ContainerSpec], engines: Engines, file: str
     ) -> tuple[Step, ...]:

@@ -16,6 +16,7 @@ from clusterctl.inventory.model import Packages
 from clusterctl.node.documents import GpuListing
 from clusterctl.node.fabric_documents import GpuBackend
 from clusterctl.packages.bundle import Bundle
+from clusterctl.packages.repository import NVIDIA_URL
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.gpu_access import GpuAccess
 from clusterctl.steps.gpus_in_image import GpusInImage, without_gpus
@@ -55,6 +56,9 @@ class Nvidia:
 
     def host_steps(self, packages: Packages, bundles: Sequence[Bundle]) -> tuple[Step, ...]:
         return (NvidiaToolkit(packages, bundles), GpuAccess())
+
+    def fetched(self, packages: Packages) -> str:
+        return f"NVIDIA's container toolkit from {packages.nvidia.url or NVIDIA_URL}"
 
     def image_proof(
         self, spec_for: Callable[[HostView], ContainerSpec], engines: Engines, file: str

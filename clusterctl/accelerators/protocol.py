@@ -71,6 +71,9 @@ class Accelerator(DeviceRequirements, Protocol):
         """Return the steps that run after the engine's installation, so that it can give devices to
         containers."""
 
+    def fetched(self, packages: Packages) -> str:
+        """Return what `host_steps` fetch, and from where; empty for nothing."""
+
     def image_proof(
         self, spec_for: Callable[[HostView], ContainerSpec], engines: Engines, file: str
     ) -> tuple[Step, ...]:

@@ -92,12 +92,15 @@ def run(
         unlike = [*differences(survey), *drift, *in_ray]
     choices = {node.host: node.explain for node in topology.nodes} if topology else {}
     between = _clocks_once(found, judgement.problems(seen, ray_ports(inventory)))
+    accelerator = accelerator_named(inventory.accelerator)
     noted = (
-        *notes(inventory, survey.facts, accelerator_named(inventory.accelerator)),
+        *notes(inventory, survey.facts, accelerator),
         *(default_route_notes(topology, survey.facts) if topology else ()),
         *names,
         *judgement.notes(seen),
-        *to_be_fetched(inventory, survey.facts, survey.containers),
+        *to_be_fetched(
+            inventory, survey.facts, survey.containers, accelerator.fetched(inventory.packages)
+        ),
     )
     return Report(survey.facts, choices, noted, (*found, *between, *unlike), seen.ways)
 

@@ -8,14 +8,15 @@ from collections.abc import Collection, Iterator, Mapping
 from clusterctl.containers.reference import parse
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Inventory
-from clusterctl.packages.repository import DOCKER_URL, NVIDIA_URL
+from clusterctl.packages.repository import DOCKER_URL
 from clusterctl.steps.node_image import OUR_REPOSITORY
 
 
 def to_be_fetched(
-    inventory: Inventory, facts: Mapping[str, HostFacts], nodes: Collection[str]
+    inventory: Inventory, facts: Mapping[str, HostFacts], nodes: Collection[str], devices: str
 ) -> Iterator[str]:
     """Yield a sentence for each source. `nodes`: hosts that have their container already.
+    `devices`: what the accelerator's steps fetch, and from where.
 
     Which images engines have is not known here: a host with an engine may have this one.
     """
@@ -28,9 +29,8 @@ def to_be_fetched(
                 url = (packages.docker.url if packages.docker else None) or DOCKER_URL
                 where = "their own package sources" if own else url
                 sources.setdefault(f"the container engine from {where}", []).append(name)
-                if inventory.accelerator == "nvidia":
-                    toolkit = f"NVIDIA's container toolkit from {packages.nvidia.url or NVIDIA_URL}"
-                    sources.setdefault(toolkit, []).append(name)
+                if devices:
+                    sources.setdefault(devices, []).append(name)
         for what, hosts in sources.items():
             yield f"bootstrap fetches {what} on {_named(hosts)}, unless packages.offline is set"
     if new and inventory.image_archive is None:

@@ -90,6 +90,9 @@ class Abacus:
     def host_steps(self, packages: Packages, bundles: Sequence[Bundle]) -> tuple[Step, ...]:
         return (Nothing("abaci oiled"),)
 
+    def fetched(self, packages: Packages) -> str:
+        return ""
+
     def image_proof(
         self, spec_for: Callable[[HostView], ContainerSpec], engines: Engines, file: str
     ) -> tuple[Step, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host, Inventory, Packages, PackageSource
 from clusterctl.steps.fetching import to_be_fetched
@@ -25,7 +26,8 @@ def said(nodes: tuple[str, ...] = (), **inventory: Any) -> list[str]:
     hosts = (Host(name="a", address="10.0.0.1", role="head"), Host(name="b", address="10.0.0.2"))
     values = {"image": "vllm/vllm-openai:v0.33.0", "accelerator": "nvidia", **inventory}
     made = Inventory(cluster="demo", hosts=hosts, **values)
-    return list(to_be_fetched(made, {"a": bare(), "b": bare()}, nodes))
+    devices = accelerator_named(made.accelerator).fetched(made.packages)
+    return list(to_be_fetched(made, {"a": bare(), "b": bare()}, nodes, devices))
 
 
 def test_every_source_is_named_once() -> None:

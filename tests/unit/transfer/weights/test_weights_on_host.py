@@ -62,7 +62,7 @@ if words[0] == "--exchange":
     status = {knows} and libc.renameat2(-100, paths[0], -100, paths[1], 2) == 0
     status = 0 if status else 1
 else:
-    status = subprocess.call(["/bin/mv", *words])
+    status = subprocess.call(["/bin/mv", *words], close_fds=False)
 if not os.path.exists("{model}"):
     open("{gone}", "a").close()
 sys.exit(status)
