@@ -94,14 +94,16 @@ def cluster_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]
     directories = directories_present(inventory.cluster)
     files = files_present(inventory, cluster.topology, cluster.survey.facts)
     own = config_dir(inventory.cluster)
-    broken_services = [
-        document
-        for document in cluster.survey.unreadable.get(head, ())
-        if document.file != "node.json"  # `files` writes that one again
-    ]
-    services = ServiceDocumentsReadable(inventory.cluster, broken_services)
+    broken = {
+        name: [document for document in documents if document.file != "node.json"]
+        for name, documents in cluster.survey.unreadable.items()
+    }
+    services = ServiceDocumentsReadable(inventory.cluster, broken)
     token, key = (secret_path(inventory.cluster, name) for name in (RAY_TOKEN, API_KEY))
-    token_copied = SecretCopied(HeadSecret(cluster.head, token))
+    token_copied, key_copied = (
+        SecretCopied(HeadSecret(cluster.head, path)) for path in (token, key)
+    )
+    with_replicas = tuple(name for name in workers if cluster.survey.services_by_host.get(name))
 
     def why_anew(view: HostView, driver: ContainerDriver, container: Container) -> str | None:
         if cluster.survey.config_deleted.get(view.host.name) == container.id:
@@ -113,11 +115,12 @@ def cluster_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]
         *images.stages(),
         Stage("Directories", names, (directories,)),
         # Before node.json: a supervisor that has it again takes missing services for stopped.
-        Stage("Services", heads, (services,)),
+        Stage("Services", names, (services,)),
         Stage("Node files", names, (files,)),
         *([Stage("GPUs in the image", names, gpu_proof)] if gpu_proof else []),
         Stage("Secrets of the cluster", heads, (SecretsMade([token, key]),)),
         Stage("Secrets for workers", workers, (token_copied,)),
+        Stage("Secrets for replicas", with_replicas, (key_copied,)),
         Stage("Ray head", heads, (container,)),
         Stage("Ray workers", workers, (container,), on_failure=OnFailure.SET_HOST_ASIDE),
         # No container uses it any more.

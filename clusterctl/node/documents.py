@@ -289,10 +289,21 @@ DELETED = "it was deleted"  # UnreadableDocument.why of a document that was dele
 class UnreadableDocument:
     """A document that the supervisor cannot read."""
 
-    file: str  # `node.json`, `services/NAME.json`
+    file: str  # `node.json`, `services/NAME.json`, `members/NAME.json`
     why: str
     # Its last readable text, which the supervisor keeps using; empty if there was none.
     last_good: str = ""
+
+
+def kind_of(file: str) -> Any:
+    """Return the class of the document `file`, a path below `config_dir`; None if it is none that
+    UnreadableDocument names."""
+    directory, _, name = file.rpartition("/")
+    if not directory:
+        return NodeDocument if name == "node.json" else None
+    if not name.endswith(".json"):
+        return None
+    return {"services": ServiceDocument, "members": MembersDocument}.get(directory)
 
 
 @dataclass(frozen=True)

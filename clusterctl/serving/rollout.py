@@ -273,4 +273,4 @@ class Rollout:
         if host == self.survey.inventory.head.name or not self.key:
             return
         if (transport.read_file(path) or b"").decode(errors="replace").strip() != self.key:
-            transport.put(f"{self.key}\n".encode(), path, mode=0o600, sudo=True)
+            transport.put(self.key.encode(), path, mode=0o600, sudo=True)

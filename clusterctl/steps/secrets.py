@@ -5,34 +5,45 @@ A value passes through memory and stdin only: never through argv, a log or a pla
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Sequence
 
 from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import StepFailed
-from clusterctl.steps.files import FilesPresent, RemoteFile, root_script
+from clusterctl.steps.files import root_script
 
 RAY_TOKEN = "ray.token"  # noqa: S105 - the file's name
 API_KEY = "api.key"
 
+# The supervisor reads no link, and nothing from a file with white space alone.
 LOOK = """\
 for path in "$@"; do
-  [ -s "$path" ] && stat -c '%a %u' "$path" || echo none
+  if [ -f "$path" ] && [ ! -L "$path" ] && grep -q '[^[:space:]]' "$path"
+  then printf '%s %s\\n' "$(stat -c '%a %u' "$path")" "$(sha256sum <"$path" | cut -c1-64)"
+  else echo none
+  fi
 done
 """
 
 MAKE = """\
 set -e; umask 077
 for path in "$@"; do
-  if [ ! -s "$path" ]; then
+  if ! grep -qs '[^[:space:]]' "$path"; then
     od -An -N32 -tx1 /dev/urandom | tr -d ' \\n' >"$path.new"
     [ "$(wc -c <"$path.new")" -eq 64 ]
-    mv "$path.new" "$path"
+    mv -T "$path.new" "$path"
+  elif [ -L "$path" ]; then
+    cat "$path" >"$path.new"
+    mv -T "$path.new" "$path"
   fi
   chown 0:0 "$path"
   chmod 600 "$path"
 done
 """
+
+
+_OURS = "600 0 "  # Mode and owner in a line of LOOK; the digest of the content follows
 
 
 def secret_path(cluster: str, name: str) -> str:
@@ -49,7 +60,11 @@ class SecretsMade:
 
     def check(self, view: HostView) -> Change | None:
         found = root_script(view, LOOK, *self._paths, doing="looking at secrets").splitlines()
-        wrong = [path for path, mode in zip(self._paths, found, strict=True) if mode != "600 0"]
+        wrong = [
+            path
+            for path, seal in zip(self._paths, found, strict=True)
+            if not seal.startswith(_OURS)
+        ]
         return Change(f"make {', '.join(wrong)}") if wrong else None
 
     def apply(self, view: HostView, change: Change) -> None:
@@ -79,27 +94,24 @@ class HeadSecret:
 
 
 class SecretCopied:
-    """Step on a worker: the secret equals the head's."""
+    """Step on a worker: the secret equals the head's, 0600 and owned by root."""
 
     def __init__(self, secret: HeadSecret) -> None:
         self.title = "secrets"
         self._secret = secret
-        self._files = FilesPresent(self.title, self._wanted)
 
     def check(self, view: HostView) -> Change | Unknown | None:
-        if self._secret.value() is None:
-            return Unknown(f"{self._secret.host} makes {self._secret.path} first")
-        if self._files.check(view) is None:
+        path, value = self._secret.path, self._secret.value()
+        if value is None:
+            return Unknown(f"{self._secret.host} makes {path} first")
+        found = root_script(view, LOOK, path, doing="looking at secrets").strip()
+        if found == f"{_OURS}{hashlib.sha256(value).hexdigest()}":
             return None
-        return Change(f"copy {self._secret.path} from {self._secret.host}")
+        return Change(f"copy {path} from {self._secret.host}")
 
     def apply(self, view: HostView, change: Change) -> None:
-        self._files.apply(view, change)
-
-    def _wanted(self, view: HostView) -> tuple[RemoteFile, ...]:
-        value = self._secret.value()
+        del change
+        path, value = self._secret.path, self._secret.value()
         if value is None:
-            raise StepFailed(
-                f"{self._secret.path} is not on {self._secret.host}", host=view.host.name
-            )
-        return (RemoteFile(self._secret.path, value, 0o600),)
+            raise StepFailed(f"{path} is not on {self._secret.host}", host=view.host.name)
+        view.transport.put(value, path, mode=0o600, sudo=True)

@@ -36,6 +36,7 @@ _KEPT_BY = {
     "Ray workers": (1,),
     "Secrets of the cluster": (5, 6),
     "Secrets for workers": (5, 6),
+    "Secrets for replicas": (5, 6),
 }
 
 # `by design`: no host can show it; the tests that docs/security.md names hold it.

@@ -3,7 +3,6 @@ Survey. Changes nothing on hosts."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from clusterctl.node.documents import (
     ServiceState,
     UnreadableDocument,
     from_json,
+    kind_of,
     run_dir,
 )
 from clusterctl.node.files import LEAST_FREE, NodePaths
@@ -408,20 +408,18 @@ def services_in(cluster: str, answer: Probe) -> dict[str, ServiceDocument]:
     return {document.name: document for document in found}
 
 
-# Documents' names below the directory of the cluster's configuration
-_DOCUMENT = re.compile(r"node\.json|services/[^/]+\.json")
-
-
 def _is_credible(reported: UnreadableDocument) -> bool:
     """Whether this can be a document that the supervisor has read: its report comes from a
-    container, and bootstrap writes a service's document again."""
-    if not reported.last_good or reported.file == "node.json":
-        return _DOCUMENT.fullmatch(reported.file) is not None
+    container, and bootstrap writes the documents of services again."""
+    kind = kind_of(reported.file)
+    if kind is None or kind is NodeDocument or not reported.last_good:
+        return kind is not None
     try:
-        document = from_json(ServiceDocument, reported.last_good)
+        document = from_json(kind, reported.last_good)
     except ValueError:
         return False
-    return "/" not in document.name and reported.file == f"services/{document.name}.json"
+    name = document.service if kind is MembersDocument else document.name
+    return reported.file.partition("/")[2] == f"{name}.json"
 
 
 def unreadable_in(cluster: str, answer: Probe) -> list[UnreadableDocument]:
@@ -432,14 +430,13 @@ def unreadable_in(cluster: str, answer: Probe) -> list[UnreadableDocument]:
     known = {one.file: one for one in state.unreadable if _is_credible(one)} if state else {}
     found = []
     for path, data in sorted(answer.files.items()):
-        kind = NodeDocument if path == str(paths.node_document) else ServiceDocument
-        known_path = path == str(paths.node_document) or path.startswith(f"{paths.services}/")
-        if data is None or not known_path:
+        file = path.removeprefix(f"{paths.config}/")
+        kind = kind_of(file)
+        if data is None or kind is None:
             continue
         try:
             from_json(kind, data.decode())
         except ValueError as error:
-            file = path.removeprefix(f"{paths.config}/")
             last_good = known[file].last_good if file in known else ""
             found.append(UnreadableDocument(file, str(error), last_good))
     gone = [document for document in known.values() if document.why == DELETED]

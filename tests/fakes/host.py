@@ -16,7 +16,7 @@ from clusterctl.engine.step import HostView
 from clusterctl.errors import CommandFailed, ConnectionFailed
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host
-from clusterctl.steps import container_engine, files
+from clusterctl.steps import container_engine, files, service_documents
 from clusterctl.steps import secrets as secret_files
 from clusterctl.transport.base import ABSENT, Channel, CommandResult
 from tests.fakes.container_engine import FakeDriver, FakeEngine
@@ -94,6 +94,7 @@ class FakeTransport:
             files.LOOK_FOR_PATHS: self._look_for_paths,
             files.LOOK_BESIDE: self._other_clusters,
             files.REMOVE: self._remove_paths,
+            service_documents.REMOVE_FILE: self._remove_paths,
             container_engine.LOOK: self._look_for_engine,
             container_engine.START: self._start_engine,
             container_engine.WHY_NOT: lambda *_: "",
@@ -182,7 +183,12 @@ class FakeTransport:
 
     def _look_at_secrets(self, paths: list[str], _: bytes) -> str:
         files = self.state.files
-        return "".join(f"{files[p][1]:o} 0\n" if p in files else "none\n" for p in paths)
+        return "".join(
+            f"{files[p][1]:o} 0 {hashlib.sha256(files[p][0]).hexdigest()}\n"
+            if p in files and files[p][0].strip()
+            else "none\n"
+            for p in paths
+        )
 
     def _make_secrets(self, paths: list[str], _: bytes) -> str:
         for path in paths:

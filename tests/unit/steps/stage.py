@@ -285,9 +285,13 @@ CASES = (
     Case(
         "services that cannot be read",
         _cut_short,
-        lambda _: ServiceDocumentsReadable("demo", UNREADABLE),
+        lambda _: ServiceDocumentsReadable("demo", {"gpu1": UNREADABLE}),
     ),
-    Case("services that were deleted", _emptied, lambda _: ServiceDocumentsReadable("demo", GONE)),
+    Case(
+        "services that were deleted",
+        _emptied,
+        lambda _: ServiceDocumentsReadable("demo", {"gpu1": GONE}),
+    ),
     Case("secrets on the head", _etc, lambda _: SecretsMade([TOKEN, f"{ETC}/api.key"])),
     Case(
         "secret on a worker",

@@ -17,6 +17,8 @@ import pytest
 from clusterctl.engine.step import Change, HostView, Step
 from clusterctl.errors import CommandFailed
 from clusterctl.inventory.model import Host
+from clusterctl.node.documents import UnreadableDocument
+from clusterctl.node.secret_files import read_secret
 from clusterctl.packages.target import TOOLKIT
 from clusterctl.steps import (
     container_engine,
@@ -24,6 +26,7 @@ from clusterctl.steps import (
     gpu_access,
     nvidia_driver,
     nvidia_toolkit,
+    service_documents,
 )
 from clusterctl.steps.files import (
     DirectoriesPresent,
@@ -33,6 +36,7 @@ from clusterctl.steps.files import (
     RemoteFile,
 )
 from clusterctl.steps.secrets import HeadSecret, SecretCopied, SecretsMade
+from clusterctl.steps.service_documents import ServiceDocumentsReadable
 from clusterctl.transport.local import LocalTransport
 from tests.fakes.host import FakeHost, fake_view
 from tests.unit.steps.stage import facts
@@ -45,9 +49,12 @@ def view(request: pytest.FixtureRequest, tmp_path: Path) -> HostView:
     state = FakeHost("gpu1")
     state.directories[str(tmp_path)] = 0o700
     in_memory = fake_view(state, facts())
-    if request.param == "in memory":
-        return in_memory
-    return replace(in_memory, transport=LocalTransport(Host(name="gpu1", address="localhost")))
+    return in_memory if request.param == "in memory" else on_this_machine()
+
+
+def on_this_machine() -> HostView:
+    transport = LocalTransport(Host(name="gpu1", address="localhost"))
+    return replace(fake_view(FakeHost("gpu1"), facts()), transport=transport)
 
 
 def do(step: Step, view: HostView) -> Change | None:
@@ -106,6 +113,53 @@ def test_a_secret_that_others_may_read_is_closed_and_kept(view: HostView, tmp_pa
     view.transport.put(b"users-own-key", path, mode=0o644)
     do(SecretsMade([path]), view)
     assert HeadSecret(view, path).value() == b"users-own-key"
+
+
+@needs_root
+def test_bootstrap_repairs_what_the_supervisor_refuses(tmp_path: Path) -> None:
+    """A link, a file with white space alone, and one of another user."""
+    view = on_this_machine()
+    link, blank, foreign = (f"{tmp_path}/{name}" for name in ("link", "blank", "foreign"))
+    Path(f"{tmp_path}/elsewhere").write_bytes(b"the-key")
+    Path(link).symlink_to(tmp_path / "elsewhere")
+    for path, content in ((blank, b" \n"), (foreign, b"the-key")):
+        view.transport.put(content, path, mode=0o600)
+    os.chown(foreign, 1000, 1000)
+    paths = [link, blank, foreign]
+    assert do(SecretsMade(paths), view) == Change(f"make {', '.join(paths)}")
+    assert do(SecretsMade(paths), view) is None
+    assert read_secret(Path(link)) == read_secret(Path(foreign)) == "the-key"
+    assert len(read_secret(Path(blank))) == 64
+
+
+@needs_root
+def test_a_copied_secret_is_a_file_of_root(tmp_path: Path) -> None:
+    view = on_this_machine()
+    head = fake_view(FakeHost("gpu1", files={f"{tmp_path}/ray.token": (b"1", 0o600)}), facts())
+    step, path = SecretCopied(HeadSecret(head, f"{tmp_path}/ray.token")), tmp_path / "ray.token"
+    path.write_bytes(b"1")
+    path.chmod(0o600)
+    assert do(step, view) is None
+    os.chown(path, 1000, 1000)
+    assert do(step, view)
+    assert do(step, view) is None
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert do(step, view)
+    assert read_secret(path) == "1"
+
+
+def test_the_directory_of_services_outlives_its_last_document(
+    view: HostView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = f"{tmp_path}/clusterctl/demo"
+    do(DirectoriesPresent([Directory(f"{own}/services", 0o700)]), view)
+    view.transport.put(b"#", f"{own}/services/tiny.json")
+    monkeypatch.setattr(service_documents, "config_dir", lambda _: own)
+    broken = [UnreadableDocument("services/tiny.json", "not JSON")]
+    assert do(ServiceDocumentsReadable("demo", {"gpu2": broken}), view) is None
+    assert do(ServiceDocumentsReadable("demo", {"gpu1": broken}), view)
+    assert DirectoriesPresent([Directory(f"{own}/services", 0o700)]).check(view) is None
 
 
 def test_paths_are_removed_with_all_below_and_nothing_else(view: HostView, tmp_path: Path) -> None:

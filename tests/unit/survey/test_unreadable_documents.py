@@ -10,6 +10,8 @@ import pytest
 from clusterctl.facts.parse import Probe
 from clusterctl.node.documents import (
     DELETED,
+    Member,
+    MembersDocument,
     NodeState,
     ServiceDocument,
     UnreadableDocument,
@@ -78,6 +80,16 @@ def test_what_was_deleted_goes_on_by_what_the_supervisor_holds() -> None:
     written = {f"{ETC}/services/tiny.json": to_json(replace(TINY, port=9000)).encode()}
     assert unreadable_in("demo", answer(state, written)) == [node]
     assert services_in("demo", answer(state, written))["tiny"].port == 9000
+
+
+def test_a_gateways_members_are_restored_as_well() -> None:
+    text = to_json(MembersDocument("tiny", ["tiny"], 8000, [Member(1, "gpu1", "10.0.0.1", 8001)]))
+    known = UnreadableDocument("members/tiny.json", "cut", text)
+    seen = answer(replace(STATE, unreadable=[known]), {f"{ETC}/members/tiny.json": b"{"})
+    (named,) = unreadable_in("demo", seen)
+    assert (named.file, named.last_good) == ("members/tiny.json", text)
+    other = replace(known, file="members/other.json", why=DELETED)
+    assert unreadable_in("demo", answer(replace(STATE, unreadable=[other]), {})) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,63 @@
+"""What bootstrap repairs on a worker that starts replicas of a service itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from clusterctl.commands.bootstrap import cluster_stages
+from clusterctl.engine.step import Change
+from clusterctl.inventory.model import Gpu, Host, Inventory
+from clusterctl.node.documents import ServiceDocument, UnreadableDocument, to_json
+from clusterctl.steps.engines import Engines
+from clusterctl.steps.secrets import API_KEY, secret_path
+from clusterctl.survey.cluster import Cluster, topology_of
+from clusterctl.transfer.cluster_images import ClusterImages
+from tests.fakes.host import FakeHost, fake_driver, fake_view
+from tests.fakes.host_facts import host_facts, nic
+from tests.fakes.surveys import Said, survey_of
+from tests.unit.survey.test_unreadable_documents import STATE
+
+NAMES = ("gpu1", "gpu2", "gpu3")
+SECOND = ServiceDocument(
+    name="tiny@2", model="tiny", served_name="tiny", argv=["vllm", "serve", "/m"], env={},
+    host="10.0.0.2", port=8001, tensor_parallel=1, pipeline_parallel=1, gpus=1, fingerprint="f",
+    replica=2, node_ips=["10.0.0.2"],
+)  # fmt: skip
+
+
+def test_the_key_and_the_documents_of_its_replicas() -> None:
+    inventory = Inventory(
+        cluster="demo",
+        image="vllm:v0.33.0",
+        hosts=(
+            Host(name="gpu1", address="10.0.0.1", role="head", gpus=(Gpu(),)),
+            Host(name="gpu2", address="10.0.0.2", gpus=(Gpu(),)),
+            Host(name="gpu3", address="10.0.0.3", gpus=(Gpu(),)),
+        ),
+    )
+    facts = {host.name: host_facts(nic("eth0", host.address)) for host in inventory.hosts}
+    known = UnreadableDocument("services/tiny@2.json", "cut short", to_json(SECOND))
+    broken = {f"/etc/clusterctl/demo/{known.file}": b"{"}
+    survey = survey_of(
+        inventory,
+        {
+            "gpu1": Said(facts["gpu1"]),
+            "gpu2": Said(facts["gpu2"], state=replace(STATE, unreadable=[known]), files=broken),
+            "gpu3": Said(facts["gpu3"]),
+        },
+    )
+    hosts = {name: FakeHost(name) for name in NAMES}
+    views = {name: fake_view(host, facts[name]) for name, host in hosts.items()}
+    key = secret_path("demo", API_KEY)
+    hosts["gpu1"].files[key] = b"k", 0o600
+    hosts["gpu2"].files |= {path: (data, 0o600) for path, data in broken.items()}
+    cluster = Cluster(survey, topology_of(survey), views, NAMES)
+    with ClusterImages(cluster, NAMES, Engines(fake_driver)) as images:
+        stages = {stage.title: stage for stage in cluster_stages(cluster, images)}
+
+    assert stages["Secrets for replicas"].hosts == ("gpu2",)
+    (copied,) = stages["Secrets for replicas"].steps
+    assert copied.check(views["gpu2"]) == Change(f"copy {key} from gpu1")
+    (readable,) = stages["Services"].steps
+    assert readable.check(views["gpu2"]) == Change(f"restore {known.file}, which cannot be read")
+    assert readable.check(views["gpu3"]) is None
