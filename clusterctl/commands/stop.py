@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from clusterctl.engine.events import EventSink
 from clusterctl.engine.plan import Plan, PlannedChange
@@ -30,12 +30,21 @@ def make_plan(
     what `run` raises before it changes anything."""
     with connected(inventory.hosts, credentials) as transports:
         survey, documents = _replicas(inventory, name, transports)
+    return changes_of(survey, name, documents), tuple(survey.errors.values())
+
+
+def changes_of(survey: Survey, name: str, documents: Sequence[ServiceDocument]) -> Plan:
+    """Return what stopping these replicas of the service changes."""
+    stage, head = f"Stop {name}", survey.inventory.head.name
     changes = []
     for each in documents:
         summary = f"let requests of {each.name} finish for {each.shutdown_timeout:g} s, end vLLM"
-        host = survey.host_of(each.name)
-        changes.append(PlannedChange(f"Stop {name}", host, "service", Change(summary)))
-    return Plan(tuple(changes)), tuple(survey.errors.values())
+        change = Change(summary, disruptive=True)
+        changes.append(PlannedChange(stage, survey.host_of(each.name), "service", change))
+    if name in survey.members:
+        change = Change("take it out of the gateway")
+        changes.append(PlannedChange(stage, head, "gateway", change))
+    return Plan(tuple(changes))
 
 
 def run(inventory: Inventory, name: str, credentials: Credentials, sink: EventSink) -> None:
