@@ -14,6 +14,7 @@ from clusterctl.cli.guard import guarded
 from clusterctl.errors import ClusterctlError, UsageError
 
 if TYPE_CHECKING:
+    from clusterctl.engine.saved_plan import SavedPlan
     from clusterctl.steps.nvidia_driver import DriverSource
 
 
@@ -62,7 +63,9 @@ def bootstrap(
             "--plan has no changes of --install-driver", hint="install the driver first, then plan"
         )
     if dry_run:
-        raise _show_plan("bootstrap", path, limit, source, as_json=as_json, accept_new=accept_new)
+        raise _show_plan(
+            "bootstrap", path, limit, source, as_json=as_json, accept_new=accept_new, saved=saved
+        )
 
     with session("bootstrap", path, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
         of, sink = (opened.inventory, opened.hosts, opened.credentials), opened.progress
@@ -136,13 +139,15 @@ def _show_plan(
     as_json: bool,
     accept_new: bool,
     output: Path | None = None,
+    saved: SavedPlan | None = None,
 ) -> typer.Exit:
     """Show the pending changes and return the exit of a dry run. If the driver of `source` must be
-    installed first, show only that change: all others depend on it."""
+    installed first, show only that change: all others depend on it. Raises RequirementsNotMet,
+    after the changes, if they are not those of `saved`."""
     from clusterctl.cli.session import session, show_plan
     from clusterctl.commands import install_driver as driver
     from clusterctl.commands.bootstrap import make_plan
-    from clusterctl.engine.saved_plan import save
+    from clusterctl.engine.saved_plan import require_same, save
     from clusterctl.inventory.current import current
 
     path = current(file)
@@ -156,4 +161,9 @@ def _show_plan(
         print(f"note: {output} is not written, since this is not the whole plan", file=sys.stderr)
     elif output:
         save(found, path, output)
+    if saved and not errors:
+        try:
+            require_same(saved, found, path)
+        except ClusterctlError as out_of_date:
+            errors = (out_of_date,)
     return show_plan(found, as_json=as_json, errors=errors)

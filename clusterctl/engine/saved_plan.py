@@ -63,7 +63,7 @@ def read(file: Path) -> SavedPlan:
             raise UsageError(f"{file} was written by another release of clusterctl", hint=again)
         changes = tuple(document["changes"])
         for change in changes:
-            _ = [change[key] for key in ("stage", "host", "step", "known", "summary", "disruptive")]
+            hash((*_place(change), change["known"], change["summary"], change["disruptive"]))
         return SavedPlan(file, document["clusterctl"], document["inventory_sha256"], changes)
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}", hint=again) from error

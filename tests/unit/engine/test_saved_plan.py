@@ -69,7 +69,21 @@ def test_a_changed_inventory_and_another_release_are_named(inventory: Path) -> N
     assert f"plan {inventory} -o {file}" in str(raised.value.hint)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "changes": [1]}'])
+ODD = {"stage": ["x"], "host": "h", "step": "s", "known": 1, "summary": "", "disruptive": 0}
+HEAD = {"format": 1, "clusterctl": "1", "inventory_sha256": ""}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": 2}',
+        '{"format": 1, "changes": [1]}',
+        json.dumps({**HEAD, "changes": [ODD]}),
+    ],
+)
 def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "plan.json"
     file.write_text(text)
