@@ -69,16 +69,24 @@ systemctl stop "$5.timer" "$5.service" 2>/dev/null || true
 systemctl reset-failed "$5.timer" "$5.service" 2>/dev/null || true
 systemd-run --quiet --collect --unit="$5" --on-active="$4" --timer-property=AccuracySec=1s \\
   /bin/sh -c '{_PATH.strip()}
-    if [ -e "$1" ]; then exec nft -f "$1"; else exec nft delete table inet "$2"; fi' undo "$2" "$1"
+    rm -f "$3"
+    if [ -e "$1" ]; then exec nft -f "$1"; else exec nft delete table inet "$2"; fi' \
+  undo "$2" "$1" "$3"
 nft -f "$3"
 """
 
-# Arguments: table, confirmed rules, new rules, listing, unit, timer. Once the rules have their
-# name, what the timer does is to load them.
+# Arguments: table, confirmed rules, new rules, listing, unit, timer, digest of the new rules. Once
+# the rules have their name, what the timer does is to load them. If the timer was first, the new
+# rules are gone: this connection says nothing of them, and their name must not go to others.
 CONFIRM = f"""\
 {_PATH}
 set -e
-if [ -e "$3" ]; then mv "$3" "$2"; fi
+if ! mv "$3" "$2" 2>/dev/null &&
+  [ "$(sha256sum "$2" 2>/dev/null | cut -c1-64)" != "$7" ]
+then
+  echo "the host took them back before a new connection was there; run the command again" >&2
+  exit 1
+fi
 nft list table inet "$1" >"$4"
 mkdir -p /etc/systemd/system/multi-user.target.wants
 ln -sf "../${{5##*/}}" "/etc/systemd/system/multi-user.target.wants/${{5##*/}}"
@@ -139,11 +147,12 @@ class Places:
 
     @property
     def unit_text(self) -> str:
+        # The distributions' nftables.service may flush all tables when it starts.
         return (
             "[Unit]\n"
             f"Description=Firewall of the cluster {self.cluster} (clusterctl)\n"
             "DefaultDependencies=no\n"
-            "After=local-fs.target\n"
+            "After=local-fs.target nftables.service\n"
             "Before=network-pre.target\n"
             "Wants=network-pre.target\n\n"
             "[Service]\n"
@@ -283,13 +292,15 @@ class Firewall:
         new, own = f"{places.rules}.new", places.rules.rpartition("/")[0]
         modes = ("755", own.rpartition("/")[0], "700", own)
         root_script(view, MAKE_DIRECTORIES, *modes, doing=f"making {own}")
-        view.transport.put(self._wanted(view, found).encode(), new, mode=0o600, sudo=True)
+        rules = self._wanted(view, found).encode()
+        view.transport.put(rules, new, mode=0o600, sudo=True)
         view.transport.put(places.unit_text.encode(), places.unit, sudo=True)
         words = (places.table, places.rules, new)
         root_script(view, TRY, *words, str(UNDO_AFTER), places.timer, doing="loading the rules")
         view.say("confirming the rules by a new connection")
         try:
-            self._confirm(view, (*words, places.listing, places.unit, places.timer))
+            digest = hashlib.sha256(rules).hexdigest()
+            self._confirm(view, (*words, places.listing, places.unit, places.timer, digest))
         except ConnectionFailed as error:
             with suppress(ClusterctlError):  # the host's timer does the same
                 root_script(view, UNDO, places.timer, new, doing="taking the rules back")
@@ -351,7 +362,15 @@ def _admitted_by(rules: str) -> tuple[str, ...]:
     for part in rules.split("  set hosts")[1:]:
         _, elements, rest = part.partition("}")[0].partition("elements = { ")
         found += rest.strip().split(", ") if elements else []
-    return tuple(found)
+    return tuple(address for address in found if _is_network(address))
+
+
+def _is_network(text: str) -> bool:
+    """Return whether it is an address or a network: the host may have changed the file."""
+    try:
+        return bool(ip_network(text))
+    except ValueError:
+        return False
 
 
 class FirewallAbsent:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import ConnectionFailed
+from clusterctl.errors import CommandFailed, ConnectionFailed
 from clusterctl.steps import firewall
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ class FakeTables:
     """What the kernel holds, and what is not a file."""
 
     loaded: dict[str, str] = field(default_factory=dict)
-    timers: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Name to the table and the rules that it restores."""
+    timers: dict[str, tuple[str, str, str]] = field(default_factory=dict)
+    """Name to the table, the rules that it restores, and those that it takes back."""
     wanted: set[str] = field(default_factory=set)
     """Units that the next boot starts."""
     shut: bool = False
@@ -30,7 +30,8 @@ class FakeTables:
 
     def fire(self, name: str, files: dict[str, tuple[bytes, int]]) -> None:
         """What a timer does when its time has come."""
-        table, rules = self.timers.pop(name)
+        table, rules, new = self.timers.pop(name)
+        files.pop(new, None)
         if rules in files:
             self.loaded[table] = files[rules][0].decode()
         else:
@@ -81,17 +82,19 @@ class FirewallScripts:
     def _try(self, words: list[str], _: bytes) -> str:
         table, rules, new, _seconds, timer = words
         self._state.about_to_change()
-        self._state.tables.timers[timer] = (table, rules)
+        self._state.tables.timers[timer] = (table, rules, new)
         self._state.about_to_change()
         self._state.tables.loaded[table] = self._state.files[new][0].decode()
         return ""
 
     def _confirm(self, words: list[str], _: bytes) -> str:
-        table, rules, new, listing, unit, timer = words
+        table, rules, new, listing, unit, timer, digest = words
         state = self._state
         state.about_to_change()
         if new in state.files:
             state.files[rules] = state.files.pop(new)
+        elif self._digest(rules) != digest:
+            raise CommandFailed("confirming the rules failed: the host took them back")
         state.about_to_change()
         state.files[listing] = (state.tables.loaded[table].encode(), 0o644)
         state.tables.wanted.add(unit)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from clusterctl.engine.step import Change
-from clusterctl.errors import RequirementsNotMet, StepFailed
-from clusterctl.steps.firewall import Admission, Firewall, Places, ruleset
+from clusterctl.errors import CommandFailed, RequirementsNotMet, StepFailed
+from clusterctl.steps.firewall import CONFIRM, TRY, Admission, Firewall, Places, ruleset
 from tests.unit.steps.stage import ADMITTED, cluster
 from tests.unit.steps.stage import _systemd as with_systemd
 
@@ -53,6 +56,35 @@ def test_a_run_that_ends_before_it_confirms_leaves_a_timer_that_restores() -> No
     assert host.tables.loaded == {"other": "of the user"}
 
 
+def test_rules_that_were_taken_back_are_not_confirmed_by_a_connection_that_comes_late() -> None:
+    """They may keep the operator out, and the host would load them at its next boot."""
+    made = cluster()
+    with_systemd(made)
+    host, view = made.head, made.head_view
+    first = Firewall("demo", ADMITTED)
+    first.apply(view, Change("close"))
+    host.tables.shut = True
+
+    def while_the_timer_fires(_: float) -> None:
+        host.tables.fire(PLACES.timer, host.files)
+        host.tables.shut = False
+
+    second = Firewall("demo", replace(ADMITTED, addresses=()), pause=while_the_timer_fires)
+    with pytest.raises(CommandFailed, match="took them back"):
+        second.apply(view, Change("close"))
+    assert first.check(view) is None
+
+
+def test_rules_that_the_host_garbled_are_no_traceback() -> None:
+    made = cluster()
+    with_systemd(made)
+    Firewall("demo", ADMITTED).apply(made.head_view, Change("close"))
+    data, mode = made.head.files[PLACES.rules]
+    made.head.files[PLACES.rules] = data.replace(b"10.0.0.2/32", b"} evil"), mode
+    some = Firewall("demo", replace(ADMITTED, complete=False))
+    assert some.check(made.head_view)
+
+
 def test_a_host_that_does_not_answer_keeps_what_it_was_admitted_with() -> None:
     made = cluster()
     with_systemd(made)
@@ -78,10 +110,56 @@ def test_the_port_that_sshd_listens_on_is_admitted_first() -> None:
     assert rules.index("tcp dport { 22, 40022 } accept") < rules.index("@ports reject")
 
 
-@pytest.mark.skipif(
+needs_nft = pytest.mark.skipif(
     shutil.which("nft") is None or subprocess.run(["unshare", "-n", "true"]).returncode != 0,
     reason="needs nft and root: apt-get install nftables",
 )
+
+# Keeps what the timer would do in a file.
+SYSTEMD_RUN = """\
+#!/bin/sh
+while [ "$1" != /bin/sh ]; do shift; done
+printf '%s\\0' "$@" >"${0%/*}/timer"
+"""
+
+
+@needs_nft
+def test_what_a_shell_makes_of_a_late_confirmation(tmp_path: Path) -> None:
+    for name, text in (("systemd-run", SYSTEMD_RUN), ("systemctl", "#!/bin/sh\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    old, new = (
+        ruleset("t", Admission((address,), ("6379",)), ("22",), "1-2")
+        for address in ("10.0.0.1", "10.0.0.9")
+    )
+    (tmp_path / "old").write_text(old)
+    (tmp_path / "other").write_text(new)
+    digests = [hashlib.sha256(text.encode()).hexdigest() for text in (old, new)]
+    script = f"""\
+mount -t tmpfs none /etc/systemd
+cd {tmp_path}
+try() {{ cp "$1" new; sh -c "$TRY" try t rules new 60 undo; }}
+confirm() {{ sh -c "$CONFIRM" confirm t rules new listing x.service undo "$1"; }}
+fire() {{ xargs -0 -a timer env; }}
+try old; confirm {digests[0]}
+fire; confirm {digests[0]}
+try other; fire
+if confirm {digests[1]}; then exit 9; fi
+cmp rules old
+nft list table inet t | cmp - listing
+try other; confirm {digests[1]}
+cmp rules other
+"""
+    ran = subprocess.run(
+        ["unshare", "-nm", "sh", "-ec", script],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "TRY": TRY, "CONFIRM": CONFIRM},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "took them back" in ran.stderr
+
+
+@needs_nft
 def test_nft_takes_the_rules_again_and_again() -> None:
     addresses = ("10.0.0.1", "10.0.0.0/24", "fd00::1", "192.168.0.0/16")
     rules = ruleset("clusterctl_a_b", Admission(addresses, ("6379", "6380-6390")), ("22",), "1-2")
