@@ -1,0 +1,107 @@
+"""How often `diagnose` names the true cause of real logs: python -m tests.bench.diagnosis
+
+The logs are in diagnosis.yaml. Rules are mended with the seen part alone, so only that part's
+failures can be listed: python -m tests.bench.diagnosis --failures
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from clusterctl.diagnosis.verdict import diagnose
+
+HEALTHY = "healthy"
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log and what was wrong in the end."""
+
+    cause: str
+    sure: bool  # the thread established the cause
+    source: str
+    text: str
+
+    @property
+    def held_out(self) -> bool:
+        """Whether the log is kept out of sight of those who write rules: a third of all sources."""
+        return hashlib.sha256(self.source.encode()).digest()[0] % 3 == 0
+
+    @property
+    def named(self) -> str:
+        """The cause that `diagnose` names first, or `healthy`."""
+        causes = diagnose(self.text.splitlines())
+        return causes[0].id if causes else HEALTHY
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What came out for some logs."""
+
+    logs: int = 0
+    right: int = 0
+    wrong: int = 0
+    silent: int = 0
+    healthy: int = 0
+    healthy_called_sick: int = 0
+
+    @property
+    def right_share(self) -> float:
+        """The share of the logs of failures whose cause is named first, in percent."""
+        return 100 * self.right / (self.logs - self.healthy)
+
+
+def logs() -> list[Log]:
+    """Return all logs in order."""
+    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    entries = yaml.load(text, Loader=loader)  # noqa: S506 - both are safe
+    return [Log(one["cause"], one["sure"], one["from"], one["log"]) for one in entries]
+
+
+def measure(among: Iterable[Log]) -> Figures:
+    """Return how many causes are named right."""
+    pairs = [(log.cause, log.named) for log in among]
+    sick = [(cause, named) for cause, named in pairs if cause != HEALTHY]
+    healthy = [named for cause, named in pairs if cause == HEALTHY]
+    right = sum(cause == named for cause, named in sick)
+    silent = sum(named == HEALTHY for _, named in sick)
+    return Figures(
+        len(pairs),
+        right,
+        len(sick) - right - silent,
+        silent,
+        len(healthy),
+        sum(named != HEALTHY for named in healthy),
+    )
+
+
+def table() -> Iterator[str]:
+    """Yield the figures as lines of a table."""
+    yield f"{'part':24}{'logs':>5}{'right':>12}{'wrong':>7}{'silent':>8}{'healthy called sick':>21}"
+    for held_out, part in ((False, "seen"), (True, "held-out")):
+        those = [log for log in logs() if log.held_out is held_out]
+        established = [log for log in those if log.sure]
+        for name, some in ((part, those), (f"{part}, established", established)):
+            got = measure(some)
+            right = f"{got.right} ({got.right_share:.0f} %)"
+            sick = f"{got.healthy_called_sick} of {got.healthy}"
+            yield f"{name:24}{got.logs:5}{right:>12}{got.wrong:7}{got.silent:8}{sick:>21}"
+
+
+def failures() -> Iterator[str]:
+    """Yield what is named wrongly in the seen part."""
+    for log in logs():
+        if not log.held_out and (named := log.named) != log.cause:
+            yield f"{log.cause} called {named}: {log.source}"
+
+
+if __name__ == "__main__":
+    wanted = failures() if "--failures" in sys.argv else table()
+    sys.stdout.writelines(f"{line}\n" for line in wanted)
