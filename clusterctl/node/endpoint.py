@@ -25,6 +25,9 @@ PROBE_TEXT = "Hello"
 # The second is the gauge's name in old releases, such as 0.7 and 0.8.
 KV_CACHE_USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 
+# Bytes of an answer; metrics of vLLM have some 100 KiB. A gateway asks servers on other hosts, too.
+LARGEST_ANSWER = 16 * 2**20
+
 # HTTP statuses that a server returns for a task that its model does not serve.
 NOT_SERVED = frozenset({400, 404, 405, 501})
 
@@ -172,7 +175,8 @@ class LocalApi:
     def check_model(self, timeout: float) -> None:
         """Raise EndpointError unless the served name is in the list of models."""
         listed = _json(self._request("GET", "/v1/models", None, timeout)).get("data", [])
-        names = [model.get("id") for model in listed]
+        models = listed if isinstance(listed, list) else []
+        names = [model.get("id") for model in models if isinstance(model, dict)]
         if self._served_name not in names:
             raise EndpointError(f"/v1/models lists {names}, not {self._served_name}")
 
@@ -205,8 +209,11 @@ class LocalApi:
 
     def metrics(self, timeout: float) -> Metrics:
         """Return the current metrics. Raises EndpointError."""
-        text = self._request("GET", "/metrics", None, timeout).decode()
-        return parse_metrics(text, (self.task or COMPLETIONS).counter)
+        text = self._request("GET", "/metrics", None, timeout).decode("utf-8", "replace")
+        try:
+            return parse_metrics(text, (self.task or COMPLETIONS).counter)
+        except ValueError as error:
+            raise EndpointError(f"GET /metrics: {str(error)[:200]}") from error
 
     def _request(
         self, method: str, path: str, body: Optional[Dict[str, Any]], timeout: float
@@ -216,12 +223,16 @@ class LocalApi:
             data = json.dumps(body) if body is not None else None
             connection.request(method, path, data, self._headers)
             response = connection.getresponse()
-            content = response.read()
+            content = response.read(LARGEST_ANSWER + 1)
+            if response.length and len(content) <= LARGEST_ANSWER:
+                raise http.client.IncompleteRead(content, response.length)
         except (OSError, http.client.HTTPException) as error:
             words = str(error) or type(error).__name__
             raise EndpointError(f"{method} {path}: {words}") from error
         finally:
             connection.close()
+        if len(content) > LARGEST_ANSWER:
+            raise EndpointError(f"{method} {path}: more than {LARGEST_ANSWER >> 20} MiB")
         if response.status != http.client.OK:
             kind = RequestRefused if response.status in NOT_SERVED else EndpointError
             raise kind(f"{method} {path}: HTTP {response.status} {_excerpt(content)}")
@@ -252,7 +263,7 @@ def parse_metrics(text: str, counter: str = COMPLETIONS.counter) -> Metrics:
 def _json(content: bytes) -> Dict[str, Any]:
     try:
         value = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EndpointError(f"the answer is not JSON: {_excerpt(content)}") from error
     return value if isinstance(value, dict) else {}
 

@@ -19,7 +19,7 @@ import threading
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Set, Tuple
 
 from clusterctl.node.children import Child
 from clusterctl.node.documents import (
@@ -212,7 +212,8 @@ class Gateway:
         self._documents: Dict[str, MembersDocument] = {}
         self._keys = KeysDocument()
         self._local: Mapping[int, MemberProof] = {}
-        self._watches: Dict[Tuple[str, int, str], EndpointWatch] = {}
+        # By address, port and model of the member, and by the key that it is asked with
+        self._watches: Dict[Tuple[str, int, str, str], EndpointWatch] = {}
         self._key = ""
         self._plan: Optional[GatewayPlan] = None
         self._child: Optional[Child] = None
@@ -267,10 +268,13 @@ class Gateway:
             if not self._key:
                 self._turn("backing-off", str(error))
                 return
+        watched = set(self._watches)
         admitted = {
-            name: admission(document, self._proofs(document))
+            name: admission(document, self._proofs(document, watched))
             for name, document in documents.items()
         }
+        for place in watched:  # Of members that are gone: others may come at the same place
+            self._watches.pop(place).stop()
         plan = self._wanted(documents)
         if plan is None:
             self._end("idle", "")
@@ -295,16 +299,19 @@ class Gateway:
             min(_MOST_THREADS, os.cpu_count() or 1),
         )
 
-    def _proofs(self, document: MembersDocument) -> Dict[int, MemberProof]:
+    def _proofs(
+        self, document: MembersDocument, watched: Set[Tuple[str, int, str, str]]
+    ) -> Dict[int, MemberProof]:
         """Return what is known of each member: of those on this node, the supervisor's own proof;
-        others are asked from here."""
+        others are asked from here, and taken out of `watched`."""
         found, name = {}, (document.served_names or [""])[0]
         for member in document.members:
             if member.host == self._host:
                 missing = MemberProof(ready=False, why="it is not declared on this host")
                 found[member.replica] = self._local.get(member.port, missing)
                 continue
-            place = (member.address, member.port, name)
+            place = (member.address, member.port, name, self._key)
+            watched.discard(place)
             if place not in self._watches:
                 api = LocalApi(member.address, member.port, name, self._key)
                 self._watches[place] = EndpointWatch(api, self._timing)
@@ -515,13 +522,12 @@ def ask(admin: Path, commands: List[str]) -> str:
 
 
 def _replace_map(admin: Path, path: Path, entries: Mapping[str, str]) -> None:
-    """Replace a map of HAProxy at once, so that no key is refused meanwhile; and its file, from
-    which another process of HAProxy will read it. Raises OSError; ValueError for another answer."""
+    """Replace a map of HAProxy at once, so that no key is refused meanwhile; its file is written
+    before another process reads it. Raises OSError; ValueError for another answer."""
     answer = ask(admin, [f"prepare map {path}"])
     version = int(answer.strip().rpartition(" ")[2])
     adding = [f"add map @{version} {path} {key} {value}" for key, value in entries.items()]
     ask(admin, [*adding, f"commit map @{version} {path}"])
-    _write_private(path, map_text(entries))
 
 
 def may_change_user() -> bool:

@@ -36,7 +36,8 @@ MOST_RETRIES = 3
 _API_PATH = "^/v1(/[A-Za-z0-9_~:@-][A-Za-z0-9._~:@-]*)+/?$"
 
 # Reads the counts of tokens out of answers as they pass: the last `usage` of an answer. Within a
-# text of an answer the quotes are escaped, so that it cannot pretend to be one.
+# text of an answer the quotes are escaped, so that it cannot pretend to be one. A stream without
+# `usage`, which a request can get past every check of its body, counts as a token for each event.
 USAGE_FILTER = """\
 local names = {
   prompt_tokens = "prompt", input_tokens = "prompt",
@@ -47,7 +48,7 @@ local Usage = { id = "usage", flags = filter.FLT_CFG_FL_HTX }
 Usage.__index = Usage
 
 function Usage:new()
-  return setmetatable({ rest = "" }, Usage)
+  return setmetatable({ rest = "", events = 0 }, Usage)
 end
 
 function Usage:start_analyze(txn, channel)
@@ -59,8 +60,14 @@ function Usage:http_payload(txn, message)
   if data == nil or #data == 0 then return end
   local text = self.rest .. data
   for name, count in text:gmatch('"([a-z_]+)":%s*(%d+)[,}%s]') do
-    if names[name] then txn:set_var("txn." .. names[name], tonumber(count)) end
+    if names[name] then
+      self.reported = true
+      txn:set_var("txn." .. names[name], tonumber(count))
+    end
   end
+  local _, events = data:gsub("data: {", "")
+  self.events = self.events + events
+  if events > 0 and not self.reported then txn:set_var("txn.completion", self.events) end
   self.rest = text:sub(-overlap)
 end
 
@@ -252,8 +259,10 @@ def _front(plan: GatewayPlan, api_key: str) -> List[str]:
         *in_service,
         _answer(503, "no replica is ready", "ServiceUnavailableError", "if health"),
         _answer(404, _NO_PATH, "NotFoundError", "if !api or administration"),
-        f"    http-request set-var(txn.key) http_auth_bearer,sha2(256),hex,"
-        f"map_str({directory}/keys.map)",
+        # Not http_auth_bearer, which ends a key at a comma.
+        "    acl bearer req.fhdr(authorization) -m beg -i 'bearer '",
+        f"    http-request set-var(txn.key) req.fhdr(authorization),bytes({len('bearer ')}),"
+        f"sha2(256),hex,map_str({directory}/keys.map) if bearer",
         _answer(401, _NO_KEY, rejected, "unless { var(txn.key) -m found }"),
         "    http-request track-sc0 var(txn.key) table requests",
         f"    http-request set-var(txn.most) var(txn.key),map_str_int({directory}/requests.map,0)",
@@ -274,7 +283,7 @@ def _front(plan: GatewayPlan, api_key: str) -> List[str]:
         *_model_of(plan),
         "    http-request del-header Accept-Encoding",
         "    http-request del-header X-Model",
-        f'    http-request set-header Authorization "Bearer {api_key}"',
+        f"    http-request set-header Authorization {_literal(f'Bearer {api_key}')}",
         f"    acl repeatable path {' '.join(_REPEATABLE)}",
         "    http-request disable-l7-retry unless repeatable",
         "    http-request set-var(txn.session) req.hdr(x-session-id)",
@@ -284,6 +293,13 @@ def _front(plan: GatewayPlan, api_key: str) -> List[str]:
         if len(plan.services) == 1
         else "    use_backend %[var(txn.backend)]",
     ]
+
+
+def _literal(text: str) -> str:
+    """Return text as it is for an argument that HAProxy would search for quotes, variables of its
+    environment and expressions: a key of the user's own may have any printable character."""
+    escaped = text.replace("%", "%%").replace("'", "'\\''")
+    return f"'{escaped}'"
 
 
 def _model_of(plan: GatewayPlan) -> List[str]:

@@ -8,10 +8,12 @@ import itertools
 import json
 import os
 import signal
+import string
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import pytest
 
 from clusterctl.deadlines import wait_until
 from clusterctl.node.documents import (
+    GatewayMember,
     GatewayState,
     KeysDocument,
     Member,
@@ -44,12 +47,12 @@ READY = MemberProof(ready=True)
 class GatewayBench:
     """A gateway over two replicas of `tiny`."""
 
-    def __init__(self, root: Path, port: int) -> None:
-        self.port, self.replicas = port, [ModelServer(CLUSTER_KEY), ModelServer(CLUSTER_KEY)]
+    def __init__(self, root: Path, port: int, key: str = CLUSTER_KEY) -> None:
+        self.port, self.replicas = port, [ModelServer(key), ModelServer(key)]
         self.paths = NodePaths("test", root)
         for directory in (self.paths.config, self.paths.logs, self.paths.state.parent):
             directory.mkdir(parents=True)
-        self.paths.api_key.write_text(CLUSTER_KEY)
+        self.paths.api_key.write_text(key)
         self.paths.api_key.chmod(0o600)
         self.documents = {"tiny": self.service("tiny", self.replicas)}
         self.keys: list[NamedKey] = []
@@ -169,6 +172,15 @@ def test_no_key_no_answer(gate: GatewayBench, key: str) -> None:
     assert gate.health() == 200  # Which needs none
 
 
+def test_a_key_of_the_users_own_reaches_replicas_as_it_is(short_path: Path) -> None:
+    key = "%[src]$HOME\\'\"%#" + string.punctuation
+    with reserved() as port:
+        bench = GatewayBench(short_path, port_of(port), key)
+        bench.await_up()
+        assert bench.post(key).status_code == 200
+        bench.stop()
+
+
 def test_a_key_is_in_effect_soon_and_revoked_within_two_seconds(gate: GatewayBench) -> None:
     key = gate.add_key("alice")
     assert gate.post(key).status_code == 200
@@ -213,7 +225,7 @@ def test_a_limit_of_requests_holds_for_one_key_only(gate: GatewayBench) -> None:
     assert gate.post(alice).json()["error"]["type"] == "RateLimitError"
 
 
-def test_tokens_are_counted_as_the_replica_reports_them(gate: GatewayBench) -> None:
+def test_tokens_are_counted_as_the_replica_reports_them_else_by_events(gate: GatewayBench) -> None:
     alice = gate.add_key("alice")
 
     gate.post(alice)
@@ -225,7 +237,7 @@ def test_tokens_are_counted_as_the_replica_reports_them(gate: GatewayBench) -> N
         return uses.get("alice") and uses["alice"].requests == 3 and uses["alice"]
 
     use = await_value(counted, "three requests of alice")
-    assert (use.prompt_tokens, use.completion_tokens, use.tokens_of_day) == (10, 8, 18)
+    assert (use.prompt_tokens, use.completion_tokens, use.tokens_of_day) == (10, 12, 22)
     kept = await_value(lambda: gate.paths.gateway_counts.exists(), "kept counts")
     assert kept
 
@@ -239,6 +251,21 @@ def test_a_limit_of_tokens_holds_and_streams_must_report_theirs(gate: GatewayBen
     assert gate.post(alice, stream=True, stream_options={"include_usage": True}).status_code == 200
     assert gate.post(alice).status_code == 200  # 9 of 10 were used: it was let in
     await_value(lambda: gate.post(alice).status_code == 429, "the limit", timeout=2.0)
+
+
+def test_a_stream_that_hides_from_the_gateway_counts_by_its_events(gate: GatewayBench) -> None:
+    key = gate.add_key("sly", tokens_per_day=4)
+    answer = httpx2.post(
+        f"http://127.0.0.1:{gate.port}/v1/completions",
+        headers={"Authorization": f"Bearer {key}"},
+        content='{"model": "tiny", "stream": false, "stream": true}',
+        trust_env=False,
+    )
+
+    assert answer.text.count("data: {") == 4
+    used = await_value(lambda: gate.state().keys, "a use")
+    assert [use.completion_tokens for use in used] == [4]
+    await_value(lambda: gate.post(key).status_code == 429, "no more tokens")
 
 
 def test_requests_that_a_dying_replica_has_are_answered_by_another(gate: GatewayBench) -> None:
@@ -286,6 +313,28 @@ def test_a_member_without_proof_gets_nothing(gate: GatewayBench) -> None:
     await_value(lambda: gate.health() == 503, "a gateway without members")
     answer = gate.post()
     assert (answer.status_code, answer.json()["error"]["type"]) == (503, "ServiceUnavailableError")
+
+
+def test_what_was_known_of_a_member_ends_with_it(gate: GatewayBench) -> None:
+    def second() -> GatewayMember:
+        return gate.state().members[1]
+
+    alone = gate.documents["tiny"]
+    there = Member(2, "b", "127.0.0.1", gate.replicas[1].port)  # On another host
+    both = replace(alone, members=[alone.members[0], there])
+    gate.documents = {"tiny": both}
+    gate.follow()
+    await_value(lambda: second().host == "b" and second().admitted, "a proven member")
+    gate.documents = {"tiny": replace(both, members=both.members[:1])}
+    gate.follow()
+    await_value(lambda: len(gate.state().members) == 1, "one member")
+    gate.replicas[1].close()
+    gate.documents = {"tiny": both}
+    gate.follow()
+    await_value(lambda: len(gate.state().members) == 2, "two members")
+    time.sleep(0.2)
+    assert not second().admitted
+    assert "listening" in second().why or "not watched" in second().why
 
 
 def test_a_killed_gateway_is_back_within_two_seconds(gate: GatewayBench) -> None:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.node.attempt import later, plain, stage_of
-from clusterctl.node.endpoint import EngineProgress, Metrics, parse_metrics
+from clusterctl.node.endpoint import (
+    EndpointError,
+    EngineProgress,
+    LocalApi,
+    Metrics,
+    parse_metrics,
+)
 
 
 @pytest.mark.parametrize(
@@ -170,3 +176,12 @@ def test_metrics_that_cannot_be_read_are_silence_since_they_could() -> None:
     progress.update(125, counted(0, 0, 7))
 
     assert progress.silence() is None
+
+
+def test_metrics_that_are_none_are_an_error_of_the_endpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api = LocalApi("127.0.0.1", 1, "tiny", "")
+    monkeypatch.setattr(api, "_request", lambda *_: b"vllm:num_requests_running many\xff")
+    with pytest.raises(EndpointError, match="GET /metrics"):
+        api.metrics(1.0)
