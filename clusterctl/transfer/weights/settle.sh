@@ -52,11 +52,11 @@ chmod 755 .
 cd ..
 # The directory of the model, and below it by its descriptor, which nobody can redirect.
 into=${2%/*}
+models=${1%/*/*}
 mkdir -p "$into"
 exec 7<"$into"
-[ "$into" = "${1%/*/*}" ] ||
-    [ "$(stat -L -c %d:%i /proc/self/fd/7)" = "$(stat -c %d:%i "$into")" ] || {
-    echo "$into is a link: remove it" >&2
+[ "$(readlink /proc/self/fd/7)" = "$(cd -P "$models" && pwd)${into#"$models"}" ] || {
+    echo "$into is a link, or below one: remove it" >&2
     exit 1
 }
 model=/proc/self/fd/7/${2##*/}

@@ -137,3 +137,25 @@ def test_a_model_is_not_put_where_a_link_of_the_user_leads(home: Path) -> None:
     assert run_script("settle", staged, home / "org" / "m", stdin="manifest\n{}\n").returncode == 0
     assert (home / "org" / "m" / ".clusterctl-model.json").read_text() == "{}\n"
     assert list((home / INCOMING).iterdir()) == []
+
+
+def test_nor_where_a_link_further_up_leads(home: Path) -> None:
+    theirs = home.parent / "another's" / "hub" / "m"
+    theirs.mkdir(parents=True)
+    staged = home / INCOMING / "cache@hub@m.0"
+    assert run_script("prepare", staged, stdin="dir\tsub\n").returncode == 0
+    (home / "cache").symlink_to(theirs.parent.parent)
+    done = run_script("settle", staged, home / "cache" / "hub" / "m", stdin="manifest\n{}\n")
+    assert done.returncode == 1
+    assert f"{home}/cache/hub is a link, or below one" in done.stderr
+    assert list(theirs.iterdir()) == []
+
+
+def test_the_models_directory_may_be_a_link_of_the_administrator(home: Path) -> None:
+    (home.parent / "models").symlink_to(home)
+    models = home.parent / "models"
+    staged = models / INCOMING / "org@m.0"
+    assert run_script("prepare", staged, stdin="dir\tsub\n").returncode == 0
+    done = run_script("settle", staged, models / "org" / "m", stdin="manifest\n{}\n")
+    assert done.returncode == 0, done.stderr
+    assert (home / "org" / "m" / ".clusterctl-model.json").exists()

@@ -125,6 +125,14 @@ def test_wrong_bytes_are_not_kept(
     assert b"".join(found.open(found.content.layers[0])) == right
 
 
+def test_what_a_registry_sends_after_a_blob_is_not_read(
+    server: RegistryServer, image: MadeImage, pulled: Opened
+) -> None:
+    found = pulled(server.add("acme/vllm:1", image))
+    server.blobs[sha256(image.layers[0])] = image.layers[0] + bytes(100_000)
+    assert b"".join(found.open(found.content.layers[0])) == image.layers[0]
+
+
 def test_an_image_that_exists_nowhere(server: RegistryServer, pulled: Opened) -> None:
     with pytest.raises(StepFailed, match=r"acme/none:7 does not exist"):
         pulled(f"{server.address}/acme/none:7")
