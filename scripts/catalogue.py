@@ -89,12 +89,12 @@ def table() -> list[str]:
 def shortened(config: dict[str, Any], hub_id: str) -> dict[str, Any]:
     """Return what of a config.json the model's shape depends on."""
     config = {key: value for key, value in deepcopy(config).items() if key != NOT_LOADED}
-    shape = describe(config, hub_id)
+    shape = describe(config, hub_id, whole=False)
     for part in _parts(config):
         for key in [key for key in part if key != "architectures"]:
             value = part.pop(key)
             try:
-                needed = describe(config, hub_id) != shape
+                needed = describe(config, hub_id, whole=False) != shape
             except (ClusterctlError, KeyError):
                 needed = True
             if needed:

@@ -57,7 +57,7 @@ class CatalogueEntry:
 
     @cached_property
     def shape(self) -> ModelShape:
-        return describe(self.config, self.hub_id)
+        return describe(self.config, self.hub_id, whole=False)
 
     @property
     def directory(self) -> str:

@@ -88,8 +88,9 @@ _FAMILIES: dict[str, Family] = {
 }
 
 
-def describe(config: Config, name: str = "") -> ModelShape:
-    """Return the shape that a parsed config.json describes.
+def describe(config: Config, name: str = "", *, whole: bool = True) -> ModelShape:
+    """Return the shape that a parsed config.json describes. `whole`: it is all of the file, and not
+    only the keys of the catalogue.
 
     An unknown architecture is described from its keys, and `assumptions` lists the guesses. Raises
     UsageError with every key that is missing or not a positive number, if they are not enough to
@@ -159,6 +160,7 @@ def describe(config: Config, name: str = "") -> ModelShape:
         encoder=encoder,
         both_ways=both_ways,
         assumptions=tuple(sentence for applies, sentence in guesses if applies),
+        typed=not whole or bool(config.get("model_type")),
     )
 
 

@@ -105,7 +105,8 @@ class Quantization:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A model's properties that affect memory. `assumptions` lists guesses, a sentence each."""
+    """A model's properties that affect memory, and whether vLLM recognizes it. `assumptions` lists
+    guesses, a sentence each."""
 
     name: str
     architecture: str
@@ -124,6 +125,7 @@ class ModelShape:
     encoder: bool = False  # like BERT: generates nothing, has no KV cache
     both_ways: bool = False  # attends in both directions, as encoders do
     assumptions: tuple[str, ...] = ()
+    typed: bool = True  # config.json has a model_type, without which vLLM does not start
 
     def __hash__(self) -> int:
         return self._hash

@@ -34,6 +34,11 @@ FAST_NETWORK = 20e9
 _MOST_STAGES = 16
 _OFFERED_PER_TP = 2
 _MUCH_FASTER = 1.5
+
+_UNTYPED = (
+    "config.json has no model_type, by which vLLM recognizes a model, and it will probably not "
+    "start: copy the model's own config.json from the Hub next to its weights"
+)
 # A layout across hosts ranks before replicas inside hosts only if it is a third faster: it depends
 # on the network, and the estimate is for 64 requests, which leaves many replicas idle.
 _ACROSS_HOSTS = 0.75
@@ -79,7 +84,7 @@ def plan(request: PlanRequest) -> FitReport:
     options = request.options
     tp, pp = request.tp or options.tp, request.pp or options.pp
     require_possible(shape, hardware, tp, pp, options.dp or 1)
-    notes = []
+    notes = [] if shape.typed else [_UNTYPED]
     if hardware.held and hardware.as_if_free:
         users = "; ".join(hardware.held)
         notes.append(f"no GPU is free, so this is planned as if all were: {users}")

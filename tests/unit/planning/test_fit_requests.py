@@ -330,3 +330,14 @@ def test_planning_imports_nothing_heavy() -> None:
 def test_errors_are_of_our_own_kind() -> None:
     assert issubclass(DoesNotFit, ClusterctlError)
     assert DoesNotFit.exit_code == 11
+
+
+def test_a_config_without_model_type_is_named(tmp_path: Path) -> None:
+    config = {**config_of("Qwen/Qwen3-8B"), "model_type": "qwen3"}
+    file = tmp_path / "config.json"
+    for lacks in (False, True):
+        if lacks:
+            del config["model_type"]
+        file.write_text(json.dumps(config))
+        notes = fit_request(str(file), gpus="1xH200").notes
+        assert any("config.json has no model_type" in note for note in notes) == lacks
