@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import sys
 from codecs import getincrementaldecoder
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
+
+if TYPE_CHECKING:
+    from clusterctl.reporting.console import Progress
+    from clusterctl.serving.job import JobOutput
 
 
 def _writer(stream: TextIO) -> Callable[[bytes], None]:
@@ -27,6 +32,21 @@ def _writer(stream: TextIO) -> Callable[[bytes], None]:
         stream.flush()
 
     return write
+
+
+@contextmanager
+def passed_on(progress: Progress) -> Iterator[JobOutput]:
+    """Yield what prints the script's output. Live rows stay away: above them every piece of a line
+    would become a line."""
+    from clusterctl.engine.events import Note
+    from clusterctl.serving.job import JobOutput
+
+    with progress.paused():
+        yield JobOutput(
+            stdout=_writer(sys.stdout),
+            stderr=_writer(sys.stderr),
+            note=lambda text: progress(Note(text)),
+        )
 
 
 @guarded
@@ -47,20 +67,12 @@ def run(
     """Run a Python script beside Ray, in the head's node container."""
     from clusterctl.cli.session import session
     from clusterctl.commands import run as command
-    from clusterctl.engine.events import Note
-    from clusterctl.serving.job import JobOutput
 
     words = arguments or []
     if words[:1] == ["--"]:  # what follows SCRIPT is the script's, with or without it
         words = words[1:]
 
-    # Live rows would break what the script prints into lines wherever a piece of it ends.
-    with session("run", inventory) as opened, opened.progress.paused():
-        output = JobOutput(
-            stdout=_writer(sys.stdout),
-            stderr=_writer(sys.stderr),
-            note=lambda text: opened.progress(Note(text)),
-        )
+    with session("run", inventory) as opened, passed_on(opened.progress) as output:
         status = command.run(
             opened.inventory,
             script,
