@@ -41,8 +41,8 @@ def create(
     from clusterctl.commands.key import create as run
     from clusterctl.serving.keys import limit
 
-    of_requests = limit(requests, "--requests", "min") if requests else 0
-    of_tokens = limit(tokens, "--tokens", "day") if tokens else 0
+    of_requests = limit(requests, "--requests", "min") if requests is not None else 0
+    of_tokens = limit(tokens, "--tokens", "day") if tokens is not None else 0
     with session("key", inventory, quiet=True) as opened:
         key, gateway = run(
             opened.inventory,
@@ -61,6 +61,7 @@ def ls(inventory: options.Inventory = None, as_json: options.Json = False) -> No
     """List the keys with their limits, and what was asked with them."""
     from clusterctl.cli.session import session
     from clusterctl.commands.key import list_keys
+    from clusterctl.reporting.text import columns
 
     with session("key", inventory, quiet=True) as opened:
         found = list_keys(opened.inventory, opened.credentials)
@@ -90,10 +91,7 @@ def ls(inventory: options.Inventory = None, as_json: options.Json = False) -> No
         )
         for one in found
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
+    print("\n".join(columns(rows, indent="")))
 
 
 @app.command("revoke")

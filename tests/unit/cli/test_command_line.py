@@ -146,3 +146,12 @@ def test_check_names_packages_that_are_not_there(clusterctl: Run, inventory: Pat
     assert f"the packages at {inventory.parent / 'nowhere'} cannot be read" in ran.stderr
     assert "clusterctl packages bundle --for" in ran.stderr
     assert ran.returncode == 5
+
+
+@pytest.mark.parametrize("option", ["--requests", "--tokens"])
+def test_a_key_without_the_limit_that_was_meant_is_not_made(
+    clusterctl: Run, inventory: Path, option: str
+) -> None:
+    ran = clusterctl("-i", str(inventory), "key", "create", "alice", option, "")
+    assert ran.returncode == 2
+    assert "is no limit" in ran.stderr
