@@ -16,8 +16,11 @@ _NAME = re.compile(r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")
 
 _KEY = re.compile(r"^[!-~]+\Z")
 
-# Names of logs (`ray.log`), of files on the node and of targets of `tunnel`
-RESERVED_NAMES = frozenset({"ray", "journal", "supervisor", "state", "dashboard"})
+# Names of logs (`ray.log`), of files on the node, of a subject in its ledger and of targets of
+# `tunnel`
+RESERVED_NAMES = frozenset(
+    {"ray", "journal", "supervisor", "state", "dashboard", "gateway", "node"}
+)
 
 # Flags that clusterctl derives from the request
 _SERVICE_FLAGS = (

@@ -53,7 +53,9 @@ def test_an_option_and_a_flag_that_contradict_each_other_are_refused() -> None:
         read_request(Options("m", port=1), extra=parse_arguments(["--port", "2"]))
 
 
-@pytest.mark.parametrize("name", ["ray", "journal", "supervisor", "state", "dashboard"])
+@pytest.mark.parametrize(
+    "name", ["ray", "journal", "supervisor", "state", "dashboard", "gateway", "node"]
+)
 def test_names_of_the_nodes_own_files_and_ports_are_no_service(name: str) -> None:
     with pytest.raises(UsageError, match="is taken by clusterctl itself"):
         read_request(Options("m", name=name))
