@@ -127,3 +127,16 @@ def test_exec_takes_hosts_by_limit_alone() -> None:
 )
 def test_the_check_sees_what_does_not_exist(words: list[str]) -> None:
     assert _problem(words)
+
+
+def test_the_readme_has_every_command() -> None:
+    table = (ROOT / "README.md").read_text().split("\n## Commands\n")[1].split("\n## ")[0]
+    first_cells = "".join(re.findall(r"^\|[^|]+", table, re.MULTILINE))
+    named = set(re.findall(r"`([a-z]+(?: [a-z]+)?)", first_cells))
+    group: Any = typer.main.get_command(app)
+    commands = [
+        f"{name} {below}".rstrip()
+        for name, command in group.commands.items()
+        for below in getattr(command, "commands", [""])
+    ]
+    assert [command for command in commands if command not in named] == []
