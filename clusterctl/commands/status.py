@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from clusterctl import deadlines
+from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.inventory.model import Inventory
 from clusterctl.survey.drift import drift
 from clusterctl.survey.load import (
@@ -36,7 +37,8 @@ def read(
         before: dict[str, ServiceCounters] = {}
 
         def with_load(found: ClusterStatus, survey: Survey) -> ClusterStatus:
-            hosts = host_loads({name: transports[name] for name in survey.answers})
+            gpus = accelerator_named(inventory.accelerator).gpu_probe.load
+            hosts = host_loads({name: transports[name] for name in survey.answers}, gpus)
             head = transports[inventory.head.name]
             ready = [row.document for row in found.services if row.condition == "ready"]
             now = service_counters(head, ready, time.time) if survey.head else {}

@@ -162,10 +162,20 @@ class GpuProbe:
     # Parses the answer's sections, the files and the paths of probe.sh. Raises nothing: parts that
     # cannot be parsed are noted in the answer.
     read: ReadReport
+    # Shell lines that print what GPUs do now, for `status --wide`: a line per GPU with its index,
+    # the share of time in use in percent, °C, and used and total memory in MiB, by commas. What is
+    # no number counts as not known. Last in its script, it may exit.
+    load: str = ""
 
 
 NVIDIA = GpuProbe(
     resource_files("clusterctl.facts").joinpath("probe_gpus.sh").read_bytes(),
     "nvidia-smi",
     nvidia_report,
+    """\
+PATH=$PATH:/usr/lib/wsl/lib
+command -v nvidia-smi >/dev/null || exit 0
+exec nvidia-smi --format=csv,noheader,nounits \\
+  --query-gpu=index,utilization.gpu,temperature.gpu,memory.used,memory.total
+""",
 )

@@ -20,14 +20,10 @@ from clusterctl.units import KIB, MIB
 
 _LARGEST_METRICS = 16 * MIB
 
-_GPU_FIELDS = "index,utilization.gpu,temperature.gpu,memory.used,memory.total"
-_SCRIPT = f"""\
+_SCRIPT = """\
 cat /proc/loadavg
 grep -c ^processor /proc/cpuinfo
 grep -E '^(MemTotal|MemAvailable):' /proc/meminfo
-PATH=$PATH:/usr/lib/wsl/lib
-command -v nvidia-smi >/dev/null || exit 0
-exec nvidia-smi --query-gpu={_GPU_FIELDS} --format=csv,noheader,nounits
 """
 
 # Names of vLLM since 0.4, and of the web server beneath it
@@ -35,6 +31,8 @@ _FIRST_TOKEN = "vllm:time_to_first_token_seconds"  # noqa: S105
 _REQUEST = "vllm:e2e_request_latency_seconds"
 _FINISHED = "vllm:request_success"  # The parser takes `_total` off the names of counters
 _ANSWERS = "http_requests"
+_STARTED = "process_start_time_seconds"
+_READ = {_FIRST_TOKEN, _REQUEST, _FINISHED, _ANSWERS, _STARTED}
 
 
 @dataclass(frozen=True)
@@ -52,31 +50,33 @@ class ServiceCounters:
     request: Mapping[float, float]
 
 
-def host_loads(transports: Mapping[str, Transport]) -> dict[str, HostLoad]:
-    """Return the load of every host that answers."""
+def host_loads(transports: Mapping[str, Transport], gpus: str) -> dict[str, HostLoad]:
+    """Return the load of every host that answers. `gpus`: the accelerator's `GpuProbe.load`."""
 
     def look(transport: Transport) -> HostLoad:
-        result = transport.run(["sh", "-c", _SCRIPT], timeout=deadlines.STATUS_LOOK)
+        result = transport.run(["sh", "-c", _SCRIPT + gpus], timeout=deadlines.STATUS_LOOK)
         try:
             return parse_load(result.stdout)
-        except (ValueError, IndexError) as error:
+        except MALFORMED as error:
             raise CommandFailed("its load cannot be read", detail=str(error)) from None
 
     return values(fan_out(transports, look))
 
 
 def parse_load(text: str) -> HostLoad:
-    """Parse the script's output. Raises ValueError or IndexError if it is malformed."""
+    """Parse the script's output. Raises one of MALFORMED."""
     lines = text.splitlines()
     # In either order, as `MemTotal:  16384 kB`
     memory = {line.split(":")[0]: int(line.split()[1]) * KIB for line in lines[2:4]}
     if not {"MemTotal", "MemAvailable"} <= memory.keys():
         raise ValueError("no memory in /proc/meminfo")
-    total = memory["MemTotal"]
+    total, load = memory["MemTotal"], _number(lines[0].split()[0])
+    if load is None:
+        raise ValueError("no load in /proc/loadavg")
     gpus = (line.split(",") for line in lines[4:])
     return HostLoad(
         cpus=int(lines[1]),
-        load=float(lines[0].split()[0]),
+        load=load,
         memory=total,
         memory_used=max(0, total - memory["MemAvailable"]),
         gpus=tuple(_gpu(cells) for cells in gpus if len(cells) == 5 and cells[0].isdecimal()),
@@ -136,6 +136,8 @@ def parse_counters(text: str, now: float) -> ServiceCounters:
     buckets: dict[str, dict[float, float]] = {_FIRST_TOKEN: {}, _REQUEST: {}}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
+            if family.name in _READ and not math.isfinite(sample.value):
+                raise ValueError(f"{sample.name} is {sample.value}")
             if family.name in buckets and sample.name.endswith("_bucket"):
                 limit, of = float(sample.labels["le"]), buckets[family.name]
                 of[limit] = of.get(limit, 0.0) + sample.value  # of several engines
@@ -144,7 +146,7 @@ def parse_counters(text: str, now: float) -> ServiceCounters:
                 aborted += sample.value * (sample.labels.get("finished_reason") == "abort")
             elif family.name == _ANSWERS and sample.labels.get("status", "")[:1] == "5":
                 failed += sample.value * sample.name.endswith("_total")
-            elif sample.name == "process_start_time_seconds":
+            elif family.name == _STARTED:
                 since = min(since or now, sample.value)
     return ServiceCounters(
         now, since, finished, failed, aborted, buckets[_FIRST_TOKEN], buckets[_REQUEST]

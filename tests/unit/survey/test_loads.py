@@ -10,10 +10,13 @@ import pytest
 from rich.console import Console
 
 from clusterctl.errors import MALFORMED
+from clusterctl.facts.gpu_probe import NVIDIA
 from clusterctl.facts.model import HostFacts
+from clusterctl.inventory.model import Host
 from clusterctl.reporting.status_view import status_document, status_screen
-from clusterctl.survey.load import parse_counters, parse_load, service_load
+from clusterctl.survey.load import host_loads, parse_counters, parse_load, service_load
 from clusterctl.survey.status import assess, with_loads
+from clusterctl.transport.local import LocalTransport
 from tests.fakes.surveys import survey_of
 from tests.unit.survey.test_cluster_status import INVENTORY, facts, healthy
 
@@ -36,8 +39,9 @@ def test_a_host_with_gpus() -> None:
 def test_a_host_without_gpus_or_with_a_driver_that_fails() -> None:
     assert parse_load(PROC).gpus == ()
     assert parse_load(PROC + "NVIDIA-SMI has failed, because it could not, well\n").gpus == ()
-    for malformed in ("", "x", PROC.replace("MemAvailable", "Cached")):
-        with pytest.raises((ValueError, IndexError)):
+    endless = f"{PROC}0, 1, 1, 1e308, 1\n"
+    for malformed in ("", "x", PROC.replace("MemAvailable", "Cached"), "nan" + PROC[5:], endless):
+        with pytest.raises(MALFORMED):
             parse_load(malformed)
 
 
@@ -76,6 +80,23 @@ def test_metrics_without_their_labels_are_malformed() -> None:
     text = "# TYPE vllm:e2e_request_latency_seconds histogram\n"
     with pytest.raises(MALFORMED):
         parse_counters(text + "vllm:e2e_request_latency_seconds_bucket 1\n", now=1.0)
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf"])
+def test_counts_that_are_none_are_malformed(value: str) -> None:
+    text = "# TYPE vllm:e2e_request_latency_seconds histogram\n"
+    with pytest.raises(MALFORMED):
+        parse_counters(
+            f'{text}vllm:e2e_request_latency_seconds_bucket{{le="1"}} {value}\n', now=1.0
+        )
+
+
+def test_a_host_is_asked_by_its_accelerators_own_program() -> None:
+    transport = LocalTransport(Host(name="gpu1", address="localhost"))
+    asked = f"{NVIDIA.load.replace('nvidia-smi', 'no-such-program')}echo 0, 1, 2, 3, 4\n"
+    assert host_loads({"gpu1": transport}, asked)["gpu1"].gpus == ()
+    (gpu,) = host_loads({"gpu1": transport}, "echo 0, 1, 2, 3, 4\n")["gpu1"].gpus
+    assert (gpu.use, gpu.celsius) == (0.01, 2.0)
 
 
 def test_errors_are_answers_from_500_on_and_requests_whose_clients_left() -> None:
