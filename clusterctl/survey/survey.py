@@ -291,17 +291,33 @@ class Survey:
         return {name: services_in(cluster, probe) for name, probe in self.answers.items()}
 
     @cached_property
+    def _declared(self) -> dict[str, tuple[str, ServiceDocument]]:
+        """Each service and replica with the host that declares it. If several do, the one counts
+        that the head's list of members names, else the head: a host speaks for itself only."""
+
+        def place(host: str, document: ServiceDocument) -> tuple[bool, bool]:
+            known = self.members.get(document.service)
+            named = {(each.replica, each.host) for each in (known.members if known else ())}
+            return (document.replica, host) not in named, host != self.inventory.head.name
+
+        found: dict[str, tuple[str, ServiceDocument]] = {}
+        for host, documents in self.services_by_host.items():
+            for name, document in documents.items():
+                if name not in found or place(host, document) < place(*found[name]):
+                    found[name] = host, document
+        return found
+
+    @cached_property
     def services(self) -> dict[str, ServiceDocument]:
         """The declared services and replicas of all hosts that answered, by name; replicas of a
         service follow each other."""
-        found = [document for each in self.services_by_host.values() for document in each.values()]
+        found = [document for _, document in self._declared.values()]
         found.sort(key=lambda document: (document.service, document.replica))
         return {document.name: document for document in found}
 
     def host_of(self, name: str) -> str:
         """Return the host on which the service or replica `name` is declared; the head if none."""
-        declared = (host for host, found in self.services_by_host.items() if name in found)
-        return next(declared, self.inventory.head.name)
+        return self._declared[name][0] if name in self._declared else self.inventory.head.name
 
     def replicas(self, service: str) -> list[ServiceDocument]:
         """Return the declared replicas of a service, by number."""
@@ -309,9 +325,15 @@ class Survey:
 
     @cached_property
     def reported(self) -> dict[str, ServiceState]:
-        """The state of each service and replica that a supervisor reports now, by name."""
-        states = [self.fresh_state(name) for name in self.states]
-        return {service.name: service for state in states if state for service in state.services}
+        """The state of each service and replica that a supervisor reports now, by name; of a
+        declared one, as its own host has it."""
+        found: dict[str, ServiceState] = {}
+        for host in self.states:
+            state = self.fresh_state(host)
+            for service in state.services if state else ():
+                if service.name not in found or self.host_of(service.name) == host:
+                    found[service.name] = service
+        return found
 
     @cached_property
     def drained(self) -> tuple[str, ...]:

@@ -188,7 +188,7 @@ def test_a_new_replica_is_added_beside_those_that_serve() -> None:
     world = World(document(1), document(2))
     world.run(document(1), document(2), document(3))
     assert world.story == ["1 2 3", "tiny@3 1"]
-    assert world.transports["gpu3"].files[str(PATHS.api_key)] == (b"key\n", 0o600, True)
+    assert world.transports["gpu3"].files[str(PATHS.api_key)] == (b"key", 0o600, True)
 
 
 def test_a_new_replica_that_fails_is_withdrawn() -> None:
