@@ -9,6 +9,7 @@ from clusterctl.engine.events import EventSink
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import DrainedHosts, to_json
 from clusterctl.planning.draining import ServiceMoves, moves_from, require_known
+from clusterctl.serving.brought_files import carry
 from clusterctl.serving.declaration import read_key
 from clusterctl.serving.rollout import Rollout, as_declared
 from clusterctl.survey.survey import Survey, connected, drained_file, take_survey
@@ -58,14 +59,17 @@ def drain(
         agree(plan)
         if not plan.lines:
             return False
-        with ClusterLock(transports[inventory.head.name], inventory.cluster, "drain") as lock:
+        head = transports[inventory.head.name]
+        with ClusterLock(head, inventory.cluster, "drain") as lock:
             shown = plan.lines
             survey, plan = look()
             if plan.lines != shown:  # Another run may have changed services meanwhile
                 agree(plan)
             _mark(survey, sorted({*survey.drained, host}), lock)
-            key = read_key(inventory, transports[inventory.head.name])
+            key = read_key(inventory, head)
             for each in plan.moves:
+                for new in each.new:
+                    carry(new.document, inventory.cluster, head, transports[new.layout.hosts[0]])
                 replicas = as_declared(survey, (*each.staying, *each.new))
                 Rollout(survey, replicas, each.leaving, each.members, key, lock, sink).run()
     return True

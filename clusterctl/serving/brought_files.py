@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl.errors import ClusterctlError, UsageError, raise_all
-from clusterctl.node.documents import config_dir
+from clusterctl.node.documents import ServiceDocument, config_dir
 from clusterctl.serving.request import ServiceRequest
-from clusterctl.serving.vllm_flags import Argument
+from clusterctl.serving.vllm_flags import Argument, parse_arguments
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import failures, fan_out
 
@@ -98,3 +98,13 @@ def bring(
 
     if files:
         raise_all(failures(fan_out(transports, write)))
+
+
+def carry(document: ServiceDocument, cluster: str, source: Transport, to: Transport) -> None:
+    """Write the files that were brought for a service on a host that it moves to, which may be
+    newer than they are. `source`: a host that has them."""
+    flags = (one for one in parse_arguments(document.argv[3:]) if one.key in FILE_FLAGS)
+    paths = [path for one in flags for path in one.values if path.startswith(directory(cluster))]
+    held = ((path, source.read_file(path)) for path in paths)
+    files = tuple(BroughtFile(path, data) for path, data in held if data is not None)
+    bring(files, cluster, {to.host.name: to})

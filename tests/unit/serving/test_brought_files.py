@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from clusterctl.errors import ClusterctlError, Problems
-from clusterctl.serving.brought_files import LARGEST, with_brought
+from clusterctl.inventory.model import Host
+from clusterctl.serving.brought_files import LARGEST, carry, with_brought
 from clusterctl.serving.request import Options, ServiceRequest, read_request
+from clusterctl.serving.service import build_service
 from clusterctl.serving.vllm_flags import parse_arguments, render
+from tests.fakes.transport import FakeTransport, starts
+from tests.unit.serving.launches import launch
 
 
 def request(*flags: str) -> ServiceRequest:
@@ -63,3 +68,16 @@ def test_a_file_without_bounds_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "t.jinja").write_bytes(b"#" * (LARGEST + 1))
     with pytest.raises(ClusterctlError, match="larger than 1 MiB"):
         with_brought(request("--chat-template", "~/t.jinja"), "demo")
+
+
+def test_a_replica_takes_its_files_to_a_host_that_is_newer_than_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.jinja").write_text("{{ a }}")
+    asked, (file,) = with_brought(request("--chat-template", "t.jinja"), "demo")
+    document = build_service(replace(launch(), request=asked))
+    head = FakeTransport().on(("cat", file.path), stdout="{{ a }}")
+    new = FakeTransport(Host(name="gpu5", address="192.0.2.5")).on(starts("install", "-d"))
+    carry(document, "demo", head, new)
+    assert new.files == {file.path: (b"{{ a }}", 0o600, True)}
