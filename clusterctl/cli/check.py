@@ -93,7 +93,7 @@ def _show_promises(promises: list[PromiseState], *, as_json: bool) -> None:
     if errors:
         broken = [str(promise.number) for promise in promises if promise.problems]
         raise RequirementsNotMet(
-            f"promise{'s' * (len(broken) > 1)} {', '.join(broken)} of 10 "
+            f"promise{'s' * (len(broken) > 1)} {', '.join(broken)} of {len(promises)} "
             f"{'do' if len(broken) > 1 else 'does'} not hold on this cluster",
             hint=errors[0].hint,
         )

@@ -133,7 +133,7 @@ def _pump(
                 log = "journal" if name is None else f"log {name}"
                 raise _NoSuchLog(log, host, tuple(said.splitlines()))
             if status:
-                raise python.failure(channel, "reading the log", host)
+                raise python.failure(channel, "reading the log", transport.host.name)
     except ClusterctlError as error:
         error.host = error.host or host
         arriving.put((host, error))
