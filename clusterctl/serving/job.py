@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
 from clusterctl.containers.drivers import driver_for
-from clusterctl.errors import CommandFailed
+from clusterctl.errors import CommandFailed, ConnectionFailed
 from clusterctl.ray_cluster.nodes import container_name
 from clusterctl.transport import python
 from clusterctl.transport.base import Channel, Transport
@@ -68,33 +68,42 @@ def _follow(
     channel: Channel, output: JobOutput, cancelled: threading.Event, host: str
 ) -> JobResult:
     channel.settimeout(_LOOK)
-    pending, result, beat, told = b"", None, time.monotonic(), False
-    while True:
-        if cancelled.is_set() and not told:
-            told = True
-            channel.close_stdin()
-        if not told and time.monotonic() - beat > _BEAT:
-            beat = time.monotonic()
+    ended = threading.Event()
+    # Not in this thread, which waits while nobody reads the output, as in `| less`.
+    threading.Thread(target=_beat, args=(channel, ended), name="beat", daemon=True).start()
+    pending, result = b"", None
+    try:
+        while True:
+            if cancelled.is_set() and not ended.is_set():
+                ended.set()
+                channel.close_stdin()
+            try:
+                chunk = channel.recv(65536)
+            except TimeoutError:
+                continue
+            if not chunk:
+                raise python.failure(channel, "running the command", host)
+            pending += chunk
+            while (frame := _frame(pending, host)) is not None:
+                kind, data, pending = frame
+                if kind == b"o":
+                    output.stdout(data)
+                elif kind == b"e":
+                    output.stderr(data)
+                elif kind == b"n":
+                    output.note(data.decode(errors="replace"))
+                elif kind == b"f":
+                    result = data
+                elif kind == b"x":
+                    return JobResult(int(data), result)
+    finally:
+        ended.set()
+
+
+def _beat(channel: Channel, ended: threading.Event) -> None:
+    while not ended.wait(_BEAT):
+        with suppress(ConnectionFailed):  # which the other thread finds out
             channel.send(b".")
-        try:
-            chunk = channel.recv(65536)
-        except TimeoutError:
-            continue
-        if not chunk:
-            raise python.failure(channel, "running the command", host)
-        pending += chunk
-        while (frame := _frame(pending, host)) is not None:
-            kind, data, pending = frame
-            if kind == b"o":
-                output.stdout(data)
-            elif kind == b"e":
-                output.stderr(data)
-            elif kind == b"n":
-                output.note(data.decode(errors="replace"))
-            elif kind == b"f":
-                result = data
-            elif kind == b"x":
-                return JobResult(int(data), result)
 
 
 def _frame(pending: bytes, host: str) -> tuple[bytes, bytes, bytes] | None:

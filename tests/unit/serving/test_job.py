@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.inventory.model import Host, Ssh
+from clusterctl.serving import job as serving_job
 from clusterctl.serving.job import Job, JobOutput, JobResult, run_job
+from clusterctl.transport.command import RunningCommand
 from clusterctl.transport.local import LocalTransport
 
 SCRIPT = f"script-{os.getpid()}.py"
@@ -161,3 +163,27 @@ def is_script(process: Path) -> bool:
 
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_output_that_nobody_reads_for_long_does_not_end_the_command(
+    head: LocalTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command ends when no byte arrives; a pager may keep this side from going on."""
+    monkeypatch.setattr(serving_job, "_BEAT", 0.02)
+    beats: list[bytes] = []
+    send = RunningCommand.send
+
+    def counted(channel: RunningCommand, data: bytes) -> None:
+        beats.append(data)
+        send(channel, data)
+
+    monkeypatch.setattr(RunningCommand, "send", counted)
+    seen = Seen()
+
+    def paused(_: bytes) -> None:
+        before = beats.count(b".")
+        until(lambda: beats.count(b".") > before + 2)
+
+    output = JobOutput(paused, seen.add("stderr"), seen.notes.append)
+    job = Job(["python3", "-c", "print(1)"])
+    assert run_job(head, "lab", job, output, seen.cancelled).status == 0
