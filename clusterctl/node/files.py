@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 JOURNAL_LIMIT = 5 * 2**20  # Bytes; a larger journal is moved to journal.jsonl.1
 
+_LARGEST_STATE = 64 * 2**20  # Bytes
+
 # Bytes. A file system with less free space counts as full: the next lines may not fit.
 LEAST_FREE = 2**20
 
@@ -74,6 +76,17 @@ def append_to(path: Path) -> IO[bytes]:
         os.close(descriptor)
         raise OSError(errno.EINVAL, f"{path} is a pipe")
     return os.fdopen(descriptor, "ab", buffering=0)
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """Return the content of a file. Raises OSError for one of more than `most` bytes, and for a
+    pipe, which would block until somebody writes it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:  # noqa: PTH123 - of a descriptor
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+            raise OSError(errno.EINVAL, f"{path} is not a file, or too large")
+        return file.read(most)
 
 
 class Journal:
@@ -246,7 +259,7 @@ class StateFile:
         The file is on the host, so it survives the container but not a reboot.
         """
         try:
-            state = from_json(NodeState, self._path.read_text("utf-8"))
+            state = from_json(NodeState, read_file(self._path, _LARGEST_STATE).decode())
         except (OSError, ValueError):
             return {}
         return {service.name: service for service in state.services}

@@ -33,7 +33,7 @@ from clusterctl.node.documents import (
     to_json,
 )
 from clusterctl.node.endpoint import EndpointWatch, LocalApi
-from clusterctl.node.files import Journal, NodePaths
+from clusterctl.node.files import Journal, NodePaths, read_file
 from clusterctl.node.gateway_config import (
     USAGE_FILTER,
     GatewayPlan,
@@ -59,6 +59,7 @@ _NOBODY = 65534
 _MOST_THREADS = 4  # One passes on thousands of requests a second
 
 _LINE_LIMIT = 4096
+_LARGEST_COUNTS = 16 * 2**20  # Bytes
 
 
 def find_haproxy() -> Tuple[str, str]:
@@ -449,7 +450,9 @@ class Gateway:
 
     def _counts_before(self) -> GatewayCounts:
         try:
-            return from_json(GatewayCounts, self._paths.gateway_counts.read_text("utf-8"))
+            return from_json(
+                GatewayCounts, read_file(self._paths.gateway_counts, _LARGEST_COUNTS).decode()
+            )
         except (OSError, ValueError):
             return GatewayCounts()
 

@@ -16,11 +16,13 @@ from typing import Dict
 
 from clusterctl import __version__
 from clusterctl.node.documents import ServiceDocument
+from clusterctl.node.files import append_to, read_file
 
 NODE = "node"  # Subject of the entries about the node itself; all others are names of services
 
 _LIMIT = 2**20  # Bytes; of a larger ledger the older half is dropped
-_LARGEST_MANIFEST = 64 * 2**20  # Bytes
+_LARGEST_FILE = 64 * 2**20  # Bytes; a model's manifest may have some MiB
+_LONGEST_ORIGIN = 300  # Characters
 
 # PyPI's packages of NVIDIA's libraries have the CUDA release in their names.
 _CUDA_RELEASES = ("", "-cu13", "-cu12", "-cu11")
@@ -37,8 +39,8 @@ class Ledger:
         self._host = host
         self._last: Dict[str, Dict[str, str]] = {}
         with contextlib.suppress(OSError):
-            for line in path.read_text("utf-8", "replace").splitlines():
-                with contextlib.suppress(ValueError, KeyError, TypeError):
+            for line in read_file(path, _LARGEST_FILE).decode("utf-8", "replace").splitlines():
+                with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
                     entry = json.loads(line)
                     self._last[entry["subject"]] = entry["versions"]
 
@@ -56,14 +58,15 @@ class Ledger:
         try:
             lines = [json.dumps(entry) + "\n"]
             if self._path.exists() and self._path.stat().st_size > _LIMIT:
-                kept = self._path.read_text("utf-8", "replace").splitlines(keepends=True)
+                text = read_file(self._path, _LARGEST_FILE).decode("utf-8", "replace")
+                kept = text.splitlines(keepends=True)
                 lines = [*kept[len(kept) // 2 :], *lines]
                 fresh = self._path.with_name(f".{self._path.name}.new")
                 fresh.write_text("".join(lines), "utf-8")
                 os.replace(fresh, self._path)  # noqa: PTH105 - atomic, also over an existing file
                 return
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(lines[0])
+            with append_to(self._path) as file:
+                file.write(lines[0].encode())
         except OSError:
             return
 
@@ -103,13 +106,12 @@ def _revision(directory: Path) -> str:
     if commit:  # a Hugging Face cache
         return commit[1]
     manifest = directory / ".clusterctl-model.json"  # transfer/weights/manifest.py
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        if manifest.stat().st_size <= _LARGEST_MANIFEST:
-            origin = json.loads(manifest.read_bytes()).get("origin")
-            if origin:
-                return str(origin)
+    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
+        origin = json.loads(read_file(manifest, _LARGEST_FILE)).get("origin")
+        if origin:
+            return str(origin)[:_LONGEST_ORIGIN]
     with contextlib.suppress(OSError):
-        config = (directory / "config.json").read_bytes()
+        config = read_file(directory / "config.json", _LARGEST_FILE)
         return f"config.json {hashlib.sha256(config).hexdigest()[:12]}"
     return ""
 

@@ -256,7 +256,8 @@ class HostServices:
             try:
                 lock.replace(path, before, before=written, on=self.host)
             except ClusterctlError as error:
-                note = f"{name} stays declared: {error}; to end it: clusterctl stop {name}"
+                stop = f"clusterctl stop {document.service}"
+                note = f"{name} stays declared: {error}; to end it: {stop}"
             else:
                 was = "its previous declaration is restored" if old else "it would fail again"
                 note = f"{name} is withdrawn: {was}"

@@ -96,7 +96,7 @@ def prove(
             "the ranks are not where the plan puts them",
             host=host,
             detail="\n".join(problems),
-            hint=f"clusterctl stop {document.name}, then serve again",
+            hint=f"clusterctl stop {document.service}, then serve again",
         )
     sink(StepFinished(host, title, "changed", time.monotonic() - started))
     return Proof(answer, task, tuple(ranks), describe(ranks), running.ready_seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,6 +52,15 @@ def test_damage_and_a_missing_directory_stop_nothing(tmp_path: Path) -> None:
     Ledger(path, "gpu1").record("node", {"a": "1"})
     assert len(path.read_bytes().splitlines()) == 4
     Ledger(tmp_path / "away" / "ledger.jsonl", "gpu1").record("node", {})
+
+
+def test_a_pipe_in_place_of_a_file_stops_nothing(tmp_path: Path) -> None:
+    for name in ("ledger.jsonl", FILE_NAME, "config.json"):
+        os.mkfifo(tmp_path / name)
+    path, document = tmp_path / "ledger.jsonl", build_service(launch())
+    Ledger(path, "gpu1").record("node", {"a": "1"})
+    document = replace(document, argv=["vllm", "serve", str(tmp_path)])
+    assert service_versions(document) == {"model": str(tmp_path), "flags": ""}
 
 
 def test_a_node_says_what_it_has() -> None:
