@@ -18,7 +18,7 @@ from clusterctl.serving.batch import (
     opened_answers,
     read_requests,
 )
-from clusterctl.serving.declaration import read_key, require_service
+from clusterctl.serving.declaration import read_key, served_at
 from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.tcp import Tunnel
@@ -42,11 +42,11 @@ def run(
         head = transports[inventory.head.name]
         survey = take_survey(inventory, transports)
         survey.require_supervised_head()
-        document = require_service(service, survey.services)
-        ids = check_requests(requests, document.served_name)
+        api = served_at(survey, service)
+        ids = check_requests(requests, api.served_name)
         with (
             opened_answers(answers) as (file, kept),
-            Tunnel(head, document.host, document.port) as tunnel,
+            Tunnel(head, api.address, api.port) as tunnel,
             interruptible(sink) as cancelled,
         ):
             count = BatchCount(len(ids), kept=len(kept.intersection(ids)))
@@ -67,7 +67,7 @@ def run(
             batch = BatchRun(url, read_key(inventory, head), file, count, concurrency)
             missing = (
                 request
-                for request in read_requests(requests, document.served_name)
+                for request in read_requests(requests, api.served_name)
                 if request.custom_id not in kept
             )
             batch.send(missing, cancelled, say)

@@ -1,4 +1,4 @@
-"""`tunnel`: forward a port of this machine to the dashboard or a service on the head."""
+"""`tunnel`: forward a port of this machine to the dashboard on the head or to a service."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from clusterctl.errors import ConnectionFailed
 from clusterctl.inventory.model import Inventory
-from clusterctl.serving.declaration import require_service
+from clusterctl.serving.declaration import served_at
 from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.tcp import Tunnel
@@ -35,8 +35,8 @@ def opened_tunnel(
             address, port = "127.0.0.1", inventory.ray_ports.dashboard
         else:
             survey = take_survey(inventory, transports).require_answers()
-            document = require_service(target, survey.services)
-            address, port = document.host, document.port
+            api = served_at(survey, target)
+            address, port = api.address, api.port
         # Fail before a URL is shown if nothing listens there.
         head.open_tcp(address, port).close()
         wanted = port if local_port is None else local_port

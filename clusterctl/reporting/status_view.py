@@ -76,6 +76,11 @@ def _word(word: str) -> Text:
     return _text(word or "-", style=_STYLES.get(word, ""))
 
 
+def _ray(row: HostRow) -> Text:
+    found = _word(row.ray) if row.reachable else _text("no answer", style="red")
+    return found.append(", drained", style="yellow") if row.drained else found
+
+
 _COLUMNS: dict[str, Callable[[HostRow], Text]] = {
     # Cells are Text: plain strings would be parsed as markup, which changes ::1 and [fd00::1].
     "HOST": lambda row: _text(row.name, style="" if row.reachable else "red"),
@@ -83,7 +88,7 @@ _COLUMNS: dict[str, Callable[[HostRow], Text]] = {
     "NODE IP": lambda row: _text(row.node_ip),
     "ENGINE": lambda row: _text(row.engine or "-"),
     "CONTAINER": lambda row: _word(row.container),
-    "RAY": lambda row: _word(row.ray) if row.reachable else _text("no answer", style="red"),
+    "RAY": _ray,
     "GPUS USED": lambda row: _text(
         f"{row.gpus_used:g} of {row.gpus_expected}" if row.gpus_expected else "-"
     ),

@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from clusterctl import deadlines
@@ -32,9 +32,18 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.inventory.model import Inventory
-from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState, from_json, to_json
+from clusterctl.node.documents import (
+    NodeState,
+    ServiceDocument,
+    ServiceState,
+    from_json,
+    replica_name,
+    service_of,
+    to_json,
+)
 from clusterctl.node.files import NodePaths
-from clusterctl.survey.survey import read_reported_state
+from clusterctl.ray_cluster.topology import reached_at
+from clusterctl.survey.survey import Survey, read_reported_state
 from clusterctl.transport.base import Transport
 from clusterctl.transport.lock import ClusterLock
 
@@ -218,8 +227,55 @@ def require_service(name: str, declared: Mapping[str, ServiceDocument]) -> Servi
     """Return the service `name`. Raises UsageError with the names of those declared."""
     if name in declared:
         return declared[name]
-    have = ", ".join(sorted({document.service for document in declared.values()})) or "none"
-    raise UsageError(f"no service named {name}; services: {have}", hint="clusterctl status")
+    raise _unknown(name, {document.service for document in declared.values()})
+
+
+def _unknown(name: str, services: Iterable[str]) -> UsageError:
+    have = ", ".join(sorted(services)) or "none"
+    return UsageError(f"no service named {name}; services: {have}", hint="clusterctl status")
+
+
+@dataclass(frozen=True)
+class ServedAt:
+    """An API as the head reaches it."""
+
+    served_name: str
+    address: str
+    port: int
+
+
+def served_at(survey: Survey, name: str) -> ServedAt:
+    """Return where the service or replica `name` is served. The head's answer suffices.
+
+    A service with replicas is reached through the gateway while that is up, otherwise at its first
+    replica that is not draining. Raises UsageError with the names of those declared.
+    """
+    members = survey.members.get(service_of(name))
+    if members and members.members:
+        model = (members.served_names or [name])[0]
+        address = _gateway_address(survey, members.port)
+        if name == members.service and address:
+            return ServedAt(model, address, members.port)
+        for one in sorted(members.members, key=lambda member: member.draining):
+            if name in (members.service, replica_name(members.service, one.replica)):
+                return ServedAt(model, one.address, one.port)
+    if name in survey.services:
+        document = survey.services[name]
+        return ServedAt(document.served_name, document.host, document.port)
+    declared = {document.service for document in survey.services.values()}
+    raise _unknown(name, {*declared, *survey.members})
+
+
+def _gateway_address(survey: Survey, port: int) -> str:
+    """Return where the head reaches its gateway's `port`; empty while it does not listen there."""
+    state = survey.fresh_state(survey.inventory.head.name)
+    if state is None or state.gateway.state != "up":
+        return ""
+    for listens in state.gateway.listens:
+        address, _, number = listens.rpartition(":")
+        if number == str(port):
+            return reached_at(address, "127.0.0.1")
+    return ""
 
 
 @dataclass(frozen=True)

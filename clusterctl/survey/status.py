@@ -75,6 +75,7 @@ class HostRow:
     hint: str | None
     versions: Mapping[str, str] = field(default_factory=dict)  # As the ledger names them
     load: HostLoad | None = None  # Only in the wide view
+    drained: bool = False  # It gets no replicas
 
 
 @dataclass(frozen=True)
@@ -286,6 +287,7 @@ def _host_row(
         drift=drift,
         hint=fix,
         versions=state.versions if state else {},
+        drained=host.name in survey.drained,
     )
 
 

@@ -19,6 +19,7 @@ from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.node.documents import (
     DELETED,
     BrokenNic,
+    DrainedHosts,
     NodeState,
     Rank,
     RayNode,
@@ -29,6 +30,7 @@ from clusterctl.node.documents import (
 )
 from clusterctl.reporting.status_view import status_document, status_screen
 from clusterctl.survey.status import ClusterStatus, assess
+from clusterctl.survey.survey import drained_file
 from clusterctl.transfer.weights.comparison import kept_file
 from tests.fakes.surveys import Said, survey_of
 from tests.fakes.transport import FakeTransport
@@ -300,6 +302,17 @@ def test_a_service_that_is_not_ready_degrades_the_cluster(facts: HostFacts) -> N
     reports["gpu1"] = replace(reports["gpu1"], state=replace(head, services=[waiting]))
     status = assess(survey_of(INVENTORY, reports))
     assert status.problems == ("service tiny: waiting (gpu2 has not joined Ray)",)
+
+
+def test_a_drained_host_is_shown_and_is_no_problem(facts: HostFacts) -> None:
+    reports = healthy(facts)
+    files = {drained_file("demo"): to_json(DrainedHosts(["gpu2"])).encode()}
+    reports["gpu1"] = replace(reports["gpu1"], files=files)
+    status = assess(survey_of(INVENTORY, reports))
+
+    assert status.healthy
+    assert screen(status).count("up, drained") == 1
+    assert [host["drained"] for host in status_document(status)["hosts"]] == [False, True]
 
 
 def test_all_hosts_dead_is_still_an_answer() -> None:
