@@ -1,4 +1,4 @@
-"""Write docs/causes.md from the rules of `diagnose`: scripts/causes.py > docs/causes.md"""
+"""Write docs/causes.md from the rules of `diagnose`: python -m scripts.causes > docs/causes.md"""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import sys
 
 from clusterctl.diagnosis.rules import Pattern, Rule, rules
+from tests.bench.diagnosis import logs, measure
 
 HEAD = """\
 # Causes that diagnose knows
@@ -14,6 +15,13 @@ HEAD = """\
 ([how](serving.md#why-a-service-failed)); `serve` names them when a service does not start. Each has
 examples of lines. Words in <angle brackets> are filled in from the log. This page is made from
 `clusterctl/diagnosis/rules.yaml` by `scripts/causes.py`.
+
+How often the first cause that it names is the true one was measured on 2026-11-22 with logs from
+public threads, a third of which was held out when the rules were mended. Of that third, it was
+right for {right} of {failures} failures ({share} %), named another cause for {wrong} and none for
+{silent}, and called {sick} of {healthy} healthy starts with frightening lines a failure. People had
+pasted these lines because they seemed to matter, and searches for messages and symptoms found them,
+so whole logs and rare failures can do worse. `python -m tests.bench.diagnosis` prints the figures.
 """
 
 
@@ -36,7 +44,18 @@ def words(text: str) -> str:
 
 
 def page() -> str:
-    return HEAD + "".join(map(section, rules()))
+    """Return the whole page."""
+    got = measure(log for log in logs() if log.held_out)
+    head = HEAD.format(
+        right=got.right,
+        failures=got.logs - got.healthy,
+        share=round(got.right_share),
+        wrong=got.wrong,
+        silent=got.silent,
+        sick=got.healthy_called_sick or "none",
+        healthy=got.healthy,
+    )
+    return head + "".join(map(section, rules()))
 
 
 if __name__ == "__main__":
