@@ -72,6 +72,8 @@ def run(
     if bundle.platform and not re.match(PLATFORM, bundle.platform):
         hint = "--platform linux/amd64, or linux/arm64"
         invalid.append(UsageError(f"{bundle.platform!r} is not a valid platform", hint=hint))
+    if bundle.pip_index and not bundle.with_ray:
+        invalid.append(UsageError("--pip-index is where Ray comes from", hint="add --with-ray"))
     raise_all(invalid)
     with ExitStack() as stack:
         find = _opener(bundle, credentials, store or BlobStore(), say, inventory, stack)

@@ -63,7 +63,7 @@ def plan_request(
         own = survey.replicas(document_name(request, served_names(request, named)))
     hardware = hardware_for_fit(survey, asked, own)
     launch = launch_for(request, shape, hardware, gpus_of(survey.answers))
-    same = own[0] if own and own[0].argv[2] in directories else None
+    same = own[0] if own and directories.intersection(own[0].argv[2:3]) else None
     return request_for(launch, shape, hardware, same), config
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -87,20 +88,22 @@ def read_tree(directory: Path, name: str | None = None) -> Tree:
         own = directory.parent.parent  # whose blobs the snapshot's links lead to
         name = name or own.name.rpartition("--")[2]
     files = tuple(_files(directory))
-    raise_all(_leading_out(files, own))
+    raise_all(_leading_out(files, directory, own))
     return Tree(name or directory.name, files)
 
 
-def _leading_out(files: Iterable[TreeFile], own: Path) -> Iterator[UsageError]:
-    """Yield an error for each file that a link brings in from outside of the directory `own`, but
+def _leading_out(files: Iterable[TreeFile], directory: Path, own: Path) -> Iterator[UsageError]:
+    """Yield an error for each file of `directory` that a link brings in from outside of `own`, but
     for weights, which some keep elsewhere: who wrote the model could name any file of this user's.
     """
     for file in files:
         if not file.source.is_relative_to(own) and not file.source.name.endswith(WEIGHT_SUFFIXES):
             yield UsageError(
                 f"{file.path} is a link to {file.source}, outside of the model: it is not sent",
-                hint=f"if it belongs to the model, copy it: cp --remove-destination {file.source} "
-                f"{own / file.path}",
+                hint="if it belongs to the model, copy it: "
+                + shlex.join(
+                    ("cp", "--remove-destination", str(file.source), str(directory / file.path))
+                ),
             )
 
 

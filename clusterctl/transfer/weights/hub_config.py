@@ -80,4 +80,5 @@ def _kept(model_id: str, why_not: RequirementsNotMet | StepFailed) -> HubConfig:
 
 
 def _read(file: Path, model_id: str) -> dict[str, Any]:
-    return parse_config(file.read_text(encoding="utf-8"), f"config.json of {model_id}")
+    text = file.read_text(encoding="utf-8", errors="replace")
+    return parse_config(text, f"config.json of {model_id}")

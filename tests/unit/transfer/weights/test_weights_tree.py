@@ -102,6 +102,18 @@ def test_a_link_out_of_the_model_brings_in_weights_alone(
     ]
 
 
+def test_the_copy_that_is_proposed_for_a_link_goes_where_the_link_is(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--Acme--Tiny" / "snapshots" / "c0ffee"
+    snapshot.mkdir(parents=True)
+    secret = tmp_path / "my key"
+    secret.write_text("private")
+    (snapshot / "config.json").symlink_to(secret)
+    with pytest.raises(UsageError) as raised:
+        read_tree(snapshot)
+    copy = f"cp --remove-destination '{secret}' {snapshot}/config.json"
+    assert copy in str(raised.value.hint)
+
+
 def test_links_that_lead_in_a_circle_are_named(make_model: MakeModel) -> None:
     directory = make_model()
     (directory / "more").mkdir()
