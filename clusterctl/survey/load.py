@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from clusterctl import deadlines
-from clusterctl.errors import MALFORMED, ClusterctlError, CommandFailed
+from clusterctl.errors import MALFORMED, CommandFailed
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.ray_cluster.topology import base_url, reached_at
 from clusterctl.survey.status import GpuLoad, HostLoad, ServiceLoad
@@ -110,21 +110,19 @@ def service_counters(
 
     def read(document: ServiceDocument) -> ServiceCounters:
         address = reached_at(document.host, "127.0.0.1")
-        with (
-            Tunnel(head, address, document.port) as tunnel,
-            httpx2.Client(trust_env=False, timeout=deadlines.STATUS_LOOK) as client,
-            client.stream("GET", f"{base_url('127.0.0.1', tunnel.port)}/metrics") as answer,
-        ):
-            text = beginning(answer, _LARGEST_METRICS).decode(errors="replace")
-        return parse_counters(text, clock())
-
-    found = {}
-    for document in services:
         try:
-            found[document.name] = read(document)
-        except (ClusterctlError, httpx2.HTTPError, *MALFORMED):
-            continue  # the supervisor's own report says what is wrong with it
-    return found
+            with (
+                Tunnel(head, address, document.port) as tunnel,
+                httpx2.Client(trust_env=False, timeout=deadlines.STATUS_LOOK) as client,
+                client.stream("GET", f"{base_url('127.0.0.1', tunnel.port)}/metrics") as answer,
+            ):
+                text = beginning(answer, _LARGEST_METRICS).decode(errors="replace")
+            return parse_counters(text, clock())
+        except (httpx2.HTTPError, *MALFORMED) as error:
+            raise CommandFailed("its metrics cannot be read", detail=str(error)) from None
+
+    # Errors are left out: the supervisor's own report says what is wrong with a service.
+    return values(fan_out({document.name: document for document in services}, read))
 
 
 def parse_counters(text: str, now: float) -> ServiceCounters:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,20 @@ from clusterctl.facts.gpu_probe import NVIDIA
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host
 from clusterctl.reporting.status_view import status_document, status_screen
-from clusterctl.survey.load import host_loads, parse_counters, parse_load, service_load
+from clusterctl.serving.service import build_service
+from clusterctl.survey.load import (
+    host_loads,
+    parse_counters,
+    parse_load,
+    service_counters,
+    service_load,
+)
 from clusterctl.survey.status import assess, with_loads
+from clusterctl.transport.connect import Connections
 from clusterctl.transport.local import LocalTransport
+from tests.fakes.ports import port_of, reserved
 from tests.fakes.surveys import survey_of
+from tests.unit.serving.launches import launch
 from tests.unit.survey.test_cluster_status import INVENTORY, facts, healthy
 
 __all__ = ["facts"]
@@ -110,6 +122,33 @@ def test_errors_are_answers_from_500_on_and_requests_whose_clients_left() -> Non
     )
     counted = parse_counters(text, now=1.0)
     assert (counted.finished, counted.failed, counted.aborted) == (9.0, 2.0, 3.0)
+
+
+class Metrics(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(METRICS.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_services_that_do_not_answer_are_left_out() -> None:
+    closed = reserved()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Metrics)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    there = replace(build_service(launch()), host="127.0.0.1", port=server.server_port)
+    gone = replace(there, name="gone", port=port_of(closed))
+    try:
+        with Connections() as connections:
+            head = connections.to(Host(name="here", address="localhost"))
+            found = service_counters(head, [gone, there], lambda: 5.0)
+    finally:
+        server.shutdown()
+        server.server_close()
+        closed.close()
+    assert found == {"m": parse_counters(METRICS, 5.0)}
 
 
 def test_the_wide_view_has_a_line_for_each_host_gpu_and_service(facts: HostFacts) -> None:
