@@ -80,6 +80,10 @@ PULSE = 20.0
 # For the gateway to follow a changed file of keys, which it does within a second.
 KEY_IN_EFFECT = 10.0
 
+# For the gateway to pass requests on to replicas that were just proven: it follows within a second,
+# asks those on other hosts itself, and tries a port that is taken every 30 s.
+GATEWAY_UP = 60.0
+
 # For the gateway to read the members' file and to send a draining replica no new requests.
 GATEWAY_NOTICE = 3.0
 

@@ -31,11 +31,11 @@ from clusterctl.planning.service_plan import ServicePlan, plan_service
 from clusterctl.serving.brought_files import bring, with_brought
 from clusterctl.serving.declaration import read_key
 from clusterctl.serving.notices import noticed
-from clusterctl.serving.proof import Proof
+from clusterctl.serving.proof import Proof, await_gateway
 from clusterctl.serving.request import ServiceRequest
 from clusterctl.serving.rollout import Replica, Rollout, as_declared
 from clusterctl.serving.service import difference, needs_restart
-from clusterctl.survey.survey import Survey, connected, take_survey
+from clusterctl.survey.survey import Survey, connected, read_reported_state, take_survey
 from clusterctl.transfer.weights.comparison import ComparedWeights, require_same
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
@@ -234,7 +234,10 @@ def _bring_up(decision: Decision, lock: ClusterLock | None, sink: EventSink) -> 
     service = plan.document.service
     title = f"Serve {service}"
     first = decision.replicas[0]
-    sink(StageStarted(title, tuple(dict.fromkeys(each.host for each in decision.replicas))))
+    hosts = [each.host for each in decision.replicas]
+    if plan.gateway_url:
+        hosts.append(inventory.head.name)
+    sink(StageStarted(title, tuple(dict.fromkeys(hosts))))
     for note in plan.notes:
         sink(Note(note))
     if decision.new_key and lock:
@@ -252,6 +255,14 @@ def _bring_up(decision: Decision, lock: ClusterLock | None, sink: EventSink) -> 
         sink,
     )
     proofs = rollout.run()
+    if plan.members and plan.gateway_url:
+        await_gateway(
+            service,
+            plan.members.port,
+            head.host.name,
+            lambda: read_reported_state(inventory, head),
+            sink,
+        )
     outcome, host = None, survey.transports[first.host]
     if plan.fit:
         # Compare the log with the prediction; corrections learned from it are kept on the head.

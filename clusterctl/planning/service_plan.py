@@ -107,7 +107,7 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
     listening = survey.facts[head.name].listening_ports
     own = survey.replicas(name)
     known = survey.members.get(name)
-    ports = {document.name: document.port for document in declared.values()}
+    ports = {one.name: one.port for one in declared.values() if one not in own or not one.node_ips}
     ports |= {service: members.port for service, members in survey.members.items()}
     shape = location.shape if location else None
     launch = Launch(
@@ -152,7 +152,9 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
         notes=(*notes, *forecast.notes),
         fit=forecast.report,
     )
-    if known is None and request.replicas in (None, 1):
+    # The list of members may be lost, with a directory that was deleted on the head.
+    has_replicas = known is not None or any(document.node_ips for document in own)
+    if not has_replicas and request.replicas in (None, 1):
         return one
     return with_replicas(one, replace(launch, layout=layout), survey, hardware, forecast)
 

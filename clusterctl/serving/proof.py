@@ -15,7 +15,7 @@ from clusterctl import deadlines
 from clusterctl.engine.events import EventSink, StepFinished, StepStarted
 from clusterctl.engine.step import Change
 from clusterctl.errors import StepFailed
-from clusterctl.node.documents import NodeState, Rank, ServiceState
+from clusterctl.node.documents import GatewayState, NodeState, Rank, ServiceState
 from clusterctl.node.endpoint import Task, task_of
 from clusterctl.ray_cluster.topology import base_url
 from clusterctl.serving.arguments import Layout
@@ -100,6 +100,37 @@ def prove(
         )
     sink(StepFinished(host, title, "changed", time.monotonic() - started))
     return Proof(answer, task, tuple(ranks), describe(ranks), running.ready_seconds)
+
+
+def await_gateway(
+    service: str, port: int, head: str, read: Callable[[], NodeState | None], sink: EventSink
+) -> None:
+    """Wait until the gateway listens on the service's port and admits one of its replicas.
+
+    `read` returns the current state of the head. Raises StepFailed, with the gateway's reason.
+    """
+    title = "wait for the gateway"
+    sink(StepStarted(head, title, Change(title)))
+    started, gateway = time.monotonic(), GatewayState()
+
+    def passes_on() -> bool | None:
+        nonlocal gateway
+        state = read()
+        gateway = state.gateway if state else gateway
+        listens = any(each.endswith(f":{port}") for each in gateway.listens)
+        admitted = any(one.admitted for one in gateway.members if one.service == service)
+        return (gateway.state == "up" and listens and admitted) or None
+
+    if not deadlines.wait_until(passes_on, deadlines.GATEWAY_UP, every=0.3):
+        whys = [one.why for one in gateway.members if one.service == service and one.why]
+        why = gateway.detail if gateway.state != "up" else "; ".join(dict.fromkeys(whys))
+        raise StepFailed(
+            f"the replicas of {service} are ready, but the gateway on port {port} passes nothing "
+            f"on to them: it is {gateway.state}{f' ({why})' if why else ''}",
+            host=head,
+            hint="clusterctl status",
+        )
+    sink(StepFinished(head, title, "changed", time.monotonic() - started))
 
 
 def placement_problems(

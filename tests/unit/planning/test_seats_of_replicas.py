@@ -113,6 +113,14 @@ def test_a_single_service_becomes_the_first_of_two() -> None:
     assert all(each.document.port == 8100 for each in plan.replicas)
 
 
+def test_replicas_whose_list_was_lost_stay_where_they_are() -> None:
+    cluster = Cluster("nvidia")
+    two = replicas(cluster, "2")
+    again = replicas(cluster, None, *(each.document for each in two.replicas))
+    assert [each.document for each in again.replicas] == [each.document for each in two.replicas]
+    assert again.members == two.members
+
+
 def test_another_tp_needs_a_stop() -> None:
     cluster = Cluster("nvidia")
     one = replicas(cluster, "1", replicas(cluster, "2"))

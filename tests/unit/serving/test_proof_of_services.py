@@ -6,18 +6,28 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from clusterctl import deadlines
 from clusterctl.engine.events import Event
+from clusterctl.errors import StepFailed
 from clusterctl.inventory.model import Gpu, Host, Inventory
-from clusterctl.node.documents import NodeState, Rank, ServiceDocument, ServiceState
+from clusterctl.node.documents import (
+    GatewayMember,
+    GatewayState,
+    NodeState,
+    Rank,
+    ServiceDocument,
+    ServiceState,
+)
 from clusterctl.serving import proof
 from clusterctl.serving.arguments import Layout
-from clusterctl.serving.proof import Proof, prove
+from clusterctl.serving.proof import Proof, await_gateway, prove
 from clusterctl.serving.service import PlannedService
 from tests.fakes.transport import FakeTransport
 
@@ -95,3 +105,27 @@ def test_a_model_that_generates_is_asked_for_a_completion(
         "Hello!",
         3,
     )
+
+
+def gateway(**more: Any) -> NodeState:
+    return NodeState("gpu1", "head", 0.0, "1", "up", 0.0, 0, gateway=GatewayState(**more))
+
+
+def test_a_service_with_replicas_is_served_once_the_gateway_passes_requests_on() -> None:
+    member = GatewayMember("m", 1, "gpu1", admitted=False, why="not listening yet")
+    listens = ["10.0.0.1:8000"]
+    states = [
+        None,
+        gateway(state="starting"),
+        gateway(state="up", listens=listens, members=[member]),
+        gateway(state="up", listens=listens, members=[replace(member, admitted=True)]),
+    ]
+    await_gateway("m", 8000, "gpu1", lambda: states.pop(0), lambda _: None)
+    assert states == []
+
+
+def test_a_gateway_that_cannot_listen_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadlines, "GATEWAY_UP", 0.0)
+    down = gateway(state="backing-off", detail="HAProxy ended: cannot bind socket")
+    with pytest.raises(StepFailed, match=r"it is backing-off \(HAProxy ended: cannot bind"):
+        await_gateway("m", 8000, "gpu1", lambda: down, lambda _: None)
