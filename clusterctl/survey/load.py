@@ -109,20 +109,21 @@ def service_counters(
     import httpx2
 
     def read(document: ServiceDocument) -> ServiceCounters:
-        address = reached_at(document.host, "127.0.0.1")
+        address, seconds = reached_at(document.host, "127.0.0.1"), deadlines.STATUS_LOOK
         try:
             with (
                 Tunnel(head, address, document.port) as tunnel,
-                httpx2.Client(trust_env=False, timeout=deadlines.STATUS_LOOK) as client,
+                httpx2.Client(trust_env=False, timeout=seconds) as client,
                 client.stream("GET", f"{base_url('127.0.0.1', tunnel.port)}/metrics") as answer,
             ):
-                text = beginning(answer, _LARGEST_METRICS).decode(errors="replace")
-            return parse_counters(text, clock())
-        except (httpx2.HTTPError, *MALFORMED) as error:
+                data = beginning(answer, _LARGEST_METRICS, seconds=seconds)
+            return parse_counters(data.decode(errors="replace"), clock())
+        except (httpx2.HTTPError, TimeoutError, *MALFORMED) as error:
             raise CommandFailed("its metrics cannot be read", detail=str(error)) from None
 
-    # Errors are left out: the supervisor's own report says what is wrong with a service.
-    return values(fan_out({document.name: document for document in services}, read))
+    # Of the others, the supervisors' own reports say what is wrong with them.
+    asked = {document.name: document for document in services}
+    return values(fan_out(asked, read))
 
 
 def parse_counters(text: str, now: float) -> ServiceCounters:

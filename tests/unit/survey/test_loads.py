@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import threading
+import time
+from contextlib import suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from clusterctl import deadlines
 from clusterctl.errors import MALFORMED
 from clusterctl.facts.gpu_probe import NVIDIA
 from clusterctl.facts.model import HostFacts
@@ -31,6 +34,7 @@ from tests.fakes.ports import port_of, reserved
 from tests.fakes.surveys import survey_of
 from tests.unit.serving.launches import launch
 from tests.unit.survey.test_cluster_status import INVENTORY, facts, healthy
+from tests.unit.survey.test_unreadable_documents import TINY
 
 __all__ = ["facts"]
 
@@ -109,6 +113,36 @@ def test_a_host_is_asked_by_its_accelerators_own_program() -> None:
     assert host_loads({"gpu1": transport}, asked)["gpu1"].gpus == ()
     (gpu,) = host_loads({"gpu1": transport}, "echo 0, 1, 2, 3, 4\n")["gpu1"].gpus
     assert (gpu.use, gpu.celsius) == (0.01, 2.0)
+
+
+class Dripping(BaseHTTPRequestHandler):
+    """Answers /metrics without an end: a byte now and then."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        with suppress(OSError):
+            while True:
+                self.wfile.write(b"#")
+                time.sleep(0.05)
+
+    def log_message(self, *_: object) -> None:
+        return None
+
+
+def test_services_whose_metrics_never_end_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadlines, "STATUS_LOOK", 0.5)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Dripping) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        head = LocalTransport(Host(name="gpu1", address="localhost"))
+        asked = [
+            replace(TINY, name=f"tiny{number}", host="127.0.0.1", port=server.server_port)
+            for number in range(4)
+        ]
+        started = time.monotonic()
+        assert service_counters(head, asked, time.time) == {}
+        assert time.monotonic() - started < 4 * 0.5 + 10
+        server.shutdown()
 
 
 def test_errors_are_answers_from_500_on_and_requests_whose_clients_left() -> None:
