@@ -32,7 +32,7 @@ from clusterctl.serving.bench import (
     read_results,
     with_results,
 )
-from clusterctl.serving.declaration import read_key, require_service
+from clusterctl.serving.declaration import read_key, require_service, served_at
 from clusterctl.serving.job import JobOutput, run_job
 from clusterctl.serving.vllm_flags import parse_arguments, render, without
 from clusterctl.survey.survey import Survey, connected, take_survey
@@ -100,6 +100,9 @@ def run(
         key, kept, measured = read_key(inventory, head), survey.head_file(file), []
         with interruptible(sink) as cancelled:
             for document in found:
+                members = survey.members.get(document.name)
+                if members and document.port != members.port:
+                    sink(Note(f"no gateway is up: {document.name} is measured at one replica"))
                 speed = speed_model(survey, document)
                 for load in loads:
                     result = _measure(survey, head, document, load, key, cancelled, sink)
@@ -114,10 +117,10 @@ def asked_for(names: Sequence[str], survey: Survey) -> list[ServiceDocument]:
     """Return the services `names`; without any, the only one. One with replicas is measured as its
     clients reach it, through the gateway. Raises UsageError."""
     known = {one.name: one for one in survey.services.values() if one.name == one.service}
-    for service, members in survey.members.items():
+    for service in survey.members:
         if replicas := survey.replicas(service):
-            address = members.listen or survey.topology.head.node_ip
-            known[service] = replace(replicas[0], name=service, host=address, port=members.port)
+            api = served_at(survey, service)
+            known[service] = replace(replicas[0], name=service, host=api.address, port=api.port)
     if not names and len(known) != 1:
         have = ", ".join(sorted(known)) or "none"
         raise UsageError(f"name the services to measure: {have}", hint="clusterctl bench NAME")

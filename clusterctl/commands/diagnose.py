@@ -17,7 +17,7 @@ from clusterctl.errors import ClusterctlError, RequirementsNotMet, UsageError, r
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.documents import service_of
 from clusterctl.node.files import NodePaths
-from clusterctl.serving.declaration import require_service
+from clusterctl.serving.declaration import served_at
 from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transport import python
 from clusterctl.transport.base import Transport
@@ -75,7 +75,9 @@ def of_cluster(
     with connected(inventory.hosts, credentials) as transports:
         if service is not None:
             head = {inventory.head.name: transports[inventory.head.name]}
-            require_service(service, take_survey(inventory, head).services)
+            survey = take_survey(inventory, head)
+            if survey.head:  # without it, the logs of the other hosts may tell why
+                served_at(survey, service)  # refuses an unknown name
         order = {"directory": str(NodePaths(inventory.cluster).logs), "kernel": _KERNEL}
         outcomes = fan_out(transports, partial(_ends, order=order))
     answers = values(outcomes)
@@ -84,7 +86,8 @@ def of_cluster(
     findings: list[Finding] = []
     for host, logs in answers.items():
         for name, text in logs.items():
-            if service is None or name in {"kernel", "ray.log"} or service_of(name[:-4]) == service:
+            of = name.removesuffix(".log")
+            if service is None or of in {"kernel", "ray"} or service in {of, service_of(of)}:
                 lines = lines_of(BytesIO(text.encode(errors="replace")))
                 findings += search(lines, name, host, last_start=service is None)
     return verdict(_named(findings, inventory.hosts)), tuple(failures(outcomes))

@@ -9,7 +9,7 @@ import pytest
 from clusterctl.commands.bench import asked_for, require_ready, states_of
 from clusterctl.errors import UsageError
 from clusterctl.facts.model import HostFacts
-from clusterctl.node.documents import Member, MembersDocument, to_json
+from clusterctl.node.documents import GatewayState, Member, MembersDocument, to_json
 from clusterctl.node.files import NodePaths
 from tests.fakes.surveys import Said, survey_of
 from tests.unit.survey.test_cluster_status import INVENTORY, SERVICE, facts, healthy
@@ -25,7 +25,10 @@ def reports(facts: HostFacts) -> dict[str, Said]:
     )
     files = {str(NodePaths("demo").members / "tiny.json"): to_json(members).encode()}
     services = (SERVICE, replace(SERVICE, name="tiny@2"), replace(SERVICE, name="other"))
-    found["gpu1"] = replace(found["gpu1"], services=services, files=files)
+    state = found["gpu1"].state
+    assert state is not None
+    state = replace(state, gateway=GatewayState("up", listens=["10.0.0.9:9000"]))
+    found["gpu1"] = replace(found["gpu1"], state=state, services=services, files=files)
     return found
 
 
