@@ -64,11 +64,12 @@ def download_on_host(
     `told` is called with the bytes present. Raises the errors of all files together; what arrived
     is kept, and the next call resumes there.
     """
-    by_path = {f"{directory}/{file.path}": file for file in listing.files}
+    by_path = {file.path: file for file in listing.files}
     asked = {
         "headers": _credentials(hub.headers),
         "piece": PIECE,
-        "files": [[f.url, path, f.size, f.sha256, f.git_sha1] for path, f in by_path.items()],
+        "directory": directory,
+        "files": [[f.url, f.path, f.size, f.sha256, f.git_sha1] for f in listing.files],
     }
     found: dict[str, Hashed] = {}
     errors: dict[str, ClusterctlError] = {}
@@ -80,8 +81,9 @@ def download_on_host(
                 if "have" in said:
                     told(said["have"])
                 elif "done" in said:
-                    path = by_path[said["done"]].path
-                    found[path] = Hashed(said["sha256"], tuple(said["pieces"]))
+                    found[by_path[said["done"]].path] = Hashed(
+                        said["sha256"], tuple(said["pieces"])
+                    )
                 elif "refused" in said:
                     named = {"x-error-code": said["code"], "x-error-message": said["message"]}
                     answer = httpx2.Response(

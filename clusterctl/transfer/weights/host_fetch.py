@@ -5,8 +5,10 @@ are secret, is one of
 
     {"headers": {...}, "url": URL}
         one request, answered as {"status", "headers", "body"} or {"failed": TEXT}
-    {"headers": {...}, "piece": BYTES, "files": [[URL, PATH, SIZE, SHA256, GIT_SHA1], ...]}
-        files to download; hashes may be empty, and every `piece` bytes are hashed separately
+    {"headers": {...}, "piece": BYTES, "directory": PATH,
+     "files": [[URL, PATH, SIZE, SHA256, GIT_SHA1], ...]}
+        files to download below the directory; hashes may be empty, and every `piece` bytes are
+        hashed separately
 
 Downloads print lines of JSON: {"have": BYTES} once a second, and for every file
 {"done": PATH, "sha256", "pieces"}, {"refused": PATH, "status", "code", "message"} or
@@ -19,6 +21,7 @@ import os
 import queue
 import socket
 import ssl
+import sys
 import threading
 import time
 import urllib.error
@@ -114,7 +117,7 @@ class File:
     def fetch(self, headers: dict[str, str], piece: int) -> tuple[str, list[str]]:
         """Download the file, verify it, and return its SHA-256 and those of its pieces."""
         part = self.path + ".part"
-        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
         if os.path.exists(self.path):
             os.rename(self.path, part)  # of an earlier run; verified below
         for _ in range(2):
@@ -215,6 +218,23 @@ def download(files: list[File], headers: dict[str, str], piece: int) -> None:
         tell(have=sum(file.have for file in files))
 
 
+def enter(directory: str) -> None:
+    """Make `directory` the current one, as enter.sh does: from here on only what was entered
+    counts. The one around it must be ours, so that nobody else can put a link in its place."""
+    around, name = os.path.split(directory)
+    at = os.open(around, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    os.fchdir(at)
+    new = ".owner.%d" % os.getpid()
+    os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    ours = os.stat(new, follow_symlinks=False).st_uid
+    os.unlink(new)
+    if os.fstat(at).st_uid != ours:
+        raise OSError("%s belongs to another user: remove it" % around)
+    if not os.path.lexists(name):
+        os.mkdir(name, 0o755)
+    os.fchdir(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW))
+
+
 def main(argument: Optional[dict[str, Any]]) -> None:
     """Run the request or the downloads of `argument`: see the module's docstring."""
     if not argument:
@@ -223,4 +243,8 @@ def main(argument: Optional[dict[str, Any]]) -> None:
         print(json.dumps(show(argument["url"], argument["headers"])))
     else:
         files = [File(*fields) for fields in argument["files"]]
+        try:
+            enter(argument["directory"])
+        except OSError as error:
+            sys.exit("%s cannot be written to: %s" % (argument["directory"], error))
         download(files, argument["headers"], argument["piece"])

@@ -174,18 +174,10 @@ def prepare(transport: Transport, manifest: Manifest, found: Need, directory: st
     _run(transport, argv, doing=f"beginning {manifest.name}", size=size, lines=lines)
 
 
-MOVE = """\
-set -e
-[ "$1" = "$2" ] && exit 0
-rm -rf "$2"
-mv "$1" "$2"
-"""
-
-
 def rename_staged(transport: Transport, staged: str, manifest: Manifest, directory: str) -> None:
     """Rename the directory `staged` to the staging directory of `manifest`. Raises as
     `run_as_root`."""
-    argv = ("sh", "-c", MOVE, "rename", staged, staging_path(manifest, directory))
+    argv = (*script("rename"), staged, staging_path(manifest, directory))
     _run(transport, argv, doing=f"beginning {manifest.name}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.transfer.relay.stored import PartFile, Stored, open_directory
+from clusterctl.transfer.weights import host_download
 from clusterctl.transfer.weights.on_host import INCOMING, script
+from clusterctl.transport import python
 from tests.fakes.image_archives import sha256
 
 DATA = b"weights"
@@ -159,3 +162,35 @@ def test_the_models_directory_may_be_a_link_of_the_administrator(home: Path) -> 
     done = run_script("settle", staged, models / "org" / "m", stdin="manifest\n{}\n")
     assert done.returncode == 0, done.stderr
     assert (home / "org" / "m" / ".clusterctl-model.json").exists()
+
+
+def download(staged: Path) -> subprocess.CompletedProcess[bytes]:
+    """What `model pull --on` runs on the host, for a file that is empty."""
+    files = [["http://127.0.0.1:9/", "config.json", 0, "", ""]]
+    argument = {"headers": {}, "piece": 0, "directory": str(staged), "files": files}
+    argv = [sys.executable, *python.argv(("python3",))[1:]]
+    sent = host_download.PROGRAM.sent(argument)
+    return subprocess.run(argv, input=sent, capture_output=True, check=False)
+
+
+def test_a_host_downloads_through_no_link_either(home: Path) -> None:
+    victim = home.parent / "victim"
+    victim.mkdir()
+    (victim / "config.json.part").write_text("the host's own")
+    incoming = home / INCOMING
+    staged = incoming / "m.0"
+    assert run_script("prepare", staged).returncode == 0
+    assert download(staged).returncode == 0
+    assert (staged / "config.json").read_bytes() == b""
+    incoming.rename(home / "away")
+    incoming.symlink_to(victim)
+    assert download(staged).returncode == 1
+    assert run_script("rename", staged, incoming / "m.1").returncode == 1
+    incoming.unlink()
+    incoming.mkdir()
+    os.chown(incoming, USER, USER)
+    staged.symlink_to(victim)
+    done = download(staged)
+    assert done.returncode == 1
+    assert b"belongs to another user: remove it" in done.stderr
+    assert [path.read_text() for path in victim.iterdir()] == ["the host's own"]
