@@ -103,7 +103,9 @@ def cluster_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]
     token_copied, key_copied = (
         SecretCopied(HeadSecret(cluster.head, path)) for path in (token, key)
     )
-    with_replicas = tuple(name for name in workers if cluster.survey.services_by_host.get(name))
+    # By the head's word: a worker's own documents must not get it the key.
+    members = [each for known in cluster.survey.members.values() for each in known.members]
+    with_replicas = tuple(name for name in workers if name in {each.host for each in members})
 
     def why_anew(view: HostView, driver: ContainerDriver, container: Container) -> str | None:
         if cluster.survey.config_deleted.get(view.host.name) == container.id:

@@ -7,7 +7,13 @@ from dataclasses import replace
 from clusterctl.commands.bootstrap import cluster_stages
 from clusterctl.engine.step import Change
 from clusterctl.inventory.model import Gpu, Host, Inventory
-from clusterctl.node.documents import ServiceDocument, UnreadableDocument, to_json
+from clusterctl.node.documents import (
+    Member,
+    MembersDocument,
+    ServiceDocument,
+    UnreadableDocument,
+    to_json,
+)
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.secrets import API_KEY, secret_path
 from clusterctl.survey.cluster import Cluster, topology_of
@@ -38,12 +44,15 @@ def test_the_key_and_the_documents_of_its_replicas() -> None:
     facts = {host.name: host_facts(nic("eth0", host.address)) for host in inventory.hosts}
     known = UnreadableDocument("services/tiny@2.json", "cut short", to_json(SECOND))
     broken = {f"/etc/clusterctl/demo/{known.file}": b"{"}
+    on_second = Member(2, "gpu2", "10.0.0.2", 8001)
+    members = to_json(MembersDocument("tiny", ["tiny"], 8000, [on_second])).encode()
     survey = survey_of(
         inventory,
         {
-            "gpu1": Said(facts["gpu1"]),
+            "gpu1": Said(facts["gpu1"], files={"/etc/clusterctl/demo/members/tiny.json": members}),
             "gpu2": Said(facts["gpu2"], state=replace(STATE, unreadable=[known]), files=broken),
-            "gpu3": Said(facts["gpu3"]),
+            # What its root declares there, to get the key
+            "gpu3": Said(facts["gpu3"], services=(replace(SECOND, name="x", replica=1),)),
         },
     )
     hosts = {name: FakeHost(name) for name in NAMES}
