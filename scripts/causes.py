@@ -38,9 +38,14 @@ def section(rule: Rule) -> str:
 
 
 def words(text: str) -> str:
-    """Return a sentence with names in place of slots, and a capital letter unless a flag begins."""
+    """Return a sentence with names in place of slots, and a capital letter unless a flag or a
+    command begins."""
     filled = re.sub(r"\{(\w+)\}", r"<\1>", text)
-    return filled if filled.startswith("-") else filled[0].upper() + filled[1:]
+    return (
+        filled
+        if filled.startswith(("-", "clusterctl ", "git ", "ibv"))
+        else filled[0].upper() + filled[1:]
+    )
 
 
 def page() -> str:
