@@ -292,10 +292,12 @@ class HostServices:
         document: ServiceDocument,
         old: ServiceDocument | None,
         file: bytes | None,
+        proof: Callable[[], object] = lambda: None,
     ) -> None:
-        """Write the document if the file on the host still holds `file` (compare-and-swap), and
-        wait until the service is ready. If it fails, restore `old`, but only if no other run has
-        written the file and `lock` is held: a run that was suspended must not undo others' changes.
+        """Write the document if the file on the host still holds `file` (compare-and-swap), wait
+        until the service is ready, and call `proof`. If it fails, restore `old`, but only if no
+        other run has written the file and `lock` is held: a run that was suspended must not undo
+        others' changes.
 
         Losing contact with the host does not count as a failure: the service keeps loading. Raises
         ContactLost then, otherwise as `await_ready`.
@@ -305,6 +307,7 @@ class HostServices:
         lock.replace(path, written, before=file, on=self.host)
         try:
             self.follow(document)
+            proof()
         except (ContactLost, ChangedByOthers):
             raise
         except ClusterctlError:

@@ -24,6 +24,7 @@ from clusterctl.errors import ClusterctlError, raise_all
 from clusterctl.node.documents import Member, MembersDocument, ServiceDocument, to_json
 from clusterctl.node.files import NodePaths
 from clusterctl.serving.declaration import (
+    ChangedByOthers,
     ContactLost,
     HostServices,
     members_file,
@@ -32,7 +33,7 @@ from clusterctl.serving.declaration import (
 from clusterctl.serving.proof import Proof, prove
 from clusterctl.serving.service import PlannedService, difference, needs_restart
 from clusterctl.survey.survey import Survey, read_reported_state
-from clusterctl.transport.fanout import Failed, failures, fan_out, values
+from clusterctl.transport.fanout import failures, fan_out, values
 from clusterctl.transport.lock import ClusterLock
 
 
@@ -117,50 +118,60 @@ class Rollout:
 
         def bring_up(replica: Replica) -> None:
             if replica.old is None:
-                self._start(replica)
+                self._declare(replica)
             else:
                 self._services(replica.host).follow(replica.old)
-            self._prove(replica)
+                self._prove(replica)
 
         if not replicas:
             return
         outcomes = fan_out({replica.name: replica for replica in replicas}, bring_up)
         ready = values(outcomes)
         self._admit(each for each in replicas if each.name in ready)
-        # `HostServices.declare` has withdrawn those that failed, unless their host was lost.
         withdrawn = {
             each.planned.document.replica
             for each in replicas
-            if each.old is None
-            and isinstance(outcome := outcomes[each.name], Failed)
-            and not isinstance(outcome.error, ContactLost)
+            if each.name not in ready and self._is_withdrawn(each)
         }
         left = [each for each in self._now.values() if each.replica not in withdrawn]
         self._declare_members(left)
         raise_all(failures(outcomes))
 
-    def _start(self, replica: Replica) -> None:
+    def _declare(self, replica: Replica) -> None:
+        """Declare and prove a replica; one that fails either is undone. A service without replicas
+        that does not prove itself stays declared: there is no other that serves."""
         assert self.lock  # noqa: S101 - something changes
         self._give_key(replica.host)
-        document = replica.planned.document
+        services, document = self._services(replica.host), replica.planned.document
         file = self._file(replica.host, document.name)
-        self._services(replica.host).declare(self.lock, document, None, file)
+        if self.members is None:
+            services.declare(self.lock, document, replica.old, file)
+            self._prove(replica)
+        else:
+            services.declare(self.lock, document, replica.old, file, lambda: self._prove(replica))
+
+    def _is_withdrawn(self, replica: Replica) -> bool:
+        """Whether the document of a new replica that failed is gone from its host."""
+        path = service_file(self.survey.inventory.cluster, replica.name)
+        try:
+            gone = self.survey.transports[replica.host].read_file(path) is None
+        except ClusterctlError:
+            return False
+        return replica.old is None and gone
 
     def _change(self, replica: Replica) -> None:
         """Restart a replica with its new document, or only replace the document if that suffices.
 
         If the new version fails, the old one is restored and awaited before the error is raised."""
-        old, document = replica.old, replica.planned.document
-        assert self.lock  # noqa: S101 - something changes
+        old = replica.old
         assert old  # noqa: S101 - it is declared
-        restarts = needs_restart(old, document)
+        restarts = needs_restart(old, replica.planned.document)
         if restarts:
             self._drain(old)
-        services, file = self._services(replica.host), self._file(replica.host, document.name)
-        self._give_key(replica.host)
         try:
-            services.declare(self.lock, document, old, file)
-            self._prove(replica)
+            self._declare(replica)
+        except (ContactLost, ChangedByOthers):
+            raise
         except ClusterctlError:
             if restarts and len(self.replicas) > 1:
                 self._await_old(replica, old)

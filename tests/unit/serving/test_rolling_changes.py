@@ -198,6 +198,34 @@ def test_a_new_replica_that_fails_is_withdrawn() -> None:
     assert world.story == ["1 2", "tiny@2 2", "tiny@2 gone", "1"]
 
 
+@pytest.fixture
+def two_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version 2 starts, and its ranks are not where they belong."""
+
+    def prove(planned: PlannedService, *_: Any) -> str:
+        if planned.document.argv[-1] == "2":
+            raise StepFailed("the ranks are not where the plan puts them")
+        return planned.document.name
+
+    monkeypatch.setattr(rollout, "prove", prove)
+
+
+@pytest.mark.usefixtures("two_proves_nothing")
+def test_a_version_that_is_ready_and_not_proven_is_undone() -> None:
+    world = World(document(1), document(2))
+    with pytest.raises(StepFailed, match="the ranks"):
+        world.run(document(1, "2"), document(2, "2"))
+    assert world.story == ["1- 2", "tiny 2", "tiny 1", "1 2"]
+
+
+@pytest.mark.usefixtures("two_proves_nothing")
+def test_a_new_replica_that_is_not_proven_leaves_nothing_behind() -> None:
+    world = World(document(1))
+    with pytest.raises(StepFailed, match="the ranks"):
+        world.run(document(1), document(2, "2"))
+    assert world.story == ["1 2", "tiny@2 2", "tiny@2 gone", "1"]
+
+
 def test_a_surplus_replica_is_drained_before_it_stops() -> None:
     world = World(document(1), document(2))
     world.run(document(1), surplus=(document(2),))
