@@ -115,6 +115,8 @@ def load_shape(model: str | Path, hub: HubShapes | None = None) -> ModelShape:
     if path.exists():
         shape = describe(read_config(path), path.resolve().name)
         return compared_with_files(shape, checkpoint_bytes(path)) if path.is_dir() else shape
+    if path.is_absolute() and (entry := by_directory(path.name)):  # a directory on the hosts
+        return entry.shape
     if hub is not None and is_hub_id(name):
         return hub(name)
     raise UsageError(

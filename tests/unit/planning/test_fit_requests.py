@@ -114,6 +114,7 @@ def test_no_memory_for_blocks() -> None:
         ("H100", 1, "--disable-log-requests", "0.33.0", "unknown-arg", True),
         ("H100", 1, "--enable-lora", "0.33.0", "not-counted", False),
         ("H100", 1, "--enforce-eager", "0.33.0", "eager", False),
+        ("H100", 1, "--cpu-offload-gb 5", "0.33.0", "offload", False),
         ("A100", 1, "--gpu-memory-utilization 0.99", "0.19.0", "cuda-oom", False),
     ],
 )
