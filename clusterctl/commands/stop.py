@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from clusterctl.engine.events import EventSink
+from clusterctl.engine.events import EventSink, Note
 from clusterctl.engine.plan import Plan, PlannedChange
 from clusterctl.engine.step import Change
 from clusterctl.errors import ClusterctlError, UsageError, raise_all
@@ -47,6 +47,21 @@ def changes_of(survey: Survey, name: str, documents: Sequence[ServiceDocument]) 
     return Plan(tuple(changes))
 
 
+def left_running(survey: Survey, name: str) -> list[Note]:
+    """Return a note for each host of the service that was taken out of the inventory."""
+    members, inventory = survey.members.get(name), survey.inventory
+    known = {host.name for host in inventory.hosts}
+    return [
+        Note(
+            f"is not in the inventory: its replica of {name} runs on; put it back into "
+            f"{inventory.file}, and run clusterctl down --limit {host}",
+            host,
+        )
+        for host in dict.fromkeys(member.host for member in (members.members if members else ()))
+        if host not in known
+    ]
+
+
 def run(inventory: Inventory, name: str, credentials: Credentials, sink: EventSink) -> None:
     """Stop the service called `name` and wait until all its replicas have ended.
 
@@ -60,6 +75,8 @@ def run(inventory: Inventory, name: str, credentials: Credentials, sink: EventSi
         _replicas(inventory, name, transports)  # refuse an unknown name without the lock
         with ClusterLock(transports[head], inventory.cluster, "stop") as lock:
             survey, documents = _replicas(inventory, name, transports)
+            for note in left_running(survey, name):
+                sink(note)
 
             def stop(document: ServiceDocument) -> None:
                 host = survey.host_of(document.name)

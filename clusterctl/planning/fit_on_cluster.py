@@ -18,7 +18,13 @@ from clusterctl.models.probe import ModelDirectory, look_for
 from clusterctl.models.version import parse_version
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.planning.cluster_hardware import HeldGpus, gpus_held, gpus_of, hardware_of
-from clusterctl.planning.fit_request import FitArguments, HubShapes, launch_for, load_shape
+from clusterctl.planning.fit_request import (
+    FitArguments,
+    HubShapes,
+    exists,
+    launch_for,
+    load_shape,
+)
 from clusterctl.planning.image_probe import (
     ProbeAnswer,
     ProbeResult,
@@ -46,7 +52,7 @@ def plan_request(
     alone."""
     request, inventory = asked.request(), survey.inventory
     config, own, directories = None, list[ServiceDocument](), set()
-    if asked.model.startswith((".", "~")) or Path(asked.model).exists():
+    if asked.model.startswith((".", "~")) or exists(Path(asked.model)):
         path = Path(asked.model).expanduser()
         shape, config = load_shape(path), read_config(path)
     else:

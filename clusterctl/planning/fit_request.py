@@ -99,6 +99,14 @@ def launch_for(
     )
 
 
+def exists(path: Path) -> bool:
+    """Return whether there is such a path; a name that is too long is none."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def entry_of(model: str) -> CatalogueEntry | None:
     """Return the catalogue entry with this alias, Hub id or directory name."""
     return by_alias(model) or by_hub_id(model) or by_directory(model.rstrip("/").rpartition("/")[2])
@@ -112,7 +120,7 @@ def load_shape(model: str | Path, hub: HubShapes | None = None) -> ModelShape:
     if entry is not None:
         return entry.shape
     path = Path(name)
-    if path.exists():
+    if exists(path):
         shape = describe(read_config(path), path.resolve().name)
         return compared_with_files(shape, checkpoint_bytes(path)) if path.is_dir() else shape
     if path.is_absolute() and (entry := by_directory(path.name)):  # a directory on the hosts

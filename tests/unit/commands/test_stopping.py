@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from clusterctl.commands.stop import changes_of
+from dataclasses import replace
+
+from clusterctl.commands.stop import changes_of, left_running
 from clusterctl.reporting.plan_view import plan_document, plan_lines
 from tests.unit.planning.test_prepared_service import Cluster
 
@@ -40,3 +42,16 @@ def test_what_an_interrupted_stop_left_in_the_gateway_is_a_change_too() -> None:
     survey = cluster.survey(cluster.prepare(tp=1, replicas="2"))
 
     assert [each.step for each in changes_of(survey, "qwen", ()).changes] == ["gateway"]
+
+
+def test_a_replica_on_a_host_that_left_the_inventory_is_named() -> None:
+    cluster = Cluster("nvidia")
+    two = cluster.prepare(tp=1, replicas="2")
+    assert two.members
+    gone = replace(two.members.members[1], host="gpu9")
+    members = replace(two.members, members=[two.members.members[0], gone])
+
+    assert left_running(cluster.survey(two), "qwen") == []
+    (note,) = left_running(cluster.survey(replace(two, members=members)), "qwen")
+    assert note.host == "gpu9"
+    assert "is not in the inventory: its replica of qwen runs on" in note.text

@@ -342,3 +342,8 @@ def test_a_config_without_model_type_is_named(tmp_path: Path) -> None:
         file.write_text(json.dumps(config))
         notes = fit_request(str(file), gpus="1xH200").notes
         assert any("config.json has no model_type" in note for note in notes) == lacks
+
+
+def test_a_name_that_no_file_can_have_is_no_model() -> None:
+    with pytest.raises(UsageError, match="is not in the catalogue, and there is no such path"):
+        fit_request("x" * 5000, gpus="1xH200")
