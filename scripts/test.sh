@@ -4,6 +4,8 @@
 #
 #     scripts/test.sh            everything but what follows
 #     scripts/test.sh quick      without the lab
+#     scripts/test.sh long       what the lab takes long for: the fabric, images without Ray, hosts
+#                                without internet, the articles, more faults: 40 minutes
 #     scripts/test.sh machines   all rows of the matrix of machines (docs/lab.md): 40 minutes
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,6 +14,11 @@ export PATH="$PWD/.venv/bin:$PATH"
 
 section() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
 
+if [ "${1:-}" = long ]; then
+    section 'lab: what takes long'
+    pytest -q tests/lab/test_{fabric,derived_image,without_internet,articles,main_job}.py
+    exit
+fi
 if [ "${1:-}" = machines ]; then
     section 'machines: every row'
     pytest -q tests/machines
@@ -38,7 +45,7 @@ pytest -q tests/contract
 
 if [ "${1:-}" != quick ]; then
     section 'lab: whole hosts'
-    pytest -q -x tests/lab
+    pytest -q -x -m 'not long' tests/lab
     section 'machines: refusals and odd places'
     pytest -q -m 'not matrix' tests/machines
 else
