@@ -196,6 +196,10 @@ RELAYED_PULL_SILENCE = 900.0
 # From the last byte of a stream to the exit of the command that reads it: it syncs and closes.
 STREAM_END = 60.0
 
+# For `check` to ask a registry what a tag is: one request, beside the rest; without an answer by
+# then, nothing is said.
+TAG_LOOK = 5.0
+
 CONTAINER_ONCE = 120.0  # For a small program in a separate container, whose root already exists
 
 # For the first container of an image, whose root is created then: mostly disk time.

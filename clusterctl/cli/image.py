@@ -72,16 +72,18 @@ def _sentence(done: PushedImage) -> str:
     from clusterctl.reporting.text import count, duration, size
 
     hosts = f"on {count(len(done.hosts), 'host')}"
+    digest = f"; in its registry: {done.digest}" if done.digest else ""
     if not done.changed:
-        return f"nothing to move: {done.reference} is {hosts} already"
+        return f"nothing to move: {done.reference} is {hosts} already{digest}"
     moved = f"from {done.origin}, {size(done.sent)} sent from here in {duration(done.seconds)}"
-    return f"{done.reference} is {hosts}; {moved}"
+    return f"{done.reference} is {hosts}; {moved}{digest}"
 
 
 def _document(done: PushedImage) -> dict[str, object]:
     """Return the result for --json; sizes in bytes, times in seconds."""
     return {
         "image": done.reference,
+        "digest": done.digest,
         "from": done.origin,
         "hosts": list(done.hosts),
         "changed": done.changed,

@@ -38,6 +38,7 @@ from clusterctl.survey.drift import (
 )
 from clusterctl.survey.promises import PromiseState, promise_states
 from clusterctl.survey.survey import connected, take_survey
+from clusterctl.transfer.moved_tag import ask_registry
 from clusterctl.transport.credentials import Credentials
 
 NOT_TRIED = "the fabric gate was not run: fix the other problems first"
@@ -77,6 +78,7 @@ def run(
                 open_bundles(inventory.packages.offline, inventory.packages.sums)
             except UsageError as error:
                 found.append(RequirementsNotMet(error.summary, hint=error.hint))
+        moved = ask_registry(survey)
         seen = PairResults((), {}, {})
         if topology:
             placed = {node.host: survey.facts[node.host] for node in topology.nodes}
@@ -98,6 +100,7 @@ def run(
         *(default_route_notes(topology, survey.facts) if topology else ()),
         *names,
         *judgement.notes(seen),
+        *moved(),
         *to_be_fetched(
             inventory, survey.facts, survey.containers, accelerator.fetched(inventory.packages)
         ),

@@ -16,6 +16,7 @@ from clusterctl.engine.step import Unknown
 from clusterctl.errors import StepFailed, raise_all
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.steps.engines import Engines
+from clusterctl.steps.image_digest import read_record
 from clusterctl.steps.node_image import ImagePulled
 from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transfer.image_receiver import ImageReceiver
@@ -37,6 +38,7 @@ class PushedImage:
     sent: int  # Bytes that left this machine, for all hosts together
     received: Mapping[str, int]  # Bytes by host
     seconds: float
+    digest: str | None = None  # In the registry; None if it is not known to come from one
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ def run(
         moved.sent,
         moved.received,
         time.monotonic() - began,
+        None if isinstance(origin, Unknown) else origin.digest,
     )
 
 
@@ -125,6 +128,7 @@ class _Delivery:
             compress=push.compress,
             ask=credentials.ask,
             say=lambda text: sink(Note(text)),
+            recorded=lambda name: read_record(transports[name], push.reference),
         )
         route = Route(
             transports,

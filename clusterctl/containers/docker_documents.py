@@ -32,6 +32,7 @@ def image_from(document: Document) -> Image:
         labels=config.get("Labels") or {},
         env=_environment(config.get("Env")),
         architecture=document.get("Architecture") or "",
+        digests=tuple(document.get("RepoDigests") or ()),
     )
 
 

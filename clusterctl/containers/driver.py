@@ -29,6 +29,7 @@ class Image:
     labels: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     architecture: str = ""  # In Go's terms: amd64, arm64
+    digests: tuple[str, ...] = ()  # NAME@DIGEST, by which it was pulled
 
 
 @dataclass(frozen=True)

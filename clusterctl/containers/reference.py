@@ -45,6 +45,11 @@ def repository_and_tag(reference: str) -> tuple[str, str | None]:
     return repository, tag
 
 
+def pinned(reference: str, digest: str) -> str:
+    """Return the reference with its tag, which is the name on hosts, and with that digest."""
+    return f"{reference.partition('@')[0]}@{digest}"
+
+
 def tagged(reference: str) -> str:
     """Return the name of an image on a host: with its tag (default `latest`), without a digest."""
     repository, tag = repository_and_tag(reference)

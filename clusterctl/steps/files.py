@@ -200,7 +200,7 @@ class FilesPresent:
 
 
 # Directories below PRIVATE
-OWN_FILES = ("blobs", "caches", "measured", "packages", "saved", "weights")
+OWN_FILES = ("blobs", "caches", "digests", "measured", "packages", "saved", "weights")
 
 # Caches, packages and blobs of version 0.1, all of it written by node containers
 OLD_CACHES = "/var/cache/clusterctl"

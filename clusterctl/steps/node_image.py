@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from clusterctl import deadlines
 from clusterctl.containers.driver import ContainerDriver, Image, Say
 from clusterctl.containers.failures import engine_error
-from clusterctl.containers.reference import repository_and_tag, tagged
+from clusterctl.containers.reference import parse, repository_and_tag, tagged
 from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import MALFORMED, RequirementsNotMet, StepFailed
 from clusterctl.steps.engines import Engines
@@ -30,6 +30,7 @@ from clusterctl.steps.files import (
     installed_by_us,
     record_installed,
 )
+from clusterctl.steps.image_digest import DigestRecord, read_record, write_record
 
 BASE_LABEL = "clusterctl.base"  # Digest of the layers of the image it was made from
 RAY_LABEL = "clusterctl.ray"  # The release of Ray in it
@@ -348,8 +349,14 @@ class ImagePulled:
         self._why, self._marked = why, marked
 
     def check(self, view: HostView) -> Change | None:
-        if self._engines(view).image(tagged(self._reference)) is not None:
-            return None
+        image, pin = (
+            self._engines(view).image(tagged(self._reference)),
+            parse(self._reference).digest,
+        )
+        if image is not None:
+            record = read_record(view.transport, self._reference) if pin else None
+            if record is None or record.of(image.layers) in (None, pin):
+                return None
         return Change(f"pull {self._reference} from its registry")
 
     def apply(self, view: HostView, change: Change) -> None:
@@ -360,10 +367,26 @@ class ImagePulled:
             record_installed(view, [self._reference], IMAGES)
         try:
             driver.pull(self._reference, view.say)
+            self._keep_digest(view, driver)
         except StepFailed as error:
             error.summary = f"{self._reference} is on no host, and {error.summary}"
             error.detail = "\n".join(filter(None, (error.detail, self._why)))
             raise
+
+    def _keep_digest(self, view: HostView, driver: ContainerDriver) -> None:
+        """Record the digest that the engine pulled, and give the image its tag: a pull by digest
+        gives it none."""
+        image = driver.image(self._reference)
+        if image is None:
+            return
+        wanted, found = parse(self._reference), map(parse, image.digests)
+        names = (wanted.registry, wanted.path)
+        digests = {each.digest for each in found if (each.registry, each.path) == names}
+        digest = wanted.digest or (digests.pop() if len(digests) == 1 else None)
+        if digest:
+            write_record(view, self._reference, DigestRecord(digest, image.layers))
+        if wanted.digest:
+            driver.tag(image.id, tagged(self._reference))
 
 
 class ImagesAbsent:

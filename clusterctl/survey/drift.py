@@ -154,13 +154,14 @@ def differences(survey: Survey) -> list[ClusterctlError]:
 
 
 def _images(survey: Survey) -> Iterator[RequirementsNotMet]:
-    """Yield an error for each host whose image differs. Compares layers, since IDs depend on the
-    image store. Looks up the releases inside only if they differ, as that takes seconds."""
-    image = survey.inventory.image
+    """Yield an error for each host whose image differs from the first's: in layers, since IDs
+    depend on the image store, or in the registry's digest. Looks up the releases inside only if
+    they differ, as that takes seconds."""
+    image, digests = survey.inventory.image, survey.image_digests
     layers = {name: answer.image.layers for name, answer in survey.answers.items() if answer.image}
-    first = next(iter(layers), None)
-    others = [name for name in layers if first and layers[name] != layers[first]]
-    if first is None or not others:
+    than = {name: _unlike(name, layers) or _unlike(name, digests) for name in layers}
+    apart = {name: first for name, first in than.items() if first}
+    if not apart:
         return
 
     def look(transport: Transport) -> Contents:
@@ -170,8 +171,9 @@ def _images(survey: Survey) -> Iterator[RequirementsNotMet]:
             return Contents(None, None)
         return look_inside(driver, found, timeout=deadlines.RELEASES_LOOK)
 
-    inside = values(fan_out({name: survey.transports[name] for name in (first, *others)}, look))
-    for name in others:
+    other = [each for name in apart if (first := _unlike(name, layers)) for each in (first, name)]
+    inside = values(fan_out({name: survey.transports[name] for name in other}, look))
+    for name, first in apart.items():
         here, there = inside.get(name), inside.get(first)
         releases = []
         if here and there:
@@ -181,12 +183,20 @@ def _images(survey: Survey) -> Iterator[RequirementsNotMet]:
                 for what, mine, its in pairs
                 if mine != its
             ]
+        if _unlike(name, digests) and first in digests:
+            releases.append(f"{digests[name]} here, {digests[first]} on {first}")
         yield RequirementsNotMet(
             f"has another image than {first} under the name {image}"
             f"{': ' if releases else ''}{'; '.join(releases)}",
             host=name,
             hint=f"docker rmi -f {image} there; clusterctl bootstrap {survey.inventory.file}",
         )
+
+
+def _unlike(name: str, each: Mapping[str, object]) -> str | None:
+    """Return the first host, if the value of host `name` is another than its value."""
+    first = next(iter(each), name)
+    return first if name in each and each[name] != each[first] else None
 
 
 def releases_apart(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from clusterctl.containers.reference import pinned
 from clusterctl.engine.plan import Plan
 from clusterctl.engine.step import Change
 from clusterctl.errors import ClusterctlError, RequirementsNotMet
@@ -110,11 +111,15 @@ def _seen(survey: Survey) -> dict[int, tuple[State, str]]:
     trusting = [host.name for host in inventory.hosts if host.ssh.accept_new]
     known = "every key must be in known_hosts"
     first = f"accept_new: the first key of {', '.join(trusting)} is taken unproven"
+    image = "every host has the same image, by its layers"
+    digest = next(iter(survey.image_digests.values()), None)
+    if digest and "@" not in inventory.image:
+        image += f"; to pin it, `image: {pinned(inventory.image, digest)}`"
     return {
         1: ("holds", f"{hosts} containers are as this version makes them"),
         2: ("by design", "answers of hosts are parsed as hostile"),
         3: ("by design", "output is escaped and limited"),
-        4: ("holds", "every host has the same image, by its layers"),
+        4: ("holds", image),
         5: ("holds", f"the files are as they should be on {hosts} hosts"),
         6: ("holds", "vLLM is told to keep the key; its file is on the head, for root alone"),
         7: ports,

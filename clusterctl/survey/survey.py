@@ -10,6 +10,7 @@ from functools import cached_property
 
 from clusterctl import deadlines
 from clusterctl.accelerators.registry import accelerator_named
+from clusterctl.containers.reference import tagged
 from clusterctl.containers.spec import CLUSTER_LABEL
 from clusterctl.engine.step import HostView
 from clusterctl.errors import ClusterctlError, RayNotFormed, RequirementsNotMet, raise_all
@@ -35,6 +36,7 @@ from clusterctl.node.documents import (
 from clusterctl.node.files import LEAST_FREE, NodePaths
 from clusterctl.ray_cluster.nodes import container_name, expected_nodes
 from clusterctl.ray_cluster.topology import Topology
+from clusterctl.steps.image_digest import parse_record, record_file
 from clusterctl.transport.base import Transport
 from clusterctl.transport.connect import Connections
 from clusterctl.transport.credentials import Credentials
@@ -78,6 +80,7 @@ def take_survey(
         f"{paths.services}/*.json",
         f"{paths.members}/*.json",
         drained_file(inventory.cluster),
+        record_file(inventory.image),
     )
     wanted = (*own, *files)
     gpu_probe = accelerator_named(inventory.accelerator).gpu_probe
@@ -87,7 +90,7 @@ def take_survey(
             transport,
             disks=("/", run_dir(inventory.cluster), inventory.models),
             files=wanted,
-            image=inventory.image,
+            image=tagged(inventory.image),
             gpu_probe=gpu_probe,
             limit=limit,
             timeout=timeout,
@@ -167,6 +170,18 @@ class Survey:
     def running(self) -> frozenset[str]:
         """Hosts whose node container is running."""
         return frozenset(name for name, c in self.containers.items() if c.state == "running")
+
+    @cached_property
+    def image_digests(self) -> dict[str, str]:
+        """The digest that the inventory's image had in its registry when a host was given it from
+        there; only of hosts that still have that image."""
+        file, found = record_file(self.inventory.image), {}
+        for name, answer in self.answers.items():
+            record = parse_record(answer.files.get(file)) if answer.image else None
+            digest = record.of(answer.image.layers) if record and answer.image else None
+            if digest:
+                found[name] = digest
+        return found
 
     # What supervisors report
 

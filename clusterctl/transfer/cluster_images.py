@@ -11,6 +11,7 @@ from clusterctl.engine.plan import Stage
 from clusterctl.engine.step import Unknown
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.files import IMAGES, record_installed
+from clusterctl.steps.image_digest import read_record
 from clusterctl.steps.node_image import ImagePulled, NodeImage, RayInImage, node_tag
 from clusterctl.survey.cluster import Cluster
 from clusterctl.transfer.image_receiver import ImageReceiver
@@ -59,6 +60,7 @@ class ClusterImages(Closing):
             archive=inventory.image_archive,
             operator=operators_engine(),
             say=lambda text: sink(Note(text)),
+            recorded=lambda name: read_record(cluster.views[name].transport, inventory.image),
         )
         self._base = ImageReceiver(
             finder.find,

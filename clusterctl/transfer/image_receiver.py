@@ -10,8 +10,10 @@ from typing import NamedTuple
 from clusterctl import deadlines
 from clusterctl.containers.driver import ContainerDriver, Say
 from clusterctl.containers.failures import engine_error
+from clusterctl.containers.reference import pinned
 from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import StepFailed, raise_all
+from clusterctl.steps.image_digest import DigestRecord, read_record, write_record
 from clusterctl.transfer.chain import Chain
 from clusterctl.transfer.chain_link import LinkProgress, fetch_limit
 from clusterctl.transfer.content import ImageContent, ImageSource
@@ -91,7 +93,12 @@ class ImageReceiver:
             here = same_image(self._engine(name, origin), origin.wanted)
             if here is None or _naming(here, origin.wanted.reference) is not None:
                 return False
-        return True
+        if origin.registry is None:
+            return True
+        records = fan_out(
+            {name: name for name in self._targets}, lambda name: self._recorded(name, origin)
+        )
+        return list(values(records).values()) == [_record(origin)] * len(self._targets)
 
     def check(self, view: HostView) -> Change | Unknown | None:
         """See Step. Raises RequirementsNotMet if the host can never take the image, as far as that
@@ -103,8 +110,11 @@ class ImageReceiver:
             return origin
         engine, reference = self._engine(view.host.name, origin), origin.wanted.reference
         here = same_image(engine, origin.wanted)
+        record = self._recorded(view.host.name, origin) if origin.registry else None
         if here is not None:
-            return _naming(here, reference)
+            unrecorded = origin.registry and record != _record(origin)
+            recording = Change(f"record that {reference} is {origin.digest} in its registry")
+            return _naming(here, reference) or (recording if unrecorded else None)
         if engine.python is None:  # A StepFailed: bootstrap's plan installs Python first.
             missing = PythonMissing(view.host.name)
             raise StepFailed(missing.summary, host=missing.host, hint=missing.hint)
@@ -114,7 +124,11 @@ class ImageReceiver:
         raise_all(problems(view.host.name, engine, origin.content))
         delivery = choose_delivery(engine, origin.content)
         size = f"{delivery.size / GIB:.2f} of {origin.content.size / GIB:.2f} GiB"
-        return Change(f"{verb} {reference}: {size} from {origin.name}, by {delivery.method}")
+        came = f" ({origin.digest})" if origin.digest else ""
+        return Change(
+            f"{verb} {reference}: {size} from {origin.name}{came}, by {delivery.method}"
+            f"{_moved(origin, record)}"
+        )
 
     def settle(self, view: HostView) -> bool:
         """Tag the image and remove temporary tags of it; return False if the host lacks it."""
@@ -128,6 +142,7 @@ class ImageReceiver:
         driver = self._drivers[name]
         try:
             insist_on_start(driver, here.id, reference)
+            self._keep_digest(view, origin)
             driver.tag(here.id, reference)
             for tag in filter(is_relay_name, here.tags):
                 driver.remove_image(tag)
@@ -169,7 +184,8 @@ class ImageReceiver:
 
     def receive(self, view: HostView, chain: Chain) -> None:
         """Deliver the image to this host, verify it, and tag it."""
-        name, reference = view.host.name, self._require_origin(view.host.name).wanted.reference
+        name, origin = view.host.name, self._require_origin(view.host.name)
+        reference = origin.wanted.reference
         image, engine, delivery = self._prepared[name]
         driver, content = self._drivers[name], image.content
         pulled_as = None
@@ -186,6 +202,7 @@ class ImageReceiver:
             view.say("starting a container from it")
             identifier = image_id(content, containerd=engine.containerd)
             prove(driver, content, identifier)
+            self._keep_digest(view, origin)
             driver.tag(identifier, reference)
             if pulled_as:
                 driver.remove_image(pulled_as)
@@ -211,6 +228,14 @@ class ImageReceiver:
             raise StepFailed(origin.reason, host=host)
         return origin
 
+    def _recorded(self, name: str, origin: Origin) -> DigestRecord | None:
+        return read_record(self._route.transports[name], origin.wanted.reference)
+
+    def _keep_digest(self, view: HostView, origin: Origin) -> None:
+        record = _record(origin)
+        if record:
+            write_record(view, origin.wanted.reference, record)
+
     def _look(self) -> dict[str, EngineState]:
         """Return the engine states of the hosts that answer."""
         with self._lock:
@@ -230,6 +255,24 @@ class ImageReceiver:
         engine = inspect_engine(self._drivers[name], self._route.cache(name), reference)
         self._seen[name] = (time.monotonic(), engine)
         return engine
+
+
+def _record(origin: Origin) -> DigestRecord | None:
+    """Return what a host that gets the image records; None if no registry is known to have it."""
+    return DigestRecord(origin.digest, origin.wanted.layers) if origin.digest else None
+
+
+def _moved(origin: Origin, record: DigestRecord | None) -> str:
+    """Return how to keep the image that the host got last, if the registry has another now under
+    the same tag; else nothing."""
+    image = origin.registry
+    if image is None or record is None or "@" in image.reference or record.digest == origin.digest:
+        return ""
+    keep = pinned(image.reference, record.digest)
+    return (
+        f"; the tag has moved, from {record.digest} to {origin.digest}: to keep the first, "
+        f"`image: {keep}`"
+    )
 
 
 def _naming(here: HeldImage, reference: str) -> Change | None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
 from clusterctl.containers.driver import ContainerDriver, EngineUnavailable, Say
 from clusterctl.containers.drivers import driver_for
 from clusterctl.containers.meter import gib
-from clusterctl.containers.reference import tagged
+from clusterctl.containers.reference import parse, tagged
 from clusterctl.engine.step import Unknown
 from clusterctl.errors import ClusterctlError, StepFailed, UsageError
 from clusterctl.inventory.model import Host
+from clusterctl.steps.image_digest import DigestRecord
 from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.compressed_image import compressed_image, plain_size
@@ -55,19 +56,29 @@ class Origin:
     wanted: WantedImage
     supply: Supply
     content: ImageContent | None = None  # None if only `supply` reads the image
+    digest: str | None = None  # In the registry, if it is known to come from there
     clear: Callable[[], object] = lambda: None  # Removes temporary files of `supply`
+
+    @property
+    def registry(self) -> ImageContent | None:
+        """The image, if the registry was asked for it in this run."""
+        return self.content if self.digest else None
 
 
 def local_origin(
-    name: str, image: ImageSource, reference: str, supply: Supply | None = None
+    name: str,
+    image: ImageSource,
+    reference: str,
+    supply: Supply | None = None,
+    digest: str | None = None,
 ) -> Origin:
     """Return the origin of an image that this machine reads from a registry or an archive; it is
-    sent as it is unless there is a `supply`."""
+    sent as it is unless there is a `supply`. `digest`: of an image in a registry."""
     content = image.content
     config = json.loads(b"".join(image.open(content.config)))
     ids = frozenset({content.config.digest, digest_of(content.manifest)})
     wanted = WantedImage(tagged(reference), content.diff_ids, ids, settings(config.get("config")))
-    return Origin(name, wanted, supply or (lambda _lacking, _say: image), content)
+    return Origin(name, wanted, supply or (lambda _lacking, _say: image), content, digest)
 
 
 def host_origin(
@@ -122,6 +133,8 @@ class ImageFinder:
     store: BlobStore = field(default_factory=BlobStore)
     ask: Ask = nobody
     say: Say = lambda _: None
+    # What a host has recorded of the image's name.
+    recorded: Callable[[str], DigestRecord | None] = lambda _: None
     # Why this machine could not read the registry; it is asked only once in a run.
     _refused: list[str] = field(default_factory=list)
 
@@ -141,21 +154,24 @@ class ImageFinder:
             raise UsageError(f"--from host:{name}: no such host", hint=f"hosts: {known}")
         engine = engines.get(name) or inspect_engine(self.drivers[name])
         held = engine.tagged(tagged(self.reference)) or self._missing(name, "docker images")
-        return host_origin(self.drivers[name], engine, held, tagged(self.reference))
+        return self._from_host(name, engine, held)
 
     def _nearest(self, engines: EngineStates) -> Origin | Unknown:
         """Return the nearest origin. An archive in the inventory decides which image it is; a host
         that has the same image still comes first, as it is nearer to the others."""
         archived = self._from_archive(self.archive, engines, None) if self.archive else None
         layers = archived.wanted.layers if archived else None
+        wanted = parse(self.reference).digest
         for name in self.order:
             engine = engines.get(name)
             held = engine.tagged(tagged(self.reference)) if engine else None
             if engine and held and engine.python and layers in (None, held.layers):
-                return host_origin(self.drivers[name], engine, held, tagged(self.reference))
-        found = archived or self._from_docker()
-        if found:
-            return found
+                found = self._from_host(name, engine, held)
+                if found.digest is None or wanted in (None, found.digest):
+                    return found
+        nearby = archived or self._from_docker()
+        if nearby:
+            return nearby
         # A host may reach a registry that this machine does not, or have a login there.
         if not self._refused:
             try:
@@ -163,6 +179,11 @@ class ImageFinder:
             except ClusterctlError as error:
                 self._refused.append(f"{self.order[0]} pulls it first: from here, {error.summary}")
         return Unknown(self._refused[0])
+
+    def _from_host(self, name: str, engine: EngineState, held: HeldImage) -> Origin:
+        record = self.recorded(name)
+        found = host_origin(self.drivers[name], engine, held, tagged(self.reference))
+        return replace(found, digest=record.of(held.layers) if record else None)
 
     def _missing(self, where: str, hint: str) -> NoReturn:
         raise StepFailed(f"{where} has no {self.reference}", hint=f"{hint} {self.reference}")
@@ -204,7 +225,7 @@ class ImageFinder:
             image.require_room(lacking)
             return image
 
-        return local_origin("its registry", image, self.reference, supply)
+        return local_origin("its registry", image, self.reference, supply, image.digest)
 
     def _packed(self, image: ImageSource, lacking: Collection[str], say: Say) -> ImageSource:
         """Compress uncompressed layers that hosts lack, if requested or if the rate limit implies a

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from clusterctl.containers.driver import Say
 from clusterctl.containers.reference import parse
@@ -20,6 +20,7 @@ from clusterctl.transfer.manifests import (
     NotAnImage,
     blob_of,
     choose,
+    digest_of,
     document,
     fits,
     image_content,
@@ -31,6 +32,8 @@ from clusterctl.transfer.registry.endpoint import DOCKER, find_endpoint, find_mi
 from clusterctl.transfer.registry.failures import RegistryFailed
 from clusterctl.transfer.registry.logins import Logins
 from clusterctl.transport.credentials import Ask, nobody
+
+T = TypeVar("T")
 
 AT_ONCE = 4  # Parallel downloads: one stream seldom fills a fast link, and registries count them
 
@@ -58,11 +61,38 @@ def registry_image(
 
     Raises StepFailed and RequirementsNotMet (login, platform), with a hint.
     """
-    named = parse(reference)
 
     def read(client: RegistryClient) -> RegistryImage:
+        content, digest = _content(client, reference, platform, store)
+        return RegistryImage(content, client, store, digest)
+
+    return _at_registry(reference, read, say, ask, insecure, pause, docker)
+
+
+def tag_digest(reference: str, *, say: Say, docker: Path = DOCKER) -> str:
+    """Return the digest of the manifest or index that the tag of `reference` stands for now. Raises
+    as `registry_image`."""
+    tag = parse(reference).tag
+    return _at_registry(
+        reference, lambda client: digest_of(client.manifest(tag)[0]), say, docker=docker
+    )
+
+
+def _at_registry(
+    reference: str,
+    read: Callable[[RegistryClient], T],
+    say: Say,
+    ask: Ask = nobody,
+    insecure: Collection[str] = (),
+    pause: Callable[[float], None] = time.sleep,
+    docker: Path = DOCKER,
+) -> T:
+    """Return what `read` returns of the first mirror that answers, else of the registry."""
+    named = parse(reference)
+
+    def attempt(client: RegistryClient) -> T:
         try:
-            return RegistryImage(_content(client, reference, platform, store), client, store)
+            return read(client)
         except NotAnImage as error:
             raise RegistryFailed(f"{reference} cannot be used: {error}") from error
 
@@ -71,19 +101,21 @@ def registry_image(
         there = replace(named, registry=mirror.registry)
         client = RegistryClient(there, mirror, Logins(), say=say, pause=pause)
         try:
-            return read(client)
+            return attempt(client)
         except ClusterctlError as error:
             say(f"the mirror {mirror.registry} was not used: {error.summary}")
     endpoint = find_endpoint(named.registry, insecure, docker)
     client = RegistryClient(named, endpoint, Logins(ask=ask), say=say, pause=pause)
-    return read(client)
+    return attempt(client)
 
 
 def _content(
     client: RegistryClient, reference: str, platform: str, store: BlobStore
-) -> ImageContent:
+) -> tuple[ImageContent, str]:
+    """Return the image, and the digest that its name stands for: of the index, if there is one."""
     named = parse(reference)
     manifest, kind = _document(client, named.digest or named.tag, store)
+    digest = digest_of(manifest)
     if kind in INDEXES:
         found = listed(document(manifest, "the index"))
         chosen = choose(found, platform, reference)
@@ -97,7 +129,7 @@ def _content(
     store.keep(config)
     if content.platform and not fits(content.platform, platform):
         raise wrong_platform(reference, platform, (content.platform,))
-    return content
+    return content, digest
 
 
 def _document(client: RegistryClient, name: str, store: BlobStore) -> tuple[bytes, str]:
@@ -120,8 +152,11 @@ class RegistryImage:
     """An image whose blobs are downloaded from a registry: each once, when it is first requested,
     at most AT_ONCE at a time."""
 
-    def __init__(self, content: ImageContent, client: RegistryClient, store: BlobStore) -> None:
+    def __init__(
+        self, content: ImageContent, client: RegistryClient, store: BlobStore, digest: str
+    ) -> None:
         self.content, self._client, self._store = content, client, store
+        self.digest = digest  # What pins the image: of its index, or of its manifest without one
         self._free = threading.BoundedSemaphore(AT_ONCE)
         self._lock = threading.Lock()
         self._arrivals: dict[str, Arrival] = {}

@@ -6,6 +6,7 @@ from clusterctl.engine.step import HostView
 from clusterctl.steps.files import IMAGES, record_installed
 from clusterctl.transfer.image_receiver import Find, ImageReceiver
 from clusterctl.transfer.image_sources import local_origin
+from clusterctl.transfer.manifests import digest_of
 from clusterctl.transfer.transfer import Route, Transfer
 from tests.fakes.chain import FakeChains
 from tests.fakes.host import FakeHost, fake_driver
@@ -26,6 +27,12 @@ def give_image(host: FakeHost, image: MadeImage, *tags: str) -> None:
 
 def from_archive(image: MadeImage, reference: str = REFERENCE) -> Find:
     return lambda _: local_origin("bundle.tar", image, reference)
+
+
+def from_registry(image: MadeImage) -> Find:
+    """Of a registry that has the image's own manifest under the tag."""
+    digest = digest_of(image.content.manifest)
+    return lambda _: local_origin("its registry", image, REFERENCE, digest=digest)
 
 
 def ship(

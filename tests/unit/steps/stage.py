@@ -46,6 +46,7 @@ from tests.unit.steps.shipping import (
     NEWER,
     REFERENCE,
     from_archive,
+    from_registry,
     give_image,
     ship,
 )
@@ -106,10 +107,11 @@ def cluster() -> Cluster:
     return Cluster(head, worker, *views, Engines(fake_driver))
 
 
-def transfer(made: Cluster, wanted: MadeImage) -> Transfer:
-    """To the head, out of an archive."""
+def transfer(made: Cluster, wanted: MadeImage, *, known: bool = False) -> Transfer:
+    """To the head, out of an archive; `known`: out of a registry, which has a digest of it."""
     chains = FakeChains({"gpu1": made.head.engine})
-    return ship(from_archive(wanted), {"gpu1": made.head_view}, chains)
+    find = (from_registry if known else from_archive)(wanted)
+    return ship(find, {"gpu1": made.head_view}, chains)
 
 
 def spec(cluster: Cluster, *, command: str = "node") -> ContainerSpec:
@@ -303,6 +305,12 @@ CASES = (
     Case("container from another spec", _other_container, _node_container),
     Case("container beside a surplus one", _surplus_container, _node_container),
     Case("image, none there", lambda _: None, lambda made: transfer(made, IMAGE)),
+    Case("image from a registry", lambda _: None, lambda made: transfer(made, IMAGE, known=True)),
+    Case(
+        "image that a registry has, too",
+        _older_image,
+        lambda made: transfer(made, IMAGE, known=True),
+    ),
     Case("image in place of another", _image_on_head, lambda made: transfer(made, IMAGE)),
     Case("image without its name", _nameless, lambda made: transfer(made, IMAGE)),
     Case("top layer of an image", _older_image, lambda made: transfer(made, NEWER)),

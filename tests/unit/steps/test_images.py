@@ -8,6 +8,7 @@ import pytest
 
 from clusterctl.engine.step import Change
 from clusterctl.errors import RequirementsNotMet, StepFailed
+from clusterctl.steps.image_digest import DigestRecord, parse_record, read_record, write_record
 from clusterctl.steps.node_image import (
     ADD_RAY,
     BASE_LABEL,
@@ -27,6 +28,7 @@ from clusterctl.steps.node_image import (
     ray_for,
     tag_for,
 )
+from tests.fakes.chain import RELAY
 from tests.fakes.container_engine import image
 from tests.unit.steps.shipping import REFERENCE
 from tests.unit.steps.stage import Cluster, cluster, give_base, give_node_image
@@ -42,6 +44,38 @@ def test_an_image_that_is_nowhere_is_said_so(made: Cluster) -> None:
     with pytest.raises(StepFailed, match="is on no host, and the registry has no such image") as e:
         step.apply(made.head_view, Change(""))
     assert "from here, no answer" in str(e.value.detail)
+
+
+def test_what_a_host_pulled_itself_has_its_digest_recorded(made: Cluster) -> None:
+    digest = f"sha256:{'ab' * 32}"
+    pulled = replace(
+        image("base", REFERENCE), digests=(f"{RELAY}@sha256:1", f"vllm/vllm-openai@{digest}")
+    )
+    made.head.engine.registry[REFERENCE] = pulled
+    ImagePulled(REFERENCE, made.engines, "", marked=True).apply(made.head_view, Change(""))
+    record = read_record(made.head_view.transport, REFERENCE)
+    assert record is not None
+    assert record.of(pulled.layers) == digest
+    assert record.of(("other",)) is None
+
+
+def test_an_image_that_is_pinned_replaces_one_of_another_digest(made: Cluster) -> None:
+    old, new = (f"sha256:{word * 32}" for word in ("ab", "cd"))
+    other = f"{REFERENCE}@{new}"
+    give_base(made.head)
+    write_record(made.head_view, REFERENCE, DigestRecord(old, ("layer-base",)))
+    made.head.engine.registry[other] = image("new")
+    step = ImagePulled(other, made.engines, "", marked=True)
+    assert step.check(made.head_view) is not None
+    assert (
+        ImagePulled(f"{REFERENCE}@{old}", made.engines, "", marked=True).check(made.head_view)
+        is None
+    )
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"[]", b'{"digest": "x", "layers": []}', b"\xff"])
+def test_a_record_that_is_none(text: bytes) -> None:
+    assert parse_record(text) is None
 
 
 def ray_step(made: Cluster, *, allow: bool = False, index: str | None = None) -> RayInImage:
