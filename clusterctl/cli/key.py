@@ -113,10 +113,13 @@ def revoke(
 
 def _note(gateway: GatewayState) -> None:
     """Say that keys have no effect without a gateway."""
+    if gateway.state == "up":
+        return
     if gateway.state == "absent":
         text = "the node image has no HAProxy, so there is no gateway: docs/gateway.md says how"
-    elif gateway.state != "up":
+    elif gateway.state == "idle":
         text = "no service is behind the gateway now; serve --replicas puts one there"
     else:
-        return
+        why = f" ({gateway.detail})" if gateway.detail else ""
+        text = f"the gateway is {gateway.state}{why} and follows the keys once it is up"
     print(f"note: {text}", file=sys.stderr)

@@ -94,7 +94,7 @@ def _change(
                 "the keys are written, but the gateway does not follow them within "
                 f"{deadlines.KEY_IN_EFFECT:.0f} s",
                 host=head.host.name,
-                hint="clusterctl status",
+                hint="clusterctl status; revoke a key that was made and not shown",
             )
         return gateway
 

@@ -222,6 +222,7 @@ class Gateway:
         self._backoff = Backoff(timing.gateway_backoff_first, timing.gateway_backoff_max)
         self._told: Dict[str, str] = {}  # Commands in effect, by what they are about
         self._maps: Optional[KeyMaps] = None
+        self._keys_told = KeysDocument()  # Those that HAProxy follows
         self._told_at = 0.0
         self._deaf_since: Optional[float] = None
         self._counting = threading.Lock()
@@ -362,7 +363,7 @@ class Gateway:
             for replica, proof in admitted.get(service.name, {}).items()
             if proof.ready
         ]
-        self._maps = self._wanted_maps()
+        self._maps = self._wanted_maps(self._keys)
         texts = {name: map_text(entries) for name, entries in self._maps.files().items()}
         texts["models.map"] = map_text(models_map(plan.services))
         texts["models.json"] = models_document(plan.services)
@@ -412,9 +413,9 @@ class Gateway:
         if self.state.state != state:
             self._turn(state, detail)
 
-    def _wanted_maps(self) -> KeyMaps:
+    def _wanted_maps(self, keys: KeysDocument) -> KeyMaps:
         with self._counting:
-            return key_maps(self._keys, self._key, self._counts, _today())
+            return key_maps(keys, self._key, self._counts, _today())
 
     def _tell(
         self, now: float, plan: GatewayPlan, admitted: Mapping[str, Mapping[int, MemberProof]]
@@ -430,7 +431,8 @@ class Gateway:
                 state = "ready" if proof.ready else "maint"
                 commands[server] = f"set server {server} state {state}"
         changed = [words for about, words in commands.items() if self._told.get(about) != words]
-        maps, admin = self._wanted_maps(), self._paths.gateway / "admin.sock"
+        keys, admin = self._keys, self._paths.gateway / "admin.sock"
+        maps = self._wanted_maps(keys)
         old = self._maps.files() if self._maps else {}
         try:
             if changed or not self._told:
@@ -440,7 +442,7 @@ class Gateway:
                     _replace_map(admin, self._paths.gateway / name, entries)
         except (OSError, ValueError):
             return False
-        self._told, self._maps = commands, maps
+        self._told, self._maps, self._keys_told = commands, maps, keys
         return True
 
     def _count(self, line: str) -> None:
@@ -508,7 +510,9 @@ class Gateway:
             refused=counts.refused,
             members=members,
             keys=sorted(counts.keys.values(), key=lambda use: use.name),
-            keys_in_effect=hashlib.sha256(to_json(self._keys).encode()).hexdigest() if up else "",
+            keys_in_effect=hashlib.sha256(to_json(self._keys_told).encode()).hexdigest()
+            if up
+            else "",
         )
 
 
