@@ -158,8 +158,8 @@ def ensure_identity(paths: LabPaths) -> bool:
     the key pair was created."""
     paths.keys.mkdir(parents=True, exist_ok=True)
     paths.keys.chmod(0o700)
-    if not paths.password.exists():
-        paths.password.touch(mode=0o600)
+    paths.password.touch(mode=0o600)
+    if not paths.password.read_text().strip():
         paths.password.write_text(f"{secrets.token_urlsafe(12)}\n")
     return _ensure_key(paths.identity, "ed25519", "clusterctl-lab")
 

@@ -155,8 +155,8 @@ class Transport(Protocol):
     def read_file(self, path: str, *, sudo: bool = True) -> bytes | None:
         """Return the content of a small text file, or None if there is no such file.
 
-        Raises as `run`, and CommandFailed when the file cannot be read, is a link, no regular file,
-        or larger than `host_files.LARGEST_FILE`.
+        Raises as `run`, and CommandFailed when the file cannot be read, is a link, or is larger
+        than `host_files.LARGEST_FILE`. A pipe into which nobody writes is empty.
         """
 
     def open_channel(self, argv: Sequence[str], *, sudo: bool = False) -> Channel:
