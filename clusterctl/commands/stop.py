@@ -9,11 +9,11 @@ from clusterctl.engine.plan import Plan, PlannedChange
 from clusterctl.engine.step import Change
 from clusterctl.errors import ClusterctlError, UsageError, raise_all
 from clusterctl.inventory.model import Inventory
-from clusterctl.node.documents import ServiceDocument
+from clusterctl.node.documents import ServiceDocument, service_of
 from clusterctl.serving.declaration import (
     HostServices,
     members_file,
-    require_service,
+    served_at,
     service_file,
 )
 from clusterctl.survey.survey import Survey, connected, take_survey
@@ -106,9 +106,9 @@ def _replicas(
         survey = take_survey(inventory, known).require_answers((head,))
     documents = survey.replicas(name)
     if not documents and members is None:
-        require_service(name, survey.services)
+        served_at(survey, name)  # refuses an unknown name
         raise UsageError(
             f"{name} is one replica of a service, and a service stops as a whole",
-            hint=f"clusterctl stop {survey.services[name].service}",
+            hint=f"clusterctl stop {service_of(name)}",
         )
     return survey, documents

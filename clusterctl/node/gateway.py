@@ -257,8 +257,9 @@ class Gateway:
         while not self._ended.wait(self._timing.tick):
             try:
                 self._round(time.monotonic())
-            except OSError as error:  # A full file system, or one without the right to write
-                self._turn("backing-off", f"{error.filename or ''}: {error.strerror}")
+            # A full file system, or no more threads: members and keys are followed again later.
+            except (OSError, RuntimeError, ValueError) as error:
+                self._turn("backing-off", str(error))
 
     def _round(self, now: float) -> None:
         if not self._binary:

@@ -21,6 +21,7 @@ import httpx2
 import pytest
 
 from clusterctl.deadlines import wait_until
+from clusterctl.node import gateway
 from clusterctl.node.documents import (
     GatewayMember,
     GatewayState,
@@ -335,6 +336,23 @@ def test_what_was_known_of_a_member_ends_with_it(gate: GatewayBench) -> None:
     time.sleep(0.2)
     assert not second().admitted
     assert "listening" in second().why or "not watched" in second().why
+
+
+def test_a_node_without_threads_left_follows_again_later(
+    gate: GatewayBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    both = gate.documents["tiny"]
+    with monkeypatch.context() as starved:
+        starved.setattr(gateway, "EndpointWatch", no_thread)
+        away = replace(both.members[1], host="b")
+        gate.documents = {"tiny": replace(both, members=[both.members[0], away])}
+        gate.follow()
+        await_value(lambda: "new thread" in gate.state().detail, "the reason")
+        assert gate.post().status_code == 200
+    await_value(lambda: gate.state().state == "up", "the gateway")
 
 
 def test_a_killed_gateway_is_back_within_two_seconds(gate: GatewayBench) -> None:
