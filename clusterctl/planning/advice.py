@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from clusterctl.errors import ClusterctlError
+from clusterctl.models.quantized import NEEDS_CAPABILITY
 from clusterctl.planning.hardware import known_gpus
 from clusterctl.planning.memory import FitPlan, best_split, plan_memory
 from clusterctl.planning.options import ServeOptions
@@ -23,11 +24,13 @@ _FEWER_REQUESTS = 64
 
 # Flags and what they achieve, with the plan's options
 _Change = tuple[tuple[str, ...], str, ServeOptions]
+_Layout = tuple[tuple[str, ...], Placement]  # Flags and what they seat
 
 
 def advise(request: PlanRequest, plan: FitPlan) -> tuple[Advice, ...]:
     """Return changes that would make this plan fit. What costs nothing comes first: single flags,
-    and if none suffices all of them; then layouts; only then the smallest GPU that would do."""
+    and if none suffices all of them; then layouts; then weights of fewer bits; only then the
+    smallest GPU that would do."""
     if plan.verdict == "fits":
         return ()
     found: dict[str, Advice] = {}  # by the first flag: of two values the first one that fits
@@ -55,11 +58,9 @@ def advise(request: PlanRequest, plan: FitPlan) -> tuple[Advice, ...]:
     layouts = list(_layouts(request, plan))
     for sizes, placement in layouts:
         attempt((sizes, placement.reason, replace(plan.options, partition=())), placement)
-    for flags, text, options in combined:
-        for sizes, placement in layouts:
-            if not found:
-                both = (*sizes, *flags), f"{placement.reason}; {text}"
-                attempt((*both, replace(options, partition=())), placement, shorten=True)
+    for change, placement in _last_settings(request, plan, combined, layouts):
+        if not found:
+            attempt(change, placement, shorten=True)
     if found or plan.placement.seats[0].gpu.is_cpu:
         return tuple(found.values())
     for gpu in sorted(known_gpus(), key=lambda gpu: gpu.memory_gib):
@@ -130,7 +131,34 @@ def _combined(request: PlanRequest, plan: FitPlan) -> list[_Change]:
     return found
 
 
-def _layouts(request: PlanRequest, plan: FitPlan) -> Iterator[tuple[tuple[str, ...], Placement]]:
+def _last_settings(
+    request: PlanRequest, plan: FitPlan, combined: Sequence[_Change], layouts: Sequence[_Layout]
+) -> Iterator[tuple[_Change, Placement]]:
+    """Yield all settings with each layout, then weights of fewer bits in this and each layout."""
+    changes = [(change, layouts) for change in combined]
+    here: _Layout = ((), plan.placement)
+    changes += [(change, [here, *layouts]) for change in _quantized(request, plan)]
+    for (flags, text, options), among in changes:
+        for sizes, placement in among:
+            why = f"{placement.reason}; {text}" if sizes else text
+            yield ((*sizes, *flags), why, replace(options, partition=())), placement
+
+
+def _quantized(request: PlanRequest, plan: FitPlan) -> Iterator[_Change]:
+    """Yield ways to quantize weights while loading, for a model that has no quantization."""
+    options, shape = plan.options, request.shape
+    if plan.settings.quantization or plan.placement.seats[0].gpu.is_cpu:
+        return
+    if all(seat.gpu.capability >= NEEDS_CAPABILITY["fp8"] for seat in plan.placement.seats):
+        eight = replace(options, quantization="fp8")
+        yield ("--quantization", "fp8"), "weights in 8 bits, made while loading", eight
+    # Releases with bitsandbytes have it for experts of few models only
+    if request.rules.has_bitsandbytes and not any(layer.experts for layer in shape.layers):
+        four = replace(options, quantization="bitsandbytes")
+        yield ("--quantization", "bitsandbytes"), "weights in 4 bits, made while loading", four
+
+
+def _layouts(request: PlanRequest, plan: FitPlan) -> Iterator[_Layout]:
     """Yield layouts of as many ranks or more, fewest first: TP inside hosts, then PP across."""
     most, now = sum(len(site.gpus) for site in request.sites), plan.placement
     cuts = [

@@ -160,6 +160,32 @@ def test_the_nearest_settings_that_fit_are_tried_and_true() -> None:
         assert again.plan.kv_cache_tokens == advice.kv_cache_tokens
 
 
+@pytest.mark.parametrize(
+    ("model", "gpus", "vllm", "method"),
+    [
+        ("deepseek-r1-70b", "2xRTX4090", "0.8.5", "bitsandbytes"),
+        ("deepseek-r1-70b", "2xRTX4090", "0.33.0", None),  # has no bitsandbytes
+        ("deepseek-r1-32b", "2xRTX4090", "0.33.0", "fp8"),
+        ("deepseek-r1-32b", "2xV100-32GB", "0.33.0", None),  # computes no fp8
+        ("gpt-oss-20b", "RTX3080", "0.19.0", None),  # is quantized already
+    ],
+)
+def test_weights_of_fewer_bits_are_advised_before_other_gpus(
+    model: str, gpus: str, vllm: str, method: str | None
+) -> None:
+    args = ["--max-model-len", "8192"]
+    report = fit_request(model, gpus=gpus, args=args, vllm=vllm)
+    (advice,) = report.advice
+    sizes = dict(zip(advice.flags[::2], advice.flags[1::2], strict=True))
+    assert sizes.get("--quantization") == method
+    assert ("--gpus" in sizes) is (method is None)
+    if method:
+        tp, pp = (int(sizes.pop(name, 0)) or None for name in ("--tp", "--pp"))
+        flags = [word for pair in sizes.items() for word in pair]
+        again = fit_request(model, gpus=gpus, tp=tp, pp=pp, args=[*args, *flags], vllm=vllm)
+        assert again.plan.verdict == "fits"
+
+
 def test_another_gpu_is_advised_when_nothing_else_helps() -> None:
     report = fit_request("deepseek-r1-32b", gpus="T4", args=["--max-model-len", "4096"])
     assert report.refused
