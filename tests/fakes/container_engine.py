@@ -140,7 +140,12 @@ class FakeDriver:
         self._add(self._engine.registry[reference])
 
     def build(
-        self, dockerfile: str, reference: str, arguments: Mapping[str, str], say: Say
+        self,
+        dockerfile: str,
+        reference: str,
+        arguments: Mapping[str, str],
+        say: Say,
+        files: Mapping[str, str] | None = None,
     ) -> None:
         self._change()
         if self._engine.unbuildable and self._engine.unbuildable in dockerfile:

