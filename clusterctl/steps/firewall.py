@@ -21,6 +21,7 @@ from ipaddress import ip_network
 from clusterctl import deadlines
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import (
+    MALFORMED,
     ClusterctlError,
     ConnectionFailed,
     RequirementsNotMet,
@@ -188,6 +189,7 @@ class FirewallFound:
 
 
 def found_in(text: str) -> FirewallFound:
+    """Parse the output of LOOK. Raises what MALFORMED lists."""
     rows = [line.split() for line in text.splitlines()]
     values = [(row[0], row[1] if len(row) > 1 else "") for row in rows if row]
     of = {name: value for name, value in values if name != "file"}
@@ -326,7 +328,16 @@ class Firewall:
     def _look(self, view: HostView) -> FirewallFound:
         places = self._places
         words = (places.table, places.rules, places.listing, places.unit)
-        return found_in(root_script(view, LOOK, *words, doing="looking at the firewall"))
+        text = root_script(view, LOOK, *words, doing="looking at the firewall")
+        try:
+            return found_in(text)
+        except MALFORMED as error:
+            raise StepFailed(
+                "what it says of its firewall cannot be read",
+                host=view.host.name,
+                hint="on the host: nft list tables; sshd -T",
+                detail=text[:2000],
+            ) from error
 
     def _wanted(self, view: HostView, found: FirewallFound) -> str:
         admission = self._admission

@@ -13,6 +13,7 @@ import pytest
 
 from clusterctl.engine.step import Change
 from clusterctl.errors import CommandFailed, RequirementsNotMet, StepFailed
+from clusterctl.steps import firewall
 from clusterctl.steps.firewall import CONFIRM, TRY, Admission, Firewall, Places, ruleset
 from tests.unit.steps.stage import ADMITTED, cluster
 from tests.unit.steps.stage import _systemd as with_systemd
@@ -83,6 +84,15 @@ def test_rules_that_the_host_garbled_are_no_traceback() -> None:
     made.head.files[PLACES.rules] = data.replace(b"10.0.0.2/32", b"} evil"), mode
     some = Firewall("demo", replace(ADMITTED, complete=False))
     assert some.check(made.head_view)
+
+
+@pytest.mark.parametrize("text", ["", "file none", "file a\nfile b\nssh x"])
+def test_a_host_that_answers_with_something_else_is_an_error(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(firewall, "root_script", lambda *_, **__: text)
+    with pytest.raises(StepFailed, match="cannot be read"):
+        Firewall("demo", ADMITTED).check(cluster().head_view)
 
 
 def test_a_host_that_does_not_answer_keeps_what_it_was_admitted_with() -> None:
