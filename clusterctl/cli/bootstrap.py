@@ -95,6 +95,7 @@ def bootstrap(
     size = f"{count(formed.nodes, 'node')}, {count(round(formed.gpus), 'GPU')}"
     versions = f"Ray {formed.ray_version}, vLLM {formed.vllm_version}"
     print(f"the cluster is up: {size}, {versions}; {count(done.changed, 'change')} made")
+    print(f"In Ray's own words: clusterctl ssh {opened.inventory.head.name} --node ray status")
 
 
 def _remember(path: Path) -> None:
