@@ -8,6 +8,7 @@ import hashlib
 import http.server
 import json
 import shutil
+import subprocess
 import sysconfig
 import threading
 import zipfile
@@ -110,10 +111,12 @@ def base(
         about.mkdir()
         (about / "METADATA").write_text(metadata(name, release))
         (about / "RECORD").write_text(f"{about.name}/METADATA,,\n{about.name}/RECORD,,\n")
+    ask = "import sys; print('%d.%d' % sys.version_info[:2])"
+    python = subprocess.run(["/usr/bin/python3", "-c", ask], capture_output=True, text=True)
     (context / "Dockerfile").write_text(
         "FROM clusterctl-test/python:1\nENV PATH=/usr/bin:/bin\n"
         "COPY --from=clusterctl-test/busybox:1 / /\nCOPY Dockerfile /tmp/\n"
-        f"COPY {PACKAGES} /usr/local/lib/python3.11/dist-packages\n"
+        f"COPY {PACKAGES} /usr/local/lib/python{python.stdout.strip()}/dist-packages\n"
     )
     engine.docker("build", "-q", "-t", NAME, str(context))
     return NAME
