@@ -164,7 +164,7 @@ def test_what_the_planner_puts_first_is_taken_as_one_service() -> None:
 
 def test_nothing_that_fits_is_refused_with_what_would() -> None:
     with pytest.raises(DoesNotFit, match="cannot run like this") as caught:
-        Case(R1_32B, hosts("T4", "T4")).layout()
+        Case(R1_70B, hosts("T4", "T4")).layout()  # too large in 4 bits, too
     assert "would hold it" in (caught.value.detail or "")
 
 
