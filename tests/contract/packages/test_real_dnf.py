@@ -47,7 +47,7 @@ def build(name: str, needs: Sequence[str], work: Path, *, version: str = "29.1.3
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("rpms")
-    for name, needs in {**NEEDS, "python3": ()}.items():
+    for name, needs in {**NEEDS, "python3": (), "nftables": ()}.items():
         build(name, needs, work)
     subprocess.run(["createrepo_c", work / "RPMS"], check=True, capture_output=True)
     return work / "RPMS"
@@ -181,7 +181,7 @@ def test_a_bundle_for_rocky_is_gathered(vendors: Path, repository: Path) -> None
     )
     (vendors / "work").mkdir()
     names = [file.name for file in making.download_by_dnf(wanted, vendors / "work")]
-    assert len(names) == 8
-    assert "python3-29.1.3-1.noarch.rpm" in names
+    assert len(names) == 9
+    assert {"python3-29.1.3-1.noarch.rpm", "nftables-29.1.3-1.noarch.rpm"} <= set(names)
     for name in TOOLKIT:
         assert f"{name}-1.19.1-1.noarch.rpm" in names
