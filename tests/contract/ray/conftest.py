@@ -159,10 +159,11 @@ def _set_up(directory: Path, topology: Topology, node: Node, token: str) -> Runn
     paths = NodePaths("demo", directory / node.host[0])
     paths.services.mkdir(parents=True)
     paths.logs.mkdir(parents=True)
-    key = paths.config / "ray.token"
-    key.write_text(token)
-    key.chmod(0o600)
-    env = node_environment(_inventory(), topology, node) | {"RAY_AUTH_TOKEN_PATH": str(key)}
+    for secret in (paths.ray_token, paths.api_key):
+        secret.write_text(token)
+        secret.chmod(0o600)
+    env = node_environment(_inventory(), topology, node)
+    env["RAY_AUTH_TOKEN_PATH"] = str(paths.ray_token)
     argv = ray_argv(node, topology.head.node_ip, _ports(node.node_ip))
     argv += ["--num-cpus=1", f"--temp-dir={paths.root}/t"]
     argv += ["--include-dashboard=false"] if node.role == "head" else []
