@@ -22,6 +22,21 @@ from clusterctl.steps.gpu_access import GpuAccess
 from clusterctl.steps.gpus_in_image import GpusInImage, without_gpus
 from clusterctl.steps.nvidia_toolkit import NvidiaToolkit, ToolkitAbsent
 
+# Columns of nvidia-smi that the recorder reads, and its names for them. Drivers since 535 call
+# throttle reasons event reasons, and know the older names, too.
+_READINGS = {
+    "index": "index",
+    "utilization.gpu": "load",
+    "memory.used": "memory",
+    "temperature.gpu": "temperature",
+    "power.draw": "power",
+    "clocks.sm": "clock",
+    "ecc.errors.uncorrected.volatile.total": "uncorrected",
+    "clocks_throttle_reasons.hw_thermal_slowdown": "slowed by heat",
+    "clocks_throttle_reasons.sw_thermal_slowdown": "slowed by heat, by the driver",
+    "clocks_throttle_reasons.hw_power_brake_slowdown": "slowed by the power supply",
+}
+
 
 class Nvidia:
     counted = True
@@ -35,7 +50,16 @@ class Nvidia:
             "RAY_memory_monitor_refresh_ms": "0"
         }
     )
-    gpu_listing = GpuListing(["nvidia-smi", "-L"], "GPU ")
+    gpu_listing = GpuListing(
+        ["nvidia-smi", "-L"],
+        "GPU ",
+        [
+            "nvidia-smi",
+            f"--query-gpu={','.join(_READINGS)}",
+            "--format=csv,noheader,nounits",
+        ],
+        list(_READINGS.values()),
+    )
     gpu_backend = GpuBackend("cuda", "nccl")
     defaults = ON_GPUS
     problems = staticmethod(gpu_problems)

@@ -18,6 +18,7 @@ On a host, for the cluster NAME:
     /run/clusterctl/NAME/state.json              NodeState        replaced by the supervisor
     /var/log/clusterctl/NAME/journal.jsonl       what the supervisor did, a JSON object a line
     /var/log/clusterctl/NAME/ledger.jsonl        which versions were there since when, likewise
+    /var/log/clusterctl/NAME/readings.jsonl      what the host showed every 10 s (node/readings.py)
     /var/log/clusterctl/NAME/ray.log, SERVICE.log
     /opt/clusterctl/VERSION-HASH/node.pyz        this package, runnable
     /var/lib/clusterctl/caches/NAME/             compile caches and downloads of the container
@@ -54,10 +55,14 @@ class ExpectedNode:
 
 @dataclass(frozen=True)
 class GpuListing:
-    """The command that lists the GPUs visible in the container, one per line."""
+    """The commands that list and read the GPUs visible in the container, one per line."""
 
     argv: List[str] = field(default_factory=list)  # Empty on a host without GPUs
     begins: str = ""  # Prefix of each line that stands for a GPU
+    # What prints readings with commas between them, and their names: `index`, `temperature` in
+    # degrees Celsius, `uncorrected` (memory errors), `slowed WHY` (Active or not), and any others.
+    query: List[str] = field(default_factory=list)
+    columns: List[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ class NodePaths:
         self.ray_token = self.config / "ray.token"
         self.journal = self.logs / "journal.jsonl"
         self.ledger = self.logs / "ledger.jsonl"
+        self.readings = self.logs / "readings.jsonl"
 
     def log(self, name: str) -> Path:
         return self.logs / f"{name}.log"

@@ -19,6 +19,56 @@ LONGEST = 200  # Characters of the command's last line that are kept
 FIRST_WITH_PLAIN_LABELS = (2, 49)  # Older `ray start` takes JSON for --labels, or lacks the option
 
 
+@dataclass(frozen=True)
+class RanCommand:
+    """What a PolledCommand printed, or why it printed nothing."""
+
+    lines: List[str]
+    error: str = ""
+
+
+class PolledCommand:
+    """Runs a command every so many seconds without ever blocking on it."""
+
+    def __init__(self, argv: List[str], every: float, timeout: float) -> None:
+        """An empty `argv` is never run. What prints more than a pipe holds, 64 KiB, times out."""
+        self._argv = argv
+        self._every = every
+        self._timeout = timeout
+        self._process: Optional[subprocess.Popen[str]] = None
+        self._asked = 0.0
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether the command is not running now."""
+        return self._process is None
+
+    def tick(self, now: float) -> Optional[RanCommand]:
+        """Start the command or collect its output, once. `now`: monotonic seconds."""
+        process = self._process
+        if process is not None and process.poll() is not None:
+            self._process = None
+            return RanCommand(process.communicate()[0].splitlines())
+        if process is not None:
+            if now - self._asked > self._timeout:
+                process.kill()
+                return RanCommand([], f"{self._argv[0]} does not answer")
+        elif self._argv and (self._asked == 0.0 or now - self._asked > self._every):
+            self._asked = now
+            try:
+                self._process = subprocess.Popen(
+                    self._argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                )
+            except OSError as error:
+                return RanCommand([], f"{self._argv[0]} cannot be started: {error.strerror}")
+        return None
+
+
 class GpuCount:
     """Counts the GPUs visible in the container, without blocking on the listing command.
 
@@ -27,47 +77,25 @@ class GpuCount:
     """
 
     def __init__(self, listing: GpuListing, timing: Timing) -> None:
-        self._listing = listing
-        self._timing = timing
-        self._process: Optional[subprocess.Popen[str]] = None
-        self._asked = 0.0
+        self._begins = listing.begins
+        self._command = PolledCommand(listing.argv, timing.gpus_every, timing.gpus_timeout)
         self.visible = NOT_LOOKED
         self.said = ""  # The command's last line or error, if it lists no GPU
 
     @property
     def at_rest(self) -> bool:
-        """Whether the command is not running now."""
-        return self._process is None
+        return self._command.at_rest
 
     def tick(self, now: float) -> None:
         """Start the command or collect its output. `now`: monotonic seconds."""
-        argv, process = self._listing.argv, self._process
-        if process is not None and process.poll() is not None:
-            # A few lines per GPU fit into the pipe's buffer: the command never blocked on writing.
-            lines = process.communicate()[0].splitlines()
-            self._process = None
-            self.visible = sum(line.startswith(self._listing.begins) for line in lines)
-            if self.visible:
-                self.said = ""
-            elif lines:
-                self.said = lines[-1].strip()[:LONGEST]
-        elif process is not None:
-            if now - self._asked > self._timing.gpus_timeout:
-                process.kill()
-                self.visible, self.said = 0, f"{argv[0]} does not answer"
-        elif argv and (self._asked == 0.0 or now - self._asked > self._timing.gpus_every):
-            self._asked = now
-            try:
-                self._process = subprocess.Popen(
-                    argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    errors="replace",
-                )
-            except OSError as error:
-                self.visible, self.said = 0, f"{argv[0]} cannot be started: {error.strerror}"
+        ran = self._command.tick(now)
+        if ran is None:
+            return
+        self.visible = sum(line.startswith(self._begins) for line in ran.lines)
+        if self.visible:
+            self.said = ""
+        elif ran.error or ran.lines:
+            self.said = ran.error or ran.lines[-1].strip()[:LONGEST]
 
 
 class Links:

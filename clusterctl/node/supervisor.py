@@ -19,6 +19,7 @@ from clusterctl.node.ledger import NODE, Ledger, node_versions, service_versions
 from clusterctl.node.probes import GpuCount, Links, installed_versions, version_labels
 from clusterctl.node.ray_process import RayProcess
 from clusterctl.node.ray_watch import RayView, own_argv
+from clusterctl.node.recorder import Recorder
 from clusterctl.node.service import RayConditions, Service
 from clusterctl.node.timing import Timing
 
@@ -45,8 +46,8 @@ class Supervisor:
         self._hosts_file.tick()
         self._versions = installed_versions()
         self._ledger = Ledger(paths.ledger, document.host)
-        self._all_versions = node_versions(image)
-        self._ledger.record(NODE, self._all_versions)
+        self._image = image
+        self._record_versions(time.monotonic())
         self._declared = Declared(paths, journal)
         labels = version_labels(self._versions)
         self._ray = RayProcess(document, paths, timing, journal, labels)
@@ -59,6 +60,7 @@ class Supervisor:
         self._view = RayView(watch_argv, document.host, timing)
         self._gpus = GpuCount(document.gpu_listing, timing)
         self._links = Links(timing)
+        self._recorder = Recorder(paths, document.gpu_listing, timing, journal)
         self._services: Dict[str, Service] = {}
         self._wanted: Dict[str, ServiceDocument] = {}
         self._gateway: Optional[Gateway] = None
@@ -91,6 +93,7 @@ class Supervisor:
             self._gateway.stop()  # After the services, whose last answers pass through it
         self._view.stop()
         self._ray.stop()
+        self._recorder.close()
         self._state_file.write(self.state())
         self._journal.write("supervisor", "stopped")
 
@@ -106,10 +109,20 @@ class Supervisor:
         self._view.tick(now, self._ray.state == "up", self._document.env)
         self._gpus.tick(now)
         self._links.tick(now, self._document)
+        self._recorder.tick(now, self._links.broken)
+        if now >= self._versions_due:
+            self._record_versions(now)
         self._tick_services(now)
         if self._gateway:
             self._lead_gateway(self._gateway)
         self._state_file.write(self.state())
+
+    def _record_versions(self, now: float) -> None:
+        """Compare what is installed with the ledger: somebody may install another library in a
+        running container."""
+        self._versions_due = now + self._timing.versions_every
+        self._all_versions = node_versions(self._image)
+        self._ledger.record(NODE, self._all_versions)
 
     def _tick_services(self, now: float) -> None:
         wanted = self._wanted = self._declared.services()

@@ -67,6 +67,8 @@ class Timing:
 
     gpus_every: float = 60.0
     gpus_timeout: float = 20.0
+    readings_every: float = 10.0
+    versions_every: float = 60.0  # How often installed packages are compared with the ledger
 
 
 # The whole fabric gate, which then reports what it was waiting for. Even on the slowest machines

@@ -19,7 +19,7 @@ _KEY = re.compile(r"^[!-~]+\Z")
 # Names of logs (`ray.log`), of files on the node, of a subject in its ledger and of targets of
 # `tunnel`
 RESERVED_NAMES = frozenset(
-    {"ray", "journal", "supervisor", "state", "dashboard", "gateway", "node"}
+    {"ray", "host", "journal", "supervisor", "state", "dashboard", "gateway", "node"}
 )
 
 # Flags that clusterctl derives from the request

@@ -1,0 +1,251 @@
+"""Readings of this host: load, memory, disks, NICs, TCP, the clock, stopped processes.
+
+All of it is in /proc and /sys, which a container without privileges may read. The kernel's own log
+is not: it needs CAP_SYSLOG and a device. `diagnose` reads that on the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Container, Dict, Iterator, List, Mapping, Sequence, Tuple
+
+MIB = 2**20
+
+# Thresholds of `conditions`.
+_LEAST_MEMORY = 0.03  # Of the host's memory
+_LEAST_DISK = 0.01  # Of a file system, if that is also less than
+_LEAST_FREE = 256  # MiB
+_LOST_PACKETS = 100  # Between two readings, and 1 % of all
+_RESENT = 50  # TCP segments between two readings, and 2 % of all
+_CLOCK_STEP = 0.5  # Seconds
+_STOOD_STILL = 4.0  # Times the pause between two readings
+
+
+@dataclass(frozen=True)
+class NicReading:
+    """Counters of a NIC since it came up."""
+
+    carrier: bool
+    losses: int  # Of the carrier
+    packets: int
+    errors: int
+    drops: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class HostReading:
+    """What a host showed at one moment."""
+
+    time: float  # Unix seconds
+    monotonic: float
+    busy: float = 0.0  # Seconds of CPU used since boot
+    load: float = 0.0
+    memory: Tuple[int, int] = (0, 0)  # MiB available, in all
+    swap: int = 0  # MiB used
+    oom_kills: int = 0  # Since boot, in all control groups
+    disks: Dict[str, Tuple[int, int]] = field(default_factory=dict)  # MiB free, in all
+    nics: Dict[str, NicReading] = field(default_factory=dict)
+    sent: int = 0  # TCP segments
+    resent: int = 0
+    stopped: Dict[int, str] = field(default_factory=dict)  # Names of stopped processes
+    gpus: List[Dict[str, str]] = field(default_factory=list)  # By the columns of GpuListing
+
+
+def host_reading(disks: Sequence[str], gpus: List[Dict[str, str]]) -> HostReading:
+    """Read the host. What cannot be read is left at its default. `disks`: directories."""
+    memory = _named("/proc/meminfo")
+    vm, tcp = _named("/proc/vmstat"), _tcp()
+    ticks = _words("/proc/stat")[1:9]
+    load = _words("/proc/loadavg")
+    # user, nice, system, idle, iowait, irq, softirq, steal
+    busy = sum(int(each) for at, each in enumerate(ticks) if at not in (3, 4))
+    return HostReading(
+        time=time.time(),
+        monotonic=time.monotonic(),
+        busy=busy / os.sysconf("SC_CLK_TCK"),
+        load=float(load[0]) if load else 0.0,
+        memory=(memory.get("MemAvailable", 0) // 1024, memory.get("MemTotal", 0) // 1024),
+        swap=(memory.get("SwapTotal", 0) - memory.get("SwapFree", 0)) // 1024,
+        oom_kills=vm.get("oom_kill", 0),
+        disks=dict(_disks(disks)),
+        nics=dict(_nics(Path("/sys/class/net"))),
+        sent=tcp.get("OutSegs", 0),
+        resent=tcp.get("RetransSegs", 0),
+        stopped=stopped_processes(),
+        gpus=gpus,
+    )
+
+
+def conditions(
+    before: HostReading, now: HostReading, every: float, held: Container[Tuple[str, str]] = ()
+) -> Dict[Tuple[str, str], str]:
+    """Return what is wrong now, by kind and device, each in a sentence. `every`: usual seconds
+    between two readings. `held`: what was wrong before."""
+    found: Dict[Tuple[str, str], str] = {}
+    free, most = now.memory
+    if free < most * _LEAST_MEMORY:
+        found["memory-low", ""] = f"{free} of {most} MiB of memory are available"
+    if killed := now.oom_kills - before.oom_kills:
+        found["oom-kill", ""] = f"the kernel ended {killed} processes for lack of memory"
+    for path, (left, size) in now.disks.items():
+        if left < min(size * _LEAST_DISK, _LEAST_FREE):
+            found["disk-full", path] = f"{path} has {left} of {size} MiB free"
+    for name, nic in now.nics.items():
+        old = before.nics.get(name)
+        if old is None:
+            continue
+        if nic.losses > old.losses or (old.carrier and not nic.carrier):
+            back = ", and has it again" if nic.carrier else ""
+            found["link-lost", name] = f"{name} lost its link{back}"
+        elif not nic.carrier and ("link-lost", name) in held:
+            found["link-lost", name] = f"{name} lost its link"
+        moved = nic.packets - old.packets
+        for kind in ("errors", "drops"):
+            count = getattr(nic, kind) - getattr(old, kind)
+            if count >= _LOST_PACKETS and count * 100 > moved:
+                found[f"nic-{kind}", name] = f"{name} counted {count} {kind}, {moved} packets"
+    sent, resent = now.sent - before.sent, now.resent - before.resent
+    if resent >= _RESENT and resent * 50 > sent:
+        share = min(100.0, 100.0 * resent / max(1, sent + resent))
+        found["tcp-resent", ""] = f"{share:.0f} % of TCP segments were sent again ({resent})"
+    for pid, name in now.stopped.items():
+        found["stopped", str(pid)] = f"{name} (process {pid}) is stopped by a signal"
+    passed = now.monotonic - before.monotonic
+    stepped = now.time - before.time - passed
+    if abs(stepped) > _CLOCK_STEP:
+        found["clock-step", ""] = f"the clock was set by {stepped:+.1f} s"
+    if passed > _STOOD_STILL * every:
+        found["stood-still", ""] = f"no reading for {passed:.0f} s: the host stood still"
+    return {**found, **dict(_gpu_conditions(before.gpus, now.gpus))}
+
+
+def _gpu_conditions(
+    before: Sequence[Mapping[str, str]], now: Sequence[Mapping[str, str]]
+) -> Iterator[Tuple[Tuple[str, str], str]]:
+    """Yield what is wrong with GPUs: memory errors that were not corrected, and slowed clocks."""
+    if len(now) < len(before) and now:
+        text = f"{len(now)} GPUs answer, {len(before)} did"
+        yield ("gpu-lost", ""), text
+    old = {gpu.get("index"): gpu for gpu in before}
+    for gpu in now:
+        index = gpu.get("index", "")
+        errors, last = gpu.get("uncorrected", ""), old.get(index, {}).get("uncorrected", "")
+        if errors.isdigit() and last.isdigit() and int(errors) > int(last):
+            count = int(errors) - int(last)
+            yield ("gpu-ecc", index), f"GPU {index} has {count} uncorrected memory errors more"
+        for column, value in gpu.items():
+            if column.startswith("slowed") and value == "Active":
+                why = column.partition(" ")[2]
+                heat = gpu.get("temperature", "?")
+                yield ("gpu-slowed", f"{index} {why}"), f"GPU {index} is slowed: {why} ({heat} C)"
+
+
+def stopped_processes() -> Dict[int, str]:
+    """Return the processes of this container that a signal has stopped, by pid."""
+    return {pid: process_name(pid) for pid in process_ids() if process_state(pid) in ("T", "t")}
+
+
+def process_ids() -> List[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+
+
+def process_state(pid: int) -> str:
+    """Return R, S, D, T, ...; empty if there is no such process."""
+    try:
+        stat = Path("/proc", str(pid), "stat").read_text("utf-8", "replace")
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[0]
+
+
+def process_name(pid: int) -> str:
+    """Return the name of a process's program, or what it calls itself: `raylet`,
+    `ray::RayWorkerWrapper`, `VLLM::EngineCore`."""
+    with contextlib.suppress(OSError):
+        line = Path("/proc", str(pid), "cmdline").read_bytes().decode("utf-8", "replace")
+        words = line.split("\0")
+        first = words[0].strip()
+        if "::" in first:
+            return first[:40]
+        if first.rpartition("/")[2].startswith("python") and len(words) > 1:
+            return Path(words[1]).name[:40] or "python"
+        if first:
+            return Path(first).name[:40]
+        return Path("/proc", str(pid), "comm").read_text("utf-8", "replace").strip()
+    return "a process"
+
+
+def _disks(paths: Sequence[str]) -> Iterator[Tuple[str, Tuple[int, int]]]:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found = os.statvfs(path)
+            size = found.f_frsize
+            yield path, (found.f_bavail * size // MIB, found.f_blocks * size // MIB)
+
+
+def _nics(root: Path) -> Iterator[Tuple[str, NicReading]]:
+    """Yield the NICs with a carrier to lose: the loopback and those that are switched off have
+    none to read."""
+    with contextlib.suppress(OSError):
+        for path in sorted(root.iterdir()):
+            with contextlib.suppress(OSError, ValueError):
+                if path.name == "lo":
+                    continue
+                carrier = _number(path / "carrier") == 1
+                counts = {
+                    name: _number(path / "statistics" / name)
+                    for way in ("rx", "tx")
+                    for name in (
+                        f"{way}_packets",
+                        f"{way}_errors",
+                        f"{way}_dropped",
+                        f"{way}_bytes",
+                    )
+                }
+                yield (
+                    path.name,
+                    NicReading(
+                        carrier,
+                        _number(path / "carrier_down_count"),
+                        counts["rx_packets"] + counts["tx_packets"],
+                        counts["rx_errors"] + counts["tx_errors"],
+                        counts["rx_dropped"] + counts["tx_dropped"],
+                        counts["rx_bytes"] + counts["tx_bytes"],
+                    ),
+                )
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text("ascii"))
+
+
+def _words(path: str) -> List[str]:
+    try:
+        return Path(path).read_text("utf-8", "replace").partition("\n")[0].split()
+    except OSError:
+        return []
+
+
+def _named(path: str) -> Dict[str, int]:
+    """Return the values of lines such as `MemTotal:   123 kB` and `oom_kill 0`."""
+    found: Dict[str, int] = {}
+    with contextlib.suppress(OSError):
+        for line in Path(path).read_text("utf-8", "replace").splitlines():
+            name, _, value = line.partition(" ")
+            with contextlib.suppress(ValueError, IndexError):
+                found[name.rstrip(":")] = int(value.split()[0])
+    return found
+
+
+def _tcp() -> Dict[str, int]:
+    """Return the counters of TCP in /proc/net/snmp: a line of names, then one of values."""
+    with contextlib.suppress(OSError, ValueError):
+        text = Path("/proc/net/snmp").read_text("utf-8", "replace")
+        names, values = [line.split() for line in text.splitlines() if line.startswith("Tcp:")]
+        return {name: int(value) for name, value in zip(names[1:], values[1:])}  # noqa: B905
+    return {}

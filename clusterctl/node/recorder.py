@@ -1,0 +1,79 @@
+"""The recorder: readings of this host every 10 s in a ring of files, and what is wrong in the
+journal, with the moment when it began and ended."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Dict, List, Optional, Tuple
+
+from clusterctl.node.children import RotatedLog
+from clusterctl.node.documents import BrokenNic, GpuListing
+from clusterctl.node.files import Journal, NodePaths
+from clusterctl.node.probes import PolledCommand
+from clusterctl.node.readings import HostReading, conditions, host_reading
+from clusterctl.node.timing import Timing
+
+# Bytes of the newer file of two. A reading of two NICs and no GPU has about 700, of eight GPUs
+# 2,000: both files together hold 3 days or 1.
+READINGS_LIMIT = 8 * 2**20
+
+SUBJECT = "host"  # Of the journal's lines; no service has this name
+
+
+class Recorder:
+    """Takes readings while `tick` is called. Writing never raises: a disk may be full."""
+
+    def __init__(
+        self, paths: NodePaths, listing: GpuListing, timing: Timing, journal: Journal
+    ) -> None:
+        self._journal = journal
+        self._timing = timing
+        self._log = RotatedLog(paths.readings, READINGS_LIMIT)
+        self._disks = [str(paths.root), "/tmp", "/dev/shm", str(paths.logs)]  # noqa: S108
+        self._columns = listing.columns
+        self._query = PolledCommand(listing.query, timing.readings_every, timing.gpus_timeout)
+        self._gpus: List[Dict[str, str]] = []
+        self._due = 0.0
+        self._last: Optional[HostReading] = None
+        self._wrong: Dict[Tuple[str, str], str] = {}
+        self._broken: List[BrokenNic] = []
+
+    def close(self) -> None:
+        """Close the file of readings."""
+        self._log.__exit__()
+
+    def tick(self, now: float, broken: List[BrokenNic]) -> None:
+        """Take a reading if it is time. `now`: monotonic seconds. `broken`: NICs that the node
+        needs and that carry nothing now, which are known sooner."""
+        if broken != self._broken:
+            for nic in broken:
+                if nic not in self._broken:
+                    text = f"{nic.name or 'the NIC'} of {nic.purposes} is {nic.problem}"
+                    self._journal.write(SUBJECT, "nic-broken", text)
+            if not broken:
+                self._journal.write(SUBJECT, "over", "nic-broken")
+            self._broken = broken
+        ran = self._query.tick(now)
+        if ran:
+            rows = [line.split(",") for line in ran.lines]
+            self._gpus = [
+                dict(zip(self._columns, map(str.strip, row)))  # noqa: B905 - Python 3.9
+                for row in rows
+                if len(row) == len(self._columns)
+            ]
+        if now >= self._due:
+            self._due = now + self._timing.readings_every
+            self._take(host_reading(self._disks, self._gpus))
+
+    def _take(self, reading: HostReading) -> None:
+        self._log.write(json.dumps(asdict(reading), separators=(",", ":")).encode() + b"\n")
+        last, self._last = self._last, reading
+        if last is None:
+            return
+        wrong = conditions(last, reading, self._timing.readings_every, self._wrong)
+        for key in wrong.keys() - self._wrong.keys():
+            self._journal.write(SUBJECT, key[0], wrong[key])
+        for key in self._wrong.keys() - wrong.keys():
+            self._journal.write(SUBJECT, "over", " ".join(key).strip())
+        self._wrong = wrong

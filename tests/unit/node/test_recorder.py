@@ -1,0 +1,165 @@
+"""The recorder: what readings show to be wrong, when that began and ended, in a bounded ring."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.node import recorder
+from clusterctl.node.documents import BrokenNic, GpuListing
+from clusterctl.node.files import Journal, NodePaths
+from clusterctl.node.readings import HostReading, NicReading, conditions, host_reading
+from clusterctl.node.recorder import Recorder
+from clusterctl.node.timing import Timing
+from tests.fakes.node_bench import await_value
+
+NIC = NicReading(True, 0, packets=1000, errors=0, drops=0, bytes=10**6)
+GPU = {"index": "1", "uncorrected": "0", "temperature": "64", "slowed by heat": "Not Active"}
+CALM = HostReading(
+    1000.0, 50.0, memory=(30_000, 64_000), disks={"/": (9000, 10_000)}, nics={"eth1": NIC},
+    sent=5000, gpus=[GPU],
+)  # fmt: skip
+LATER = replace(CALM, time=1010.0, monotonic=60.0)
+
+
+@pytest.mark.parametrize(
+    ("now", "kind", "words"),
+    [
+        (replace(LATER, memory=(900, 64_000)), "memory-low", "900 of 64000 MiB"),
+        (replace(LATER, oom_kills=2), "oom-kill", "ended 2 processes for lack of memory"),
+        (replace(LATER, disks={"/": (3, 10_000)}), "disk-full", "/ has 3 of 10000 MiB free"),
+        (replace(LATER, nics={"eth1": replace(NIC, carrier=False)}), "link-lost",
+         "eth1 lost its link"),
+        (replace(LATER, nics={"eth1": replace(NIC, losses=1)}), "link-lost",
+         "eth1 lost its link, and has it again"),
+        (replace(LATER, nics={"eth1": replace(NIC, packets=2000, drops=400)}), "nic-drops",
+         "eth1 counted 400 drops, 1000 packets"),
+        (replace(LATER, nics={"eth1": replace(NIC, packets=2000, errors=400)}), "nic-errors",
+         "eth1 counted 400 errors"),
+        (replace(LATER, sent=6000, resent=300), "tcp-resent", "23 % of TCP segments"),
+        (replace(LATER, stopped={7: "raylet"}), "stopped", "raylet (process 7) is stopped"),
+        (replace(LATER, time=800.0), "clock-step", "set by -210.0 s"),
+        (replace(LATER, time=1100.0, monotonic=150.0), "stood-still", "no reading for 100 s"),
+        (replace(LATER, gpus=[{**GPU, "uncorrected": "3"}]), "gpu-ecc", "3 uncorrected"),
+        (replace(LATER, gpus=[{**GPU, "slowed by heat": "Active"}]), "gpu-slowed",
+         "GPU 1 is slowed: by heat (64 C)"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told_and_nothing_else(now: HostReading, kind: str, words: str) -> None:
+    found = conditions(CALM, now, 10.0)
+    assert [key[0] for key in found] == [kind]
+    assert words in next(iter(found.values()))
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        LATER,
+        replace(LATER, disks={"/": (900, 10_000)}),
+        replace(LATER, nics={"eth1": replace(NIC, packets=10**6, drops=500, errors=200)}),
+        replace(LATER, sent=10**6, resent=300),
+        replace(LATER, gpus=[]),  # nvidia-smi did not answer in time: GpuCount tells that
+    ],
+)
+def test_a_calm_host_has_nothing_wrong(now: HostReading) -> None:
+    assert conditions(CALM, now, 10.0) == {}
+
+
+def test_a_nic_without_a_cable_from_the_start_lost_nothing() -> None:
+    unplugged = replace(NIC, carrier=False, losses=1)
+    before, now = replace(CALM, nics={"e": unplugged}), replace(LATER, nics={"e": unplugged})
+    assert conditions(before, now, 10.0) == {}
+    assert conditions(before, now, 10.0, {("link-lost", "e"): ""}), "one that had it, still has not"
+
+
+def test_a_real_host_is_read() -> None:
+    found = host_reading(["/"], [])
+    free, most = found.memory
+    assert 0 < free < most
+    assert found.busy > 0
+    assert found.disks["/"][1] > 0
+    later = host_reading(["/"], [])
+    assert later.busy >= found.busy
+
+
+@dataclass
+class Watched:
+    """A recorder with its files."""
+
+    paths: NodePaths
+    recorder: Recorder
+
+    def tick(self, *broken: BrokenNic) -> None:
+        self.recorder.tick(time.monotonic(), list(broken))
+
+    def journal(self) -> list[tuple[str, str]]:
+        if not self.paths.journal.exists():
+            return []
+        entries = [json.loads(line) for line in self.paths.journal.read_text().splitlines()]
+        return [(entry["event"], entry["text"]) for entry in entries]
+
+    def told(self, event: str, word: str) -> bool:
+        self.tick()
+        return any(found == event and word in text for found, text in self.journal())
+
+
+@contextmanager
+def watched(root: Path, listing: GpuListing = GpuListing()) -> Iterator[Watched]:  # noqa: B008
+    paths = NodePaths("demo", root)
+    paths.logs.mkdir(parents=True)
+    timing = Timing(readings_every=0.01)
+    journal = Journal(paths.journal, "a", io.StringIO())
+    made = Recorder(paths, listing, timing, journal)
+    yield Watched(paths, made)
+    made.close()
+
+
+def test_a_stopped_process_is_in_the_journal_with_its_begin_and_end(tmp_path: Path) -> None:
+    with watched(tmp_path) as host, subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            host.tick()
+            process.send_signal(signal.SIGSTOP)
+            pid = str(process.pid)
+            await_value(lambda: host.told("stopped", pid), "the stopped process")
+            process.send_signal(signal.SIGCONT)
+            await_value(lambda: host.told("over", pid), "its end")
+        finally:
+            process.kill()
+
+
+def test_a_broken_nic_is_told_once(tmp_path: Path) -> None:
+    with watched(tmp_path) as host:
+        broken = BrokenNic("eth1", "gloo, nccl", "down")
+        for found in ((), (broken,), (broken,), ()):
+            host.tick(*found)
+        told = [entry for entry in host.journal() if "nic-broken" in entry[0] + entry[1]]
+    assert told == [("nic-broken", "eth1 of gloo, nccl is down"), ("over", "nic-broken")]
+
+
+def test_gpus_are_read_and_the_ring_stays_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "READINGS_LIMIT", 5000)
+    listing = GpuListing(query=["echo", "0, 63"], columns=["index", "temperature"])
+    with watched(tmp_path, listing) as host:
+
+        def rotated() -> bool:
+            host.tick()
+            return host.paths.readings.with_name("readings.jsonl.1").exists()
+
+        await_value(rotated, "a second file")
+        for _ in range(200):
+            host.tick()
+            time.sleep(0.001)
+        assert host.paths.readings.stat().st_size < 10_000
+        last = json.loads(host.paths.readings.read_text().splitlines()[-1])
+        assert last["gpus"] == [{"index": "0", "temperature": "63"}]
