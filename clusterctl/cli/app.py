@@ -26,6 +26,7 @@ from clusterctl.cli import (
     logs,
     model,
     packages,
+    restart,
     run,
     serve,
     shell,
@@ -84,6 +85,7 @@ app.command("batch")(batch.batch)
 app.command("bench")(bench.bench)
 app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
 app.command("status")(status.status)
+app.command("restart")(restart.restart)
 app.command("stop")(stop.stop)
 app.command("drain")(drain.drain)
 app.command("undrain")(drain.undrain)

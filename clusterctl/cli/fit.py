@@ -90,6 +90,7 @@ def fit(
     ] = 1,
     vllm: _Vllm = None,
     network: _Network = None,
+    on: options.On = None,
     max_model_len: _MaxModelLen = None,
     utilization: _Utilization = None,
     probe: _Probe = False,
@@ -109,11 +110,16 @@ def fit(
         *(arguments or ()),
     ]
     named = tuple(gpus) if gpus else None
-    asked = FitArguments(model, tp, pp, named, hosts, vllm, network, tuple(given), probe)
+    asked = FitArguments(model, tp, pp, named, hosts, vllm, network, tuple(given), on, probe)
     probed = None
     if gpus and probe:
         raise UsageError(
             "--probe asks the cluster's hosts, but --gpus plans without a cluster",
+            hint="leave one of them out",
+        )
+    if gpus and on:
+        raise UsageError(
+            "--on names hosts of a cluster, but --gpus plans without a cluster",
             hint="leave one of them out",
         )
     if gpus:

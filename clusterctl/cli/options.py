@@ -53,6 +53,15 @@ Limit = Annotated[
     str | None,
     typer.Option("--limit", metavar="HOSTS", help=LIMIT, autocompletion=complete_hosts),
 ]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="HOSTS",
+        help="Only on these hosts: names, globs, label=value; default: as before, or all.",
+        autocompletion=complete_hosts,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 DryRun = Annotated[

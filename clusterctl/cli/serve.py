@@ -78,6 +78,7 @@ def serve(
     tp: options.TensorParallel = None,
     pp: options.PipelineParallel = None,
     replicas: _Replicas = None,
+    on: options.On = None,
     name: _Name = None,
     port: _Port = None,
     config: _Config = None,
@@ -98,7 +99,7 @@ def serve(
     from clusterctl.serving.vllm_flags import parse_arguments
 
     request = read_request(
-        Options(model, tp, pp, name, port, stall_timeout, replicas),
+        Options(model, tp, pp, name, port, stall_timeout, replicas, on),
         read_config_file(config) if config else (),
         parse_arguments(arguments or ()),
     )

@@ -159,10 +159,13 @@ def speed_model(survey: Survey, document: ServiceDocument) -> SpeedModel | None:
         report = one_service(plan(request), request)
     except ClusterctlError:
         return None
-    placement, settings = report.plan.placement, report.plan.settings
-    if any(seat.gpu.is_cpu for seat in placement.seats):
+    chosen = report.plan
+    if any(seat.gpu.is_cpu for seat in chosen.placement.seats):
         return None
-    return SpeedModel(request.shape, placement, settings.quantization, request.network)
+    quantization = chosen.settings.quantization
+    return SpeedModel(
+        request.shape, chosen.placement, quantization, request.network, chosen.options
+    )
 
 
 def _predicted(speed: SpeedModel | None, load: BenchLoad) -> Load | None:

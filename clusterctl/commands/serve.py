@@ -218,7 +218,10 @@ def changes_of(survey: Survey, plan: ServicePlan, replicas: Sequence[Replica]) -
         f"stop {document.name} on {survey.host_of(document.name)}, after its running requests"
         for document in plan.surplus
     ]
-    if plan.members and not lines and plan.members != survey.members.get(plan.members.service):
+    before = survey.members.get(plan.document.service)
+    if plan.members and plan.members.on != (before.on if before else ""):
+        lines.append(f"hosts of the replicas: {plan.members.on or 'all'}")
+    if plan.members and not lines and plan.members != before:
         lines.append("gateway: its list of replicas")
     outage = bool(restarted) and len(replicas) == 1
     return Changes(tuple(lines), restarts=outage, notes=plan.notes, fit=plan.fit)

@@ -1,4 +1,4 @@
-"""Select hosts with `--limit`.
+"""Select hosts with `--limit`, and with `--on` for a service.
 
     gpu1                a host
     gpu*, gpu?          names with a wildcard
@@ -26,31 +26,33 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _SHOWN = 20
 
 
-def select(inventory: Inventory, limit: str) -> tuple[Host, ...]:
-    """Return the hosts that `limit` selects, in the inventory's order.
+def select(inventory: Inventory, limit: str, option: str = "--limit") -> tuple[Host, ...]:
+    """Return the hosts that `limit`, given with `option`, selects, in the inventory's order.
 
     Raises UsageError if a part matches nothing or cannot be parsed, or if no host is left.
     """
     parts = _PART.findall(limit)
     if not parts or ",".join(parts) != limit or not all(part.strip() for part in parts):
         raise UsageError(
-            f"--limit '{limit}' cannot be parsed",
+            f"{option} '{limit}' cannot be parsed",
             hint="write it as gpu1,gpu[2-4],gpu*,role=head,LABEL=VALUE,!gpu3",
         )
     chosen: set[str] = set()
     without: set[str] = set()
     for part in (part.strip() for part in parts):
         negated = part.startswith("!")
-        (without if negated else chosen).update(_names_of(inventory, part.removeprefix("!")))
+        (without if negated else chosen).update(
+            _names_of(inventory, part.removeprefix("!"), option)
+        )
     if all(part.strip().startswith("!") for part in parts):
         chosen = {host.name for host in inventory.hosts}
     left = tuple(host for host in inventory.hosts if host.name in chosen - without)
     if not left:
-        raise UsageError(f"--limit {limit} leaves no host", hint=_known(inventory))
+        raise UsageError(f"{option} {limit} leaves no host", hint=_known(inventory))
     return left
 
 
-def _names_of(inventory: Inventory, part: str) -> list[str]:
+def _names_of(inventory: Inventory, part: str, option: str) -> list[str]:
     """Return the hosts that one part matches. Raises UsageError if there are none."""
     key, is_property, wanted = part.partition("=")
     found = []
@@ -62,7 +64,7 @@ def _names_of(inventory: Inventory, part: str) -> list[str]:
                 found.append(host.name)
     else:
         pieces = re.split(r"\[([^\]]*)\]", part)
-        numbers = [_numbers(piece, part) for piece in pieces[1::2]]
+        numbers = [_numbers(piece, f"{option} {part}") for piece in pieces[1::2]]
         texts = (re.escape(it).replace(r"\*", ".*").replace(r"\?", ".") for it in pieces[::2])
         pattern = re.compile("(\\d+)".join(texts), re.ASCII)
         for host in inventory.hosts:
@@ -72,7 +74,7 @@ def _names_of(inventory: Inventory, part: str) -> list[str]:
                 found.append(host.name)
     if not found:
         near = did_you_mean(part, tuple(host.name for host in inventory.hosts))
-        raise UsageError(f"--limit {part} matches no host{near}", hint=_known(inventory))
+        raise UsageError(f"{option} {part} matches no host{near}", hint=_known(inventory))
     return found
 
 
@@ -89,14 +91,14 @@ class _Span:
         return padded and self.first <= int(digits) <= self.last
 
 
-def _numbers(text: str, part: str) -> list[_Span]:
+def _numbers(text: str, given: str) -> list[_Span]:
     """Parse `1-3,5`. Raises UsageError for anything else."""
     spans = []
     for item in text.split(","):
         match = _RANGE.fullmatch(item.strip())
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise UsageError(
-                f"--limit {part}: [{text}] is not a range of numbers",
+                f"{given}: [{text}] is not a range of numbers",
                 hint="write it as gpu[1-4] or gpu[1,3]",
             )
         width = len(match[1]) if _has_zeros(match[1]) else 0

@@ -147,6 +147,7 @@ class MembersDocument:
     members: List[Member] = field(default_factory=list)
     stall_timeout: float = STALL_TIMEOUT
     listen: str = ""  # Address of the gateway's port; empty: the head's node IP
+    on: str = ""  # The hosts that replicas may be on, as `serve --on` names them; empty: all
 
 
 @dataclass(frozen=True)

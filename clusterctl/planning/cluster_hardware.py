@@ -16,6 +16,7 @@ from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
+from clusterctl.inventory.select import select
 from clusterctl.network.gate import FabricRecord, read_record, record_file
 from clusterctl.node.documents import RayNode, ServiceDocument, ServiceState
 from clusterctl.planning.hardware import GpuModel, find_gpu, gpu_of_host
@@ -26,6 +27,8 @@ from clusterctl.planning.speed import SOCKET_LATENCY, LinkSpeed
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.survey.survey import Survey
 from clusterctl.units import MIB
+
+ANY_HOST = "*"  # `--on` that ends an earlier choice of hosts
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,12 @@ class HeldGpus:
 def hardware_of(survey: Survey, held: HeldGpus, vllm: str | None) -> Hardware:
     """Return the free GPUs as hardware to plan for. Raises UsageError for GPUs whose memory is
     unknown."""
-    inventory, topology, facts = survey.inventory, survey.topology, survey.facts
+    inventory, facts = survey.inventory, survey.facts
     files = survey.answers[inventory.head.name].files
     learned = measured_in(files.get(measured_file(inventory.cluster)), inventory.image)
     counts = {host.host: host.free for host in held.free}
+    nodes = tuple(node for node in survey.topology.nodes if node.host in counts)
+    topology = replace(survey.topology, nodes=nodes)
     proven = read_record(files.get(record_file(inventory.cluster)))
     found = replace(
         hardware_of_unknown_gpus(inventory, held, vllm),
@@ -197,6 +202,21 @@ def gpus_held(
         count = f"{document.gpus} GPU{'s' * (document.gpus > 1)}"
         holders.append(f"service {document.name} ({condition}) holds {count}{where}")
     return HeldGpus([HostGpus(*each) for each in free.items()], tuple(holders))
+
+
+def hosts_on(inventory: Inventory, on: str) -> tuple[str, ...]:
+    """Return the hosts that `--on` selects; all for an empty one. Raises UsageError."""
+    chosen = select(inventory, on, "--on") if on else inventory.hosts
+    return tuple(host.name for host in chosen)
+
+
+def only_on(held: HeldGpus, hosts: Collection[str], on: str) -> HeldGpus:
+    """Return the free GPUs of these hosts, which `--on` selects."""
+    free = [each for each in held.free if each.host in hosts]
+    if left_out := len(held.free) - len(free):
+        noun = f"{left_out} host{'s' * (left_out > 1)}"
+        return HeldGpus(free, (*held.holders, f"--on {on} leaves out {noun}"))
+    return held
 
 
 def without_drained(held: HeldGpus, drained: Collection[str]) -> HeldGpus:

@@ -13,7 +13,7 @@ from clusterctl.node.documents import (
     ServiceDocument,
     replica_name,
 )
-from clusterctl.planning.cluster_hardware import gpus_held, without_drained
+from clusterctl.planning.cluster_hardware import gpus_held, hosts_on, without_drained
 from clusterctl.planning.replicas import Seats, seat_replicas, sites_of_unknown_gpus
 from clusterctl.planning.service_plan import replica_layout
 from clusterctl.serving.arguments import UNDECIDED
@@ -41,10 +41,10 @@ class ServiceMoves:
         found.append(f"{self.service}: stop {names}, after the running requests")
         lost = len(self.leaving) - len(self.new)
         if lost:
-            left = len(self.staying) + len(self.new)
+            left, on = len(self.staying) + len(self.new), self.members.on
             found.append(
                 f"{self.service}: {left or 'no'} replica{'s' * (left != 1)} will be left: "
-                f"no other host has free GPUs for {lost} of them"
+                f"no other host{f' of --on {on}' if on else ''} has free GPUs for {lost} of them"
             )
         return found
 
@@ -95,27 +95,29 @@ def moves_from(survey: Survey, host: str) -> list[ServiceMoves]:
         staying = [one for one in survey.replicas(service) if one not in leaving]
         first = leaving[0]
         sizes = (first.tensor_parallel, first.pipeline_parallel)
-        seats = seat_replicas(sites_of_unknown_gpus(free), sizes, (), len(leaving))
+        known = survey.members.get(service)
+        allowed = hosts_on(survey.inventory, known.on if known else "")
+        there = [each for each in free if each.host in allowed]
+        seats = seat_replicas(sites_of_unknown_gpus(there), sizes, (), len(leaving))
         numbers = (
             number
             for number in count(1)
             if number not in {document.replica for document in (*staying, *leaving)}
         )
-        known = survey.members.get(service)
         public = known.port if known else first.port
         new = []
         for number, hosts in zip(numbers, seats, strict=False):
-            there = {public, *(port for name, port in taken if name == hosts[0])}
-            port = replica_port(there, survey.facts[hosts[0]].listening_ports)
+            ports = {public, *(port for name, port in taken if name == hosts[0])}
+            port = replica_port(ports, survey.facts[hosts[0]].listening_ports)
             taken.append((hosts[0], port))
-            new.append(_planned(survey, _moved(survey, first, number, hosts, port)))
+            new.append(as_planned(survey, _moved(survey, first, number, hosts, port)))
             free = [
                 replace(each, free=each.free - hosts.count(each.host))
                 if each.host in hosts
                 else each
                 for each in free
             ]
-        kept = [_planned(survey, document) for document in staying]
+        kept = [as_planned(survey, document) for document in staying]
         found.append(
             ServiceMoves(
                 service=service,
@@ -141,6 +143,7 @@ def moves_from(survey: Survey, host: str) -> list[ServiceMoves]:
                     ],
                     stall_timeout=first.stall_timeout,
                     listen=known.listen if known else "",
+                    on=known.on if known else "",
                 ),
             )
         )
@@ -176,13 +179,14 @@ def _moved(
     )
 
 
-def _planned(survey: Survey, document: ServiceDocument) -> PlannedService:
+def as_planned(survey: Survey, document: ServiceDocument) -> PlannedService:
     """Return a declared replica as a plan. A plain completion proves it, with any tokenizer."""
     hosts = {node.node_ip: node.host for node in survey.topology.nodes}
     sizes = replace(
         UNDECIDED,
         tensor_parallel=document.tensor_parallel,
         pipeline_parallel=document.pipeline_parallel,
+        data_parallel=document.gpus // (document.tensor_parallel * document.pipeline_parallel),
         keeps_tp_in_host=False,
     )
     # A host that was taken out of the inventory is named by its address.

@@ -17,7 +17,16 @@ from clusterctl.models.name import resolve as resolve_model
 from clusterctl.models.probe import ModelDirectory, look_for
 from clusterctl.models.version import parse_version
 from clusterctl.node.documents import ServiceDocument
-from clusterctl.planning.cluster_hardware import HeldGpus, gpus_held, gpus_of, hardware_of
+from clusterctl.planning.cluster_hardware import (
+    ANY_HOST,
+    HeldGpus,
+    gpus_held,
+    gpus_of,
+    hardware_of,
+    hosts_on,
+    only_on,
+    without_drained,
+)
 from clusterctl.planning.fit_request import (
     FitArguments,
     HubShapes,
@@ -66,7 +75,10 @@ def plan_request(
             directories = {directory.path for each in found.values() for directory in each}
             shape = describe(config, named.hub_id or named.served_name)
         # the service that `serve` would replace
-        own = survey.replicas(document_name(request, served_names(request, named)))
+        name = document_name(request, served_names(request, named))
+        own = survey.replicas(name)
+        if asked.on is None and name in survey.members:
+            asked = replace(asked, on=survey.members[name].on)
     hardware = hardware_for_fit(survey, asked, own)
     launch = launch_for(request, shape, hardware, gpus_of(survey.answers))
     same = own[0] if own and directories.intersection(own[0].argv[2:3]) else None
@@ -85,6 +97,8 @@ def hardware_for_fit(
         now = gpus_held(topology, state.nodes, survey.reported, survey.services, own)
         as_if_free = not any(host.free for host in now.free)
         held = replace(held, holders=now.holders) if as_if_free else now
+    on = "" if asked.on == ANY_HOST else asked.on or ""
+    held = only_on(without_drained(held, survey.drained), hosts_on(inventory, on), on)
     tag = inventory.image if parse_version(inventory.image) else None
     version = asked.vllm or (state.vllm_version if state else "") or tag
     hardware = replace(hardware_of(survey, held, version), as_if_free=as_if_free)

@@ -45,6 +45,7 @@ class FitArguments:
     vllm: str | None = None
     network: str | None = None
     arguments: tuple[str, ...] = ()
+    on: str | None = None  # hosts of the cluster; None: those that `serve` would use
     probe: bool = False  # ask the image's own vLLM too
 
     def request(self) -> ServiceRequest:

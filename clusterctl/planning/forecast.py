@@ -7,6 +7,7 @@ can be planned, a note reports that and vLLM decides.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -206,6 +207,7 @@ def serve_command(launch: Launch, flags: list[str]) -> str:
     else:
         sizes += ["--tp", str(asked.tensor_parallel)] if asked.tensor_parallel else []
         sizes += ["--pp", str(asked.pipeline_parallel)] if asked.pipeline_parallel else []
+    sizes += ["--on", shlex.quote(asked.on)] if asked.on else []
     rest = render(without(lay_over(asked.given, parse_arguments(flags)), _LAYOUT_FLAGS))
     return " ".join(["clusterctl", "serve", asked.model, *sizes, *(["--", *rest] if rest else [])])
 

@@ -48,6 +48,13 @@ class GpuModel:
         return self.capability == 90
 
     @property
+    def pcie(self) -> float:
+        """The data rate of its PCIe link in GB/s: 16 lanes of generation 3 before Ampere, of 5 from
+        Hopper on, else of 4, as in the vendor's data sheets. GB10 and GH200 have faster links."""
+        lanes_of_3 = 15.75
+        return lanes_of_3 * (1 if self.capability < 80 else 4 if self.capability >= 90 else 2)
+
+    @property
     def has_native_fp8(self) -> bool:
         """Whether it computes in fp8 (from 8.9 on); else vLLM decompresses weights with Marlin."""
         return self.capability >= 89

@@ -348,7 +348,8 @@ def _proposal(request: PlanRequest, plan: FitPlan) -> Proposal:
         parts.append(f"limited by {limit.gpu} on {limit.host}, {limit.unused_gib:.0f} GiB unused")
     if plan.verdict == "may not fit":
         parts.append("within the margin of error")
-    speed = speed_of(request.shape, placement, plan.settings.quantization, request.network)
+    quantization = plan.settings.quantization
+    speed = speed_of(request.shape, placement, quantization, request.network, plan.options)
     return Proposal(plan, speed, "; ".join(parts))
 
 

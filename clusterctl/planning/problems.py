@@ -14,10 +14,8 @@ from clusterctl.models.version import show_version
 from clusterctl.planning.hardware import GpuModel
 from clusterctl.planning.memory import FitPlan
 from clusterctl.planning.options import AUTO_LENGTH, ServeOptions
-from clusterctl.planning.placement import stages_of
 from clusterctl.planning.rules import Rules
-from clusterctl.planning.speed import PCIE
-from clusterctl.planning.weights import PipelineStage, weight_bytes
+from clusterctl.planning.speed import NETWORK, SpeedModel
 from clusterctl.serving.release_flags import refused_flags
 from clusterctl.serving.vllm_flags import Argument
 from clusterctl.units import GIB
@@ -65,19 +63,7 @@ def predict_problems(
         if "bitsandbytes" not in error.summary:
             hint = error.hint or "leave it out"
             found.append(PredictedProblem("unknown-arg", True, error.summary, hint))
-    if plan.options.enforce_eager and not any(gpu.is_cpu for gpu in gpus):
-        # Gemma 4 26B on an A100, vLLM 0.19.0: 18.5 tokens/s; 80 without the flag, weights in fp8.
-        text = "speeds are estimated with CUDA graphs: without them one request was 4 times slower"
-        hint = "leave --enforce-eager out if its memory is not needed"
-        found.append(PredictedProblem("eager", False, text, hint))
-    if moved := _offloaded_bytes(shape, plan):
-        # R1-Distill-Llama-70B in bitsandbytes, all its layers offloaded: 0.4 tokens/s, 0.35 by this
-        text = (
-            "speeds are estimated with all weights on the GPUs: --cpu-offload-gb adds about "
-            f"{moved / PCIE.bandwidth:.1f} s to a step, which reads {moved / GIB:.1f} GiB over PCIe"
-        )
-        hint = "use more GPUs, or a model that is quantized further"
-        found.append(PredictedProblem("offload", False, text, hint))
+    found += _of_speed(shape, plan)
     for argument in arguments:
         if argument.key in _UNCOUNTED:
             text = f"{argument.flag}: {_UNCOUNTED[argument.key]} are not part of the forecast"
@@ -87,16 +73,29 @@ def predict_problems(
     return tuple(sorted(found, key=lambda item: not item.fatal))
 
 
-def _offloaded_bytes(shape: ModelShape, plan: FitPlan) -> int:
-    """Return the bytes of weights in the host's memory, for one rank of each stage."""
-    offload = int(plan.options.cpu_offload_gib * GIB)
-
-    def on_gpu(stage: PipelineStage, offload: int) -> int:
-        replicas = plan.options.dp or 1
-        return weight_bytes(shape, stage, plan.settings.quantization, offload, replicas=replicas)
-
-    stages = stages_of(len(shape.layers), plan.placement) if offload else ()
-    return sum(on_gpu(stage, 0) - on_gpu(stage, offload) for stage in stages)
+def _of_speed(shape: ModelShape, plan: FitPlan) -> Iterator[PredictedProblem]:
+    """Yield what slows each step down, with its share of the estimate."""
+    if any(seat.gpu.is_cpu for seat in plan.placement.seats):
+        return
+    model = SpeedModel(shape, plan.placement, plan.settings.quantization, NETWORK, plan.options)
+    stages = model.stages()
+    if launches := sum(model.launches(stage) for stage, _ in stages):
+        yield PredictedProblem(
+            "eager",
+            False,
+            "--enforce-eager: without CUDA graphs the host launches each operation, which takes "
+            f"about {launches * 1e3:.0f} ms a step, however few requests there are",
+            "leave --enforce-eager out if its memory is not needed",
+        )
+    if moved := sum(model.offloaded(stage) for stage, _ in stages):
+        seconds = sum(model.offload(stage, gpu, 1) for stage, gpu in stages)
+        yield PredictedProblem(
+            "offload",
+            False,
+            f"--cpu-offload-gb: {moved / GIB:.1f} GiB of weights stay in the host's memory, which "
+            f"adds about {seconds:.1f} s over PCIe to each step",
+            "use more GPUs, or a model that is quantized further",
+        )
 
 
 def tp_problem(shape: ModelShape, tp: int) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -16,10 +16,13 @@ from clusterctl.models.probe import look_for
 from clusterctl.models.version import parse_version
 from clusterctl.node.documents import Member, MembersDocument, ServiceDocument, replica_name
 from clusterctl.planning.cluster_hardware import (
+    ANY_HOST,
     gpus_held,
     gpus_of,
     hardware_of,
     hardware_of_unknown_gpus,
+    hosts_on,
+    only_on,
     without_drained,
 )
 from clusterctl.planning.forecast import MemoryForecast, forecast_memory, layout_env
@@ -79,9 +82,17 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
     inventory, answers, declared = survey.inventory, survey.answers, survey.services
     state = require_formed(survey)
     topology = survey.topology
-    # None for a Hub id that no host has
+    names = served_names(request, model)
+    name = document_name(request, names)
+    own = survey.replicas(name)
+    known = survey.members.get(name)
+    asked_on = known.on if known and request.on is None else request.on or ""
+    request = replace(request, on="" if asked_on == ANY_HOST else asked_on)
+    hosts = hosts_on(inventory, request.on or "")
+    # None for a Hub id that none of these hosts has
     location: ModelLocation | None = None
-    looked = fan_out(survey.transports, lambda transport: look_for(transport, model.candidates))
+    transports = {host: survey.transports[host] for host in hosts}
+    looked = fan_out(transports, lambda transport: look_for(transport, model.candidates))
     raise_all(failures(looked))
     findings = values(looked)
     if any(findings.values()) or request.model != model.hub_id:
@@ -102,11 +113,7 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
                 hint=f"leave it out: the service answers at {address}; or name one address; or, "
                 "where something in front closes the port, network.public: true",
             )
-    names = served_names(request, model)
-    name = document_name(request, names)
     listening = survey.facts[head.name].listening_ports
-    own = survey.replicas(name)
-    known = survey.members.get(name)
     ports = {one.name: one.port for one in declared.values() if one not in own or not one.node_ips}
     ports |= {service: members.port for service, members in survey.members.items()}
     shape = location.shape if location else None
@@ -126,7 +133,7 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
     )
     build_service(launch)  # first of all, refuse flags that this vLLM lacks
     held = gpus_held(topology, state.nodes, survey.reported, declared, own)
-    held = without_drained(held, survey.drained)
+    held = only_on(without_drained(held, survey.drained), hosts, request.on or "")
     try:
         hardware = hardware_of(survey, held, state.vllm_version)
     except UsageError:  # GPUs whose memory is unknown
@@ -154,7 +161,7 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
     )
     # The list of members may be lost, with a directory that was deleted on the head.
     has_replicas = known is not None or any(document.node_ips for document in own)
-    if not has_replicas and request.replicas in (None, 1):
+    if not has_replicas and request.replicas in (None, 1) and not request.on:
         return one
     return with_replicas(one, replace(launch, layout=layout), survey, hardware, forecast)
 
@@ -175,7 +182,8 @@ def with_replicas(
     own, known = survey.replicas(service), survey.members.get(service)
     sizes = (launch.layout.tensor_parallel, launch.layout.pipeline_parallel)
     hosts = {node.node_ip: node.host for node in topology.nodes}
-    kept = kept_seats(survey, own, sizes)
+    on = launch.request.on or ""
+    kept = kept_seats(survey, own, sizes, hosts_on(survey.inventory, on))
     wanted = max(len(own), 1) if asked is None else None if asked == "max" else asked
     for replica in sorted(kept)[wanted:] if wanted is not None else ():
         del kept[replica]
@@ -230,6 +238,7 @@ def with_replicas(
         ],
         stall_timeout=plan.document.stall_timeout,
         listen=listen if listen != topology.head.node_ip else "",
+        on=on,
     )
     door = ""
     notes = plan.notes
@@ -257,9 +266,13 @@ def with_replicas(
 
 
 def kept_seats(
-    survey: Survey, own: Sequence[ServiceDocument], sizes: tuple[int, int]
+    survey: Survey,
+    own: Sequence[ServiceDocument],
+    sizes: tuple[int, int],
+    allowed: Collection[str],
 ) -> dict[int, Seats]:
-    """Return the hosts of the ranks of each declared replica that stays where it is, by number.
+    """Return the hosts of the ranks of each declared replica that stays where it is, by number: on
+    hosts that are `allowed` and not drained.
 
     Raises UsageError for a replica with another TP and PP than `sizes`.
     """
@@ -278,7 +291,11 @@ def kept_seats(
         if not document.node_ips and document.name in survey.reported:
             seats = tuple(rank.host for rank in survey.reported[document.name].ranks)
         in_place = document.node_ips or seats[:1] == (topology.head.host,)
-        if in_place and len(seats) == document.gpus and not set(seats) & set(survey.drained):
+        if (
+            in_place
+            and len(seats) == document.gpus
+            and set(seats) <= set(allowed) - set(survey.drained)
+        ):
             kept[document.replica] = seats
     return kept
 

@@ -14,8 +14,14 @@ and a step takes, on every stage,
 
 and PP adds one hop per stage boundary. An all-reduce or a hop of `n` bytes takes `latency + n /
 bandwidth` of the link. Stages take turns: a step of all requests takes as many passes as there are
-stages, each with its share; only reading weights overlaps between stages. docs/fit.md says how the
-constants were fitted and what they are off by; tests/unit/planning/test_speed_of_layouts.py checks.
+stages, each with its share; only reading weights overlaps between stages.
+
+Without CUDA graphs (--enforce-eager) the host launches every operation of a layer while the GPU
+computes those before: a step takes at least that long. Weights that --cpu-offload-gb leaves in the
+host's memory are read over PCIe in each step, in addition.
+
+docs/fit.md says how the constants were fitted and what they are off by;
+tests/unit/planning/test_speed_of_layouts.py checks.
 """
 
 from __future__ import annotations
@@ -25,11 +31,13 @@ import re
 from dataclasses import dataclass
 
 from clusterctl.errors import UsageError
-from clusterctl.models.shape import ModelShape, Quantization
+from clusterctl.models.shape import DecoderLayer, ModelShape, Quantization
 from clusterctl.planning.hardware import GpuModel
 from clusterctl.planning.kv_cache import needs_of
+from clusterctl.planning.options import ServeOptions
 from clusterctl.planning.placement import Placement, stages_of
-from clusterctl.planning.weights import PipelineStage, read_per_token_bytes
+from clusterctl.planning.weights import PipelineStage, read_per_token_bytes, weight_bytes
+from clusterctl.units import GIB
 
 # Seconds of the host for a decode step in each stage, for each of its layers and requests: on an
 # H200 a token of a 1.5B model of 28 layers took 2.2 ms, 0.76 of which is reading weights.
@@ -45,6 +53,14 @@ _HALF_AT_REQUESTS = 45
 # For each request: parsing, tokens to text and the answer, in the API server of its replica.
 _API_OVERHEAD = 0.77e-3
 _FIRST_TOKEN_OVERHEAD = 8e-3
+
+# Seconds to launch an operation without CUDA graphs, with vLLM's Python around it: 63 us by Gemma 4
+# 26B on an A100 (vLLM 0.19.0, 54 ms a token), 70 us by Qwen2.5-Omni-7B on an A800 (0.29,
+# vllm-omni#7960, 22 to 23 ms). Hosts differ by a factor of two in it.
+_LAUNCH = 65e-6
+
+# Share of PCIe's data rate that copies from pinned memory reach: 11.3 of 15.75 GB/s on a 2080 Ti.
+_PCIE_SHARE = 0.72
 
 _BANDWIDTH_SHARE = 0.85
 _COMPUTE_SHARE = 0.65  # Share of the data sheet that matrix kernels reach
@@ -76,6 +92,8 @@ _LARGE_MESSAGE = 6.0
 _HALF_AT_BYTES = 80e3
 # NCCL over TCP sockets: 4.0 GB/s measured on a 4 GB/s link, and 40 us for a small message.
 NETWORK = LinkSpeed(4e9, SOCKET_LATENCY)
+
+_DEFAULTS = ServeOptions()
 
 _RATE = re.compile(r"^(\d{1,5}(?:\.\d{1,3})?)\s*(gbit(?:/s)?|gbps|gb/s|g)$", re.IGNORECASE)
 
@@ -134,9 +152,10 @@ def speed_of(
     placement: Placement,
     quantization: Quantization | None = None,
     network: LinkSpeed = NETWORK,
+    options: ServeOptions = _DEFAULTS,
 ) -> Speed:
     """Estimate the speed of all replicas together. `network` is the link between the hosts."""
-    run = SpeedModel(shape, placement, quantization, network)
+    run = SpeedModel(shape, placement, quantization, network, options)
     return Speed(tuple(run.load(requests) for requests in REQUESTS))
 
 
@@ -148,6 +167,7 @@ class SpeedModel:
     placement: Placement
     quantization: Quantization | None
     network: LinkSpeed
+    options: ServeOptions = _DEFAULTS
     prompt: int = PROMPT
     output: int = OUTPUT
 
@@ -172,14 +192,16 @@ class SpeedModel:
     def _step(self, at_once: int, turns: int, each: int) -> float:
         """Return the seconds of a pass of `at_once` requests through all stages."""
         step = busy = 0.0
-        for stage, gpu in self._stages():
+        for stage, gpu in self.stages():
             read = self._read(stage, at_once) / (gpu.bandwidth * 1e9 * _BANDWIDTH_SHARE)
             work = max(read, self._compute(stage, gpu, at_once))
             # Stages that take turns overlap in this.
             busy = max(busy, work) if turns > 1 else busy + work
-            step += _STAGE_OVERHEAD + (stage.last - stage.first) * _LAYER_OVERHEAD
-            step += at_once * _REQUEST_OVERHEAD + self._cache(stage, gpu, at_once)
+            cache, layers = self._cache(stage, gpu, at_once), stage.last - stage.first
+            between = max(layers * _LAYER_OVERHEAD, self.launches(stage) - work - cache)
+            step += _STAGE_OVERHEAD + between + at_once * _REQUEST_OVERHEAD + cache
             step += self._reduce(stage, at_once) + self._hop(stage, at_once)
+            step += self.offload(stage, gpu, at_once)
             if self.placement.tp > 1:
                 step += _GROUP_OVERHEAD
             if self.placement.replicas > 1 and each > 1:
@@ -190,18 +212,42 @@ class SpeedModel:
     def _prefill(self, tokens: int) -> float:
         """Return the seconds to prefill prompts, different ones in each stage at once."""
         slowest = hops = 0.0
-        for stage, gpu in self._stages():
-            work = self._compute(stage, gpu, tokens) + self._reduce(stage, tokens)
+        for stage, gpu in self.stages():
+            chunks = math.ceil(tokens / _CHUNK)
+            work = max(self._compute(stage, gpu, tokens), chunks * self.launches(stage))
+            work += self._reduce(stage, tokens) + chunks * self.offload(stage, gpu, tokens)
             slowest, hops = max(slowest, work), hops + self._hop(stage, tokens)
         return slowest + hops
 
-    def _stages(self) -> list[tuple[PipelineStage, GpuModel]]:
+    def stages(self) -> list[tuple[PipelineStage, GpuModel]]:
         """Return every stage with its slowest GPU."""
         found = []
         for index, stage in enumerate(stages_of(len(self.shape.layers), self.placement)):
             gpus = [seat.gpu for seat in self.placement.seats if seat.stage == index]
             found.append((stage, min(gpus, key=lambda gpu: gpu.bandwidth)))
         return found
+
+    def launches(self, stage: PipelineStage) -> float:
+        """Return the seconds to launch a pass of a stage; 0 with CUDA graphs."""
+        if not self.options.enforce_eager:
+            return 0.0
+        layers = self.shape.layers[stage.first : stage.last]
+        return sum(_operations(layer, stage.tp) for layer in layers) * _LAUNCH
+
+    def offloaded(self, stage: PipelineStage) -> int:
+        """Return the bytes of weights that a rank leaves in the host's memory."""
+        wanted, replicas = int(self.options.cpu_offload_gib * GIB), self.options.dp or 1
+        on_gpu, all_on_gpu = (
+            weight_bytes(self.shape, stage, self.quantization, moved, replicas=replicas)
+            for moved in (wanted, 0)
+        )
+        return all_on_gpu - on_gpu
+
+    def offload(self, stage: PipelineStage, gpu: GpuModel, tokens: int) -> float:
+        """Return the seconds to read offloaded weights for a pass of `tokens`: of experts those
+        that a token has chosen, as on the GPU."""
+        share = self._read(stage, tokens) / self._read(stage, _CHUNK)
+        return share * self.offloaded(stage) / (gpu.pcie * 1e9 * _PCIE_SHARE)
 
     def _read(self, stage: PipelineStage, tokens: int) -> float:
         return read_per_token_bytes(self.shape, stage, self.quantization, tokens)
@@ -242,3 +288,13 @@ class SpeedModel:
             return 0.0
         link = self.network if self.placement.stages_cross_hosts else PCIE
         return link.latency + 2 * tokens * self.shape.hidden * 2 / link.bandwidth
+
+
+def _operations(layer: DecoderLayer, tp: int) -> int:
+    """Return about how many operations vLLM launches for a layer: one for each norm and projection,
+    six for attention (rotation, an empty result, cache and attention itself among them), nine for
+    experts (router, top-k, alignment, two products, activation and sum among them)."""
+    count = layer.norms + (2 if tp > 1 else 0)
+    if layer.attention:
+        count += 6 + (2 if layer.attention.qk_norm else 0) + (4 if layer.attention.latent else 0)
+    return count + (3 if layer.mlp else 0) + (9 if layer.experts else 0)

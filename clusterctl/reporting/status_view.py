@@ -167,7 +167,8 @@ def _replica_lines(service: str, rows: Sequence[ServiceRow]) -> list[Text]:
     title = _text(f"service {service}", style="bold")
     title.append(f" · {ready} of {count(len(rows), 'replica')} ready")
     layout = f"TP {document.tensor_parallel} · PP {document.pipeline_parallel}"
-    lines = [title.append(_text(f" · {document.model} · {layout}", style="dim"))]
+    on = f" · on {rows[0].on}" if rows[0].on else ""
+    lines = [title.append(_text(f" · {document.model} · {layout}{on}", style="dim"))]
     for row in rows:
         state = row.state
         draining = row.member is not None and row.member.draining
@@ -254,6 +255,7 @@ def status_document(status: ClusterStatus) -> dict[str, Any]:
                 "name": row.name,
                 "service": row.document.service,
                 "host": row.host,
+                "on": row.on,
                 "draining": row.member is not None and row.member.draining,
                 "state": row.condition,
                 "model": row.document.model,

@@ -67,6 +67,7 @@ class Options:
     port: int | None = None
     stall_timeout: float | None = None
     replicas: str | None = None  # A number, or `max`
+    on: str | None = None  # Hosts, as `inventory.select` reads them
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class ServiceRequest:
     stall_timeout: float | None = None  # Seconds, as in ServiceDocument; None: the default
     # None: as many as there are now, or one for a new service
     replicas: int | Literal["max"] | None = None
+    on: str | None = None  # Hosts that may have ranks; None: as before, or all
 
     @property
     def random_weights(self) -> bool:
@@ -161,6 +163,7 @@ def read_request(
         given=without(merged, _SERVICE_FLAGS),
         api_key=keys[-1] if keys else None,
         stall_timeout=options.stall_timeout,
+        on=options.on,
     )
     request = replace(request, replicas=_replicas(options.replicas, request, fail))
     raise_all(problems)
@@ -170,6 +173,11 @@ def read_request(
 def _replicas(
     given: str | None, request: ServiceRequest, fail: Callable[..., None]
 ) -> int | Literal["max"] | None:
+    if request.on is not None and request.data_parallel > 1:
+        fail(
+            "--on cannot be combined with --data-parallel-size, whose ranks Ray places",
+            "--replicas N instead: each on GPUs of these hosts",
+        )
     if given is None:
         return None
     if request.data_parallel > 1:

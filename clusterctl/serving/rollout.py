@@ -44,6 +44,7 @@ class Replica:
     planned: PlannedService
     host: str
     old: ServiceDocument | None  # None: it is new
+    again: bool = False  # Restart it though nothing differs
 
     @property
     def name(self) -> str:
@@ -51,7 +52,7 @@ class Replica:
 
     @property
     def differs(self) -> bool:
-        return self.old is None or bool(difference(self.old, self.planned.document))
+        return self.again or self.old is None or bool(difference(self.old, self.planned.document))
 
 
 def as_declared(survey: Survey, planned: Sequence[PlannedService]) -> list[Replica]:
@@ -165,7 +166,7 @@ class Rollout:
         If the new version fails, the old one is restored and awaited before the error is raised."""
         old = replica.old
         assert old  # noqa: S101 - it is declared
-        restarts = needs_restart(old, replica.planned.document)
+        restarts = replica.again or needs_restart(old, replica.planned.document)
         if restarts:
             self._drain(old)
         try:

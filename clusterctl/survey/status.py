@@ -87,6 +87,7 @@ class ServiceRow:
     host: str = ""  # That its API runs on
     member: Member | None = None  # None for a service without replicas
     load: ServiceLoad | None = None  # Only in the wide view
+    on: str = ""  # The hosts that `serve --on` limits it to; empty: all
 
     @property
     def name(self) -> str:
@@ -196,7 +197,8 @@ def assess(
         declared = survey.members.get(document.service)
         members = declared.members if declared else ()
         member = next((each for each in members if each.replica == document.replica), None)
-        services.append(ServiceRow(document, its, address, ago, of, member))
+        on = declared.on if declared else ""
+        services.append(ServiceRow(document, its, address, ago, of, member, on=on))
     return ClusterStatus(
         cluster=inventory.cluster,
         hosts=tuple(

@@ -117,6 +117,32 @@ def test_a_drained_host_has_no_replicas_until_it_is_undrained(operator: Operator
     assert [each["host"] for each in replicas(operator).values()] == ["gpu1", "gpu2"]
 
 
+def test_a_restart_changes_the_processes_one_at_a_time_and_nothing_else(
+    operator: Operator, on_host: OnHost
+) -> None:
+    before = pids(on_host)
+    ran = operator.ok("restart", "tiny", timeout=1500)
+    assert ran.stderr.count("prove it") >= 2, ran.text
+    after = pids(on_host)
+    assert all(after[host] not in ("", before[host]) for host in before)
+    assert operator.ok(*SERVE, "--json", *LONGER).json["changed"] is False
+    assert pids(on_host) == after
+
+
+def test_on_keeps_a_service_on_the_hosts_that_are_named(operator: Operator) -> None:
+    ran = operator.run(*SERVE, "--on", "gpu2", "--replicas", "2", *LONGER)
+    assert (ran.status, "--replicas 1" in ran.stderr) == (11, True), ran.text
+
+    operator.ok(*SERVE, "--on", "gpu2", "--replicas", "1", *LONGER, timeout=1500)
+    for _ in range(2):
+        assert [(each["host"], each["on"]) for each in replicas(operator).values()] == [
+            ("gpu2", "gpu2")
+        ]
+        assert operator.ok(*SERVE, "--json", *LONGER).json["changed"] is False
+    asked = operator.run("restart", "tiny", "--dry-run")
+    assert (asked.status, "no answers from then" in asked.stdout) == (10, True), asked.text
+
+
 def test_stop_ends_all_replicas(operator: Operator, on_host: OnHost) -> None:
     assert "gpu2 tiny@2  " in operator.ok("logs", "tiny", "-n", "3").stdout
     operator.ok("stop", "tiny")

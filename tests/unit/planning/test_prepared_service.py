@@ -63,10 +63,11 @@ class Cluster:
         own: ServiceDocument | None = None,
         other: ServiceDocument | None = None,
         replicas: str | None = None,
+        on: str | None = None,
         declared: Sequence[ServicePlan | ServiceDocument] = (),
     ) -> ServicePlan:
         """`declared`: further services, or plans whose replicas are declared."""
-        options = Options("/data/models/qwen", tp, name="qwen", replicas=replicas)
+        options = Options("/data/models/qwen", tp, name="qwen", replicas=replicas, on=on)
         request = read_request(options, (), parse_arguments(args))
         model = resolve(request.model, self.inventory.models)
         survey = self.survey(*(each for each in (own, other) if each), *declared)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from clusterctl import deadlines
+from clusterctl.commands.restart import again as restarted
 from clusterctl.engine.events import Event, Note
 from clusterctl.errors import StepFailed
 from clusterctl.facts.parse import Probe
@@ -28,7 +29,7 @@ from clusterctl.node.files import NodePaths
 from clusterctl.serving import rollout
 from clusterctl.serving.arguments import Layout
 from clusterctl.serving.rollout import Rollout, as_declared
-from clusterctl.serving.service import PlannedService
+from clusterctl.serving.service import PlannedService, difference
 from clusterctl.transport.base import CommandResult
 from clusterctl.transport.lock import ClusterLock
 from tests.fakes.host_facts import host_facts, nic
@@ -124,7 +125,12 @@ class World:
         ]
         return to_json(NodeState(host, "worker", 0.0, "1", "up", 0.0, 0, services=services))
 
-    def run(self, *wanted: ServiceDocument, surplus: tuple[ServiceDocument, ...] = ()) -> None:
+    def run(
+        self,
+        *wanted: ServiceDocument,
+        surplus: tuple[ServiceDocument, ...] = (),
+        again: tuple[int, ...] = (),
+    ) -> None:
         answers = {
             name: Probe(
                 replace(host_facts(nic("eth0", f"10.0.0.{n}/24")), clock=0.0),
@@ -142,7 +148,10 @@ class World:
             for each in wanted
         ]
         with ClusterLock(self.transports["gpu1"], "demo", "serve") as lock:
-            replicas = as_declared(survey, planned)
+            replicas = [
+                replace(each, again=each.planned.document.replica in again)
+                for each in as_declared(survey, planned)
+            ]
             final = members(*wanted)
             Rollout(survey, replicas, surplus, final, "key", lock, self.events.append).run()
 
@@ -236,3 +245,13 @@ def test_a_second_run_writes_nothing() -> None:
     world = World(document(1), document(2))
     world.run(document(1), document(2))
     assert world.story == []
+
+
+def test_a_restart_takes_one_replica_at_a_time_and_leaves_serve_nothing_to_change() -> None:
+    world = World(document(1), document(2))
+    anew = restarted(document(1)), restarted(document(2))
+    world.run(*anew, again=(1, 2))
+    assert world.story == ["1- 2", "tiny 1", "1 2", "1 2-", "tiny@2 1", "1 2"]
+
+    assert difference(document(1), anew[0]) == []
+    assert anew[0].fingerprint not in (document(1).fingerprint, restarted(document(1)).fingerprint)

@@ -1,0 +1,54 @@
+"""`restart`: start one service again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clusterctl.cli import options
+from clusterctl.cli.guard import guarded
+
+if TYPE_CHECKING:
+    from clusterctl.commands.restart import RestartPlan
+
+
+@guarded
+def restart(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Service or replica, as `status` shows it.")
+    ],
+    dry_run: options.DryRun = False,
+    yes: options.Yes = False,
+    inventory: options.Inventory = None,
+    as_json: options.Json = False,
+) -> None:
+    """Restart a service with the same settings, one replica at a time."""
+    from clusterctl.cli.session import confirm, session
+    from clusterctl.commands.restart import run
+    from clusterctl.errors import CHANGES_PENDING, UsageError
+
+    with session("restart", inventory, quiet=as_json) as opened:
+
+        def agree(plan: RestartPlan) -> None:
+            if dry_run and as_json:
+                print(json.dumps({"service": name, "changes": plan.lines}, indent=2))
+            elif not as_json:
+                out = sys.stdout if dry_run else sys.stderr
+                print("\n".join(["To do:", *(f"  {line}" for line in plan.lines)]), file=out)
+            if dry_run:
+                raise typer.Exit(CHANGES_PENDING)
+            if plan.interrupts and not confirm(
+                f"This interrupts {name}. Continue?", yes=yes, progress=opened.progress
+            ):
+                raise UsageError(f"not confirmed: {name} would not answer", hint="add --yes")
+
+        proofs = run(opened.inventory, name, opened.credentials, agree=agree, sink=opened.progress)
+    ready = {replica: round(proof.ready_seconds, 1) for replica, proof in proofs.items()}
+    if as_json:
+        print(json.dumps({"service": name, "ready_seconds": ready}, indent=2))
+        return
+    for replica, seconds in ready.items():
+        print(f"{replica} answers again, {seconds:.0f} s after vLLM started")

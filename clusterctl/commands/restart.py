@@ -1,0 +1,93 @@
+"""`restart`: start a service again as it is declared, one replica after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import time
+
+from clusterctl.engine.events import EventSink
+from clusterctl.inventory.model import Inventory
+from clusterctl.node.documents import MembersDocument, ServiceDocument
+from clusterctl.planning.draining import as_planned
+from clusterctl.serving.declaration import read_key, require_service
+from clusterctl.serving.proof import Proof
+from clusterctl.serving.rollout import Rollout, as_declared
+from clusterctl.serving.service import fingerprint
+from clusterctl.survey.survey import Survey, connected, take_survey
+from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.lock import ClusterLock
+
+
+@dataclass(frozen=True)
+class RestartPlan:
+    """The replicas that restart, and what users notice."""
+
+    survey: Survey
+    documents: Sequence[ServiceDocument]
+    interrupts: bool  # No other replica serves meanwhile
+
+    @property
+    def lines(self) -> list[str]:
+        return [self._line(document) for document in self.documents]
+
+    def _line(self, document: ServiceDocument) -> str:
+        start = f"restart {document.name} on {self.survey.host_of(document.name)}"
+        if not self.interrupts:
+            return f"{start}, after its running requests, while the others serve"
+        state = self.survey.reported.get(document.name)
+        last = f", which took {state.ready_seconds:.0f} s" if state and state.ready_seconds else ""
+        return f"{start}: no answers from then until vLLM is ready again{last}"
+
+
+def run(
+    inventory: Inventory,
+    name: str,
+    credentials: Credentials,
+    *,
+    agree: Callable[[RestartPlan], None],
+    sink: EventSink,
+) -> dict[str, Proof]:
+    """Restart the service, or the one replica, called `name`; return the proofs by replica.
+
+    `agree` shows the plan and returns, or raises if the user declines. All hosts must answer: vLLM
+    starts only while Ray has every node. Raises UsageError for an unknown name, and as
+    `Rollout.run`.
+    """
+    with connected(inventory.hosts, credentials) as transports:
+        agree(_plan(take_survey(inventory, transports), name))
+        with ClusterLock(transports[inventory.head.name], inventory.cluster, "restart") as lock:
+            survey = take_survey(inventory, transports)
+            plan = _plan(survey, name)
+            replicas = [
+                replace(each, again=True)
+                for each in as_declared(
+                    survey, [as_planned(survey, again(document)) for document in plan.documents]
+                )
+            ]
+            members = _none_draining(survey.members.get(plan.documents[0].service))
+            key = read_key(inventory, transports[inventory.head.name])
+            return Rollout(survey, replicas, (), members, key, lock, sink).run()
+
+
+def again(document: ServiceDocument) -> ServiceDocument:
+    """Return the document with another fingerprint, by which its supervisor restarts vLLM. `serve`
+    compares commands and environments instead, and finds nothing changed afterwards."""
+    now = f"{fingerprint(document.argv, document.env)} restarted at {time():.6f}"
+    return replace(document, fingerprint=now)
+
+
+def _plan(survey: Survey, name: str) -> RestartPlan:
+    survey.require_answers()
+    survey.require_supervised_head()
+    documents = survey.replicas(name) or [require_service(name, survey.services)]
+    alone = len(survey.replicas(documents[0].service)) == 1
+    return RestartPlan(survey, documents, alone)
+
+
+def _none_draining(members: MembersDocument | None) -> MembersDocument | None:
+    """Return the members without marks that an interrupted run has left."""
+    if members is None:
+        return None
+    admitted = [replace(member, draining=False) for member in members.members]
+    return replace(members, members=admitted)

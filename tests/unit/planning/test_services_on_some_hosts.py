@@ -1,0 +1,78 @@
+"""`serve --on`: which hosts a service may use, and what it keeps of that."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterctl.errors import DoesNotFit, UsageError
+from clusterctl.planning.draining import moves_from
+from tests.fakes.transport import starts
+from tests.unit.planning.test_prepared_service import Cluster
+
+
+def test_a_service_starts_on_the_hosts_that_are_named_and_needs_its_model_only_there() -> None:
+    cluster = Cluster("nvidia")
+    cluster.transports["gpu1"].on(starts("sh", "-c"), stdout="end\n")
+    plan = cluster.prepare(tp=1, on="gpu2")
+
+    assert plan.document.node_ips == ["10.0.0.2"]
+    assert plan.members is not None
+    assert (plan.members.on, [each.host for each in plan.members.members]) == ("gpu2", ["gpu2"])
+
+
+def test_serving_again_keeps_the_hosts_until_others_are_named() -> None:
+    cluster = Cluster("nvidia")
+    first = cluster.prepare(tp=1, on="gpu2")
+    again = cluster.prepare(tp=1, declared=(first,))
+    assert (again.members, again.document) == (first.members, first.document)
+
+    moved = cluster.prepare(tp=1, on="gpu1", declared=(first,))
+    assert moved.document.node_ips == ["10.0.0.1"]
+    assert [document.name for document in moved.surplus] == ["qwen"]
+
+    free = cluster.prepare(tp=1, on="*", declared=(first,))
+    assert free.members is not None
+    assert (free.members.on, free.document) == ("", first.document)
+
+
+def test_a_service_that_ray_placed_elsewhere_moves_to_the_host_that_is_named() -> None:
+    cluster = Cluster("nvidia")
+    single = cluster.prepare(tp=1).document
+    plan = cluster.prepare(tp=1, on="gpu2", own=single)
+    assert plan.document.name == "qwen@2"
+    assert plan.document.node_ips == ["10.0.0.2"]
+    assert plan.surplus == (single,)
+
+
+def test_what_does_not_fit_there_is_refused_with_what_would() -> None:
+    with pytest.raises(DoesNotFit, match=r"1 free \(gpu2 1\)") as caught:
+        Cluster("nvidia").prepare(tp=2, on="gpu2")
+    assert caught.value.hint == "--tp 1 works"
+    assert caught.value.detail == "--on gpu2 leaves out 1 host"
+    with pytest.raises(DoesNotFit, match="2 replicas of qwen need 1 GPU each, and 1 of them fits"):
+        Cluster("nvidia").prepare(tp=1, replicas="2", on="gpu2")
+
+
+def test_a_command_that_would_fit_names_the_hosts_too() -> None:
+    with pytest.raises(DoesNotFit) as caught:
+        Cluster("nvidia").prepare("--max-model-len", "64K", tp=1, on="gpu[2]")
+    assert "--on 'gpu[2]' -- --max-model-len 32768" in str(caught.value.hint)
+
+
+def test_a_misspelt_host_gets_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"--on gpo2 matches no host; did you mean gpu2\?"):
+        Cluster("nvidia").prepare(tp=1, on="gpo2")
+
+
+def test_data_parallel_ranks_cannot_be_kept_on_hosts() -> None:
+    with pytest.raises(UsageError, match="--on cannot be combined with --data-parallel-size"):
+        Cluster("nvidia").prepare("--data-parallel-size", "2", on="gpu2")
+
+
+def test_a_drained_host_gives_its_replica_to_none_that_the_service_may_not_use() -> None:
+    cluster = Cluster("nvidia")
+    plan = cluster.prepare(tp=1, on="gpu2")
+    (moves,) = moves_from(cluster.survey(plan), "gpu2")
+    assert moves.new == ()
+    assert moves.members.on == "gpu2"
+    assert "no other host of --on gpu2 has free GPUs" in moves.lines[-1]
