@@ -93,7 +93,7 @@ def _of_speed(shape: ModelShape, plan: FitPlan) -> Iterator[PredictedProblem]:
             "offload",
             False,
             f"--cpu-offload-gb: {moved / GIB:.1f} GiB of weights stay in the host's memory, which "
-            f"adds about {seconds:.1f} s over PCIe to each step",
+            f"adds about {seconds:.2g} s over PCIe to each step",
             "use more GPUs, or a model that is quantized further",
         )
 

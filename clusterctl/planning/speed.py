@@ -197,11 +197,11 @@ class SpeedModel:
             work = max(read, self._compute(stage, gpu, at_once))
             # Stages that take turns overlap in this.
             busy = max(busy, work) if turns > 1 else busy + work
-            cache, layers = self._cache(stage, gpu, at_once), stage.last - stage.first
-            between = max(layers * _LAYER_OVERHEAD, self.launches(stage) - work - cache)
-            step += _STAGE_OVERHEAD + between + at_once * _REQUEST_OVERHEAD + cache
-            step += self._reduce(stage, at_once) + self._hop(stage, at_once)
-            step += self.offload(stage, gpu, at_once)
+            beside = self._cache(stage, gpu, at_once) + self._reduce(stage, at_once)
+            beside += self.offload(stage, gpu, at_once)
+            overhead = (stage.last - stage.first) * _LAYER_OVERHEAD
+            step += max(overhead, self.launches(stage) - work - beside) + beside
+            step += _STAGE_OVERHEAD + at_once * _REQUEST_OVERHEAD + self._hop(stage, at_once)
             if self.placement.tp > 1:
                 step += _GROUP_OVERHEAD
             if self.placement.replicas > 1 and each > 1:

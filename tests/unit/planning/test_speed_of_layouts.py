@@ -16,6 +16,7 @@ import pytest
 
 from clusterctl.models.config_json import describe
 from clusterctl.planning.hardware import parse_gpus
+from clusterctl.planning.options import parse_options
 from clusterctl.planning.placement import Placement, Site, seat_ranks
 from clusterctl.planning.speed import REQUESTS, LinkSpeed, Load, Speed, speed_of
 from tests.fakes.catalogue import config_of
@@ -150,3 +151,64 @@ def test_a_faster_link_is_never_slower() -> None:
         for bandwidth in (0.1e9, 1e9, 4e9, 25e9, 50e9)
     ]
     assert found == sorted(found)
+
+
+GEMMA, QWEN_7B = "google/gemma-4-26b-a4b", "deepseek-ai/deepseek-r1-distill-qwen-7b"
+QWEN_72B = {
+    **config_of("deepseek-ai/deepseek-r1-distill-qwen-32b"),
+    "num_hidden_layers": 80, "hidden_size": 8192, "intermediate_size": 24576,
+    "num_attention_heads": 64, "num_key_value_heads": 64,
+}  # fmt: skip
+
+
+def with_flags(config: dict[str, Any], gpus: str, flags: str) -> Load:
+    """The estimate for one request with these flags, on all of the GPUs of a host."""
+    found = parse_gpus(gpus)
+    placement = seat_ranks([Site("a", found)], len(found), 1)
+    return speed_of(describe(config), placement, options=parse_options(flags.split())).loads[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "gpus", "token_ms", "off"),
+    [
+        (config_of(GEMMA), "A100", 1000 / 18.5, 0.05),
+        (config_of(QWEN_7B), "A800", 22.5, 0.1),
+        (QWEN_72B, "8xL20", 39.2, 0.8),
+    ],
+    ids=["Gemma 4 26B, a log", "7B, vllm-omni#7960", "held out: Qwen1.5 72B, vllm#4852"],
+)
+def test_without_cuda_graphs(
+    config: dict[str, Any], gpus: str, token_ms: float, off: float
+) -> None:
+    """The first two gave the time of a launch. The third is vLLM 0.5, with less Python a launch."""
+    load = with_flags(config, gpus, "--enforce-eager")
+    assert load.token * 1e3 == pytest.approx(token_ms, rel=off)
+    assert with_flags(config, gpus, "").token < 0.75 * load.token
+
+
+def test_what_bounds_the_gpu_anyway_is_no_slower_without_graphs() -> None:
+    """The GPU computes while the host launches: 58.9 GiB take longer to read than to launch."""
+    gemma = config_of("google/gemma-4-31b-it")
+    graphs, eager = (with_flags(gemma, "T4", flags).token for flags in ("", "--enforce-eager"))
+    assert eager == graphs
+
+
+def test_offloaded_weights_are_read_over_pcie_in_each_step() -> None:
+    config = config_of("deepseek-ai/deepseek-r1-distill-llama-70b")
+    steps = {}
+    for gpus in ("V100", "A100", "H100"):
+        half = with_flags(config, gpus, "--cpu-offload-gb 60").token
+        steps[gpus] = half - with_flags(config, gpus, "").token
+    assert steps["A100"] == pytest.approx(60 * 2**30 / (31.5e9 * 0.72), rel=0.02)
+    assert steps["V100"] == pytest.approx(2 * steps["A100"])
+    assert steps["H100"] == pytest.approx(steps["A100"] / 2)
+
+
+def test_of_offloaded_experts_only_the_chosen_ones_are_read() -> None:
+    config = config_of(GEMMA)
+    few, all_of_them = (
+        with_flags(config, "A100", ""),
+        with_flags(config, "A100", "--cpu-offload-gb 99"),
+    )
+    read = 31.5e9 * 0.72 * (all_of_them.token - few.token)
+    assert 3e9 < read < 10e9  # of 48
