@@ -12,8 +12,9 @@ from dataclasses import dataclass
 class EngineDefaults:
     """Default arguments of vLLM; the field defaults are those for GPUs."""
 
-    sequences: int = 256  # --max-num-seqs; vLLM's own default on smaller GPUs
-    # --max-num-batched-tokens; None: vLLM's own default on the GPU for which that is smallest
+    # --max-num-seqs and --max-num-batched-tokens; None: vLLM's own on the GPU for which they are
+    # smallest
+    sequences: int | None = None
     tokens: int | None = None
     eager: bool = False  # Start with --enforce-eager
     # Variable that sets the size of the KV cache, if it is not a share of the device's memory. The

@@ -13,6 +13,7 @@ from clusterctl.cli.guard import guarded
 
 if TYPE_CHECKING:
     from clusterctl.models.shape import ModelShape
+    from clusterctl.serving.vllm_flags import Argument
 
 _Probe = Annotated[
     bool,
@@ -24,10 +25,10 @@ _Probe = Annotated[
 
 
 _Model = Annotated[
-    str,
+    str | None,
     typer.Argument(
         metavar="MODEL",
-        help="Alias, Hub id, a directory with config.json, or that file.",
+        help="Alias, Hub id, a directory with config.json, or that file; default: as in --config.",
         autocompletion=options.complete_models,
     ),
 ]
@@ -80,7 +81,7 @@ _Utilization = Annotated[
 
 @guarded
 def fit(
-    model: _Model,
+    model: _Model = None,
     arguments: _Arguments = None,
     tp: options.TensorParallel = None,
     pp: options.PipelineParallel = None,
@@ -93,6 +94,7 @@ def fit(
     on: options.On = None,
     max_model_len: _MaxModelLen = None,
     utilization: _Utilization = None,
+    config: options.VllmConfig = None,
     probe: _Probe = False,
     inventory: options.Inventory = None,
     as_json: options.Json = False,
@@ -110,7 +112,14 @@ def fit(
         *(arguments or ()),
     ]
     named = tuple(gpus) if gpus else None
-    asked = FitArguments(model, tp, pp, named, hosts, vllm, network, tuple(given), on, probe)
+    file: tuple[Argument, ...] = ()
+    if config:
+        from clusterctl.serving.config_file import read_config_file
+
+        file = read_config_file(config)
+    asked = FitArguments(
+        model or "", tp, pp, named, hosts, vllm, network, tuple(given), on, probe, file
+    )
     probed = None
     if gpus and probe:
         raise UsageError(

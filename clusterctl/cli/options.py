@@ -87,6 +87,10 @@ PipelineParallel = Annotated[
     int | None,
     typer.Option("--pp", metavar="N", min=1, help="Pipeline parallel size; default: planned."),
 ]
+VllmConfig = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="vLLM's own YAML configuration file."),
+]
 
 
 def named_inventory(

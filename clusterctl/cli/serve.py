@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -44,12 +43,6 @@ _Port = Annotated[
         help="Port of the API; default: the first free from 8000.",
     ),
 ]
-_Config = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="FILE", help="vLLM's own YAML configuration file."),
-]
-
-
 _StallTimeout = Annotated[
     float | None,
     typer.Option(
@@ -81,7 +74,7 @@ def serve(
     on: options.On = None,
     name: _Name = None,
     port: _Port = None,
-    config: _Config = None,
+    config: options.VllmConfig = None,
     stall_timeout: _StallTimeout = None,
     dry_run: options.DryRun = False,
     yes: options.Yes = False,

@@ -61,17 +61,17 @@ def plan_request(
     alone."""
     request, inventory = asked.request(), survey.inventory
     config, own, directories = None, list[ServiceDocument](), set()
-    if asked.model.startswith((".", "~")) or exists(Path(asked.model)):
-        path = Path(asked.model).expanduser()
+    if request.model.startswith((".", "~")) or exists(Path(request.model)):
+        path = Path(request.model).expanduser()
         shape, config = load_shape(path), read_config(path)
     else:
-        named = resolve_model(asked.model, inventory.models)
+        named = resolve_model(request.model, inventory.models)
         found = values(fan_out(survey.transports, lambda host: look_for(host, named.candidates)))
         text = config_on_hosts(found.values())
         if text is None:
-            shape = load_shape(named.hub_id or asked.model, hub)
+            shape = load_shape(named.hub_id or request.model, hub)
         else:
-            config = parse_config(text, f"{asked.model}/config.json")
+            config = parse_config(text, f"{request.model}/config.json")
             directories = {directory.path for each in found.values() for directory in each}
             shape = describe(config, named.hub_id or named.served_name)
         # the service that `serve` would replace

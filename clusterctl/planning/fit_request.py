@@ -18,7 +18,7 @@ from clusterctl.models.name import did_you_mean, is_hub_id
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import parse_version, show_version
 from clusterctl.planning.hardware import GpuModel
-from clusterctl.planning.options import step_tokens
+from clusterctl.planning.options import own_limits
 from clusterctl.planning.placement import sites_of
 from clusterctl.planning.planner import plan, request_for
 from clusterctl.planning.report import FitReport, Hardware
@@ -27,7 +27,7 @@ from clusterctl.planning.speed import LinkSpeed, parse_network
 from clusterctl.planning.weights import compared_with_files
 from clusterctl.serving.arguments import UNDECIDED, Launch
 from clusterctl.serving.request import Options, ServiceRequest, read_request
-from clusterctl.serving.vllm_flags import parse_arguments
+from clusterctl.serving.vllm_flags import Argument, parse_arguments
 
 # Reads the shape of a model on the Hub, by its Hub id.
 HubShapes = Callable[[str], ModelShape]
@@ -35,7 +35,8 @@ HubShapes = Callable[[str], ModelShape]
 
 @dataclass(frozen=True)
 class FitArguments:
-    """The command line. `arguments`: vLLM's flags, those after -- and those from our options."""
+    """The command line. `arguments`: vLLM's flags, those after -- and those from our options;
+    `config`: those of a config file, which may name the model too."""
 
     model: str
     tp: int | None = None
@@ -47,18 +48,19 @@ class FitArguments:
     arguments: tuple[str, ...] = ()
     on: str | None = None  # hosts of the cluster; None: those that `serve` would use
     probe: bool = False  # ask the image's own vLLM too
+    config: tuple[Argument, ...] = ()
 
     def request(self) -> ServiceRequest:
         """Return the same request that `serve` would read. Raises UsageError."""
-        if not self.model:
+        if not self.model and not self.config:
             raise UsageError("no model given", hint="clusterctl fit qwen3-8b")
         if self.vllm is not None and parse_version(self.vllm) is None:
             raise UsageError(
                 f"--vllm {self.vllm!r} is not a version of vLLM",
                 hint=f"--vllm {show_version(NEWEST)}, the newest one known here",
             )
-        options = Options(self.model, self.tp, self.pp)
-        return read_request(options, (), parse_arguments(self.arguments))
+        options = Options(self.model or None, self.tp, self.pp)
+        return read_request(options, self.config, parse_arguments(self.arguments))
 
     def link(self) -> LinkSpeed | None:
         """Return the link given by --network, or None. Raises UsageError."""
@@ -72,7 +74,7 @@ def without_cluster(asked: FitArguments, hub: HubShapes | None = None) -> FitRep
     if asked.gpus is None:
         raise UsageError("no GPUs to plan for", hint="--gpus 2xH200")
     hardware = Hardware(sites_of(asked.gpus, asked.hosts), asked.link(), vllm=asked.vllm)
-    shape = load_shape(asked.model, hub)
+    shape = load_shape(request.model, hub)
     report = plan(request_for(launch_for(request, shape, hardware), shape, hardware))
     if asked.network and len(hardware.sites) == 1:
         alone = "--network is not used, since all GPUs are in one host: give --gpus for each host"
@@ -96,7 +98,7 @@ def launch_for(
         entry=entry_of(request.model),
         defaults=hardware.defaults,
         version=parse_version(hardware.vllm) if hardware.vllm else None,
-        step_tokens=step_tokens(rules_for(hardware.vllm), gpus),
+        limits=own_limits(rules_for(hardware.vllm), gpus),
     )
 
 

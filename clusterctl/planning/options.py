@@ -18,6 +18,7 @@ from clusterctl.planning.hardware import GpuModel
 from clusterctl.planning.kv_cache import CPU_BLOCK, DEFAULT_BLOCK, LATENT_BLOCK
 from clusterctl.planning.overheads import Batch
 from clusterctl.planning.rules import Rules, Sampler, has_second_runner
+from clusterctl.serving.arguments import BatchLimits
 from clusterctl.serving.vllm_flags import Argument, parse_arguments
 from clusterctl.units import GIB
 
@@ -257,11 +258,12 @@ def settle(
     )
 
 
-def step_tokens(rules: Rules, gpus: Iterable[GpuModel]) -> int | None:
-    """Return vLLM's default of --max-num-batched-tokens on the GPU for which that is smallest; None
-    without GPUs. `serve` passes it, so that the GPU of the head does not decide for the others."""
-    found = (default_batch(rules, gpu, 0).tokens for gpu in gpus if not gpu.is_cpu)
-    return min(found, default=None)
+def own_limits(rules: Rules, gpus: Iterable[GpuModel]) -> BatchLimits | None:
+    """Return vLLM's default limits on the GPU for which they are smallest; None without GPUs.
+    `serve` passes them, so that the GPU of the head does not decide for the others."""
+    found = [default_batch(rules, gpu, 0) for gpu in gpus if not gpu.is_cpu]
+    smallest = min(found, key=lambda batch: (batch.tokens, batch.requests), default=None)
+    return BatchLimits(smallest.requests, smallest.tokens) if smallest else None
 
 
 def default_batch(rules: Rules, head: GpuModel, length: int, ranks: int = 1) -> Batch:

@@ -26,7 +26,7 @@ from clusterctl.planning.cluster_hardware import (
     without_drained,
 )
 from clusterctl.planning.forecast import MemoryForecast, forecast_memory, layout_env
-from clusterctl.planning.options import step_tokens
+from clusterctl.planning.options import own_limits
 from clusterctl.planning.planner import fits_on
 from clusterctl.planning.replicas import (
     Seats,
@@ -128,7 +128,7 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
         entry=model.entry,
         defaults=accelerator_named(inventory.accelerator).defaults,
         version=parse_version(state.vllm_version),
-        step_tokens=step_tokens(rules_for(state.vllm_version or None), gpus_of(answers)),
+        limits=own_limits(rules_for(state.vllm_version or None), gpus_of(answers)),
         random_weights=bool(location and location.random_weights),
     )
     build_service(launch)  # first of all, refuse flags that this vLLM lacks

@@ -29,9 +29,6 @@ from clusterctl.serving.vllm_flags import (
 
 FIRST_PORT = 8000  # vLLM's own default
 
-# vLLM's default of batched tokens on most GPUs, taken where the GPUs are unknown
-_USUAL_TOKENS = 2048
-
 # Releases in which a whole image has to fit into one step: 2496 tokens for Gemma 4 (vllm#42687, of
 # 0.20). 0.19 starts with 2048.
 _IMAGE_TOKENS = 4096
@@ -71,6 +68,18 @@ class Layout:
 UNDECIDED = Layout(1, 1, (), 1, keeps_tp_in_host=True, reason="")
 
 
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """The limits of one scheduler step: values of --max-num-seqs and --max-num-batched-tokens."""
+
+    sequences: int
+    tokens: int
+
+
+# vLLM's defaults on most GPUs, taken where the GPUs are unknown
+_USUAL = BatchLimits(256, 2048)
+
+
 @dataclass(frozen=True)
 class Launch:
     """All inputs of one service's command line."""
@@ -86,21 +95,12 @@ class Launch:
     defaults: EngineDefaults = ON_GPUS
     # vLLM's version in the image; None means unknown, and counts as the newest
     version: Version | None = None
-    # vLLM's own --max-num-batched-tokens on these GPUs (`planning.options.step_tokens`)
-    step_tokens: int | None = None
+    limits: BatchLimits | None = None  # Those that `planning.options.own_limits` found
     random_weights: bool = False
 
     @property
     def api_port(self) -> int:
         return self.port or self.request.port or FIRST_PORT
-
-
-@dataclass(frozen=True)
-class BatchLimits:
-    """The limits of one scheduler step: values of --max-num-seqs and --max-num-batched-tokens."""
-
-    sequences: int
-    tokens: int
 
 
 def least_step(shape: ModelShape | None, version: Version | None) -> int:
@@ -110,18 +110,19 @@ def least_step(shape: ModelShape | None, version: Version | None) -> int:
 
 
 def batch_limits(
-    defaults: EngineDefaults, step_tokens: int | None, *, least: int = 1
+    defaults: EngineDefaults, own: BatchLimits | None, *, least: int = 1
 ) -> BatchLimits:
     """Return values for --max-num-seqs and --max-num-batched-tokens.
 
     They are always passed, because vLLM derives them from the GPU of the host that it starts on:
     with an 80 GiB head, a 24 GiB worker pays for 1024 sequences (the sampler's warm-up takes about
-    3.6 x sequences x vocabulary x 4 B: 2.1 instead of 0.5 GiB for Qwen). 256 sequences is vLLM's
-    default on smaller GPUs. `step_tokens` is vLLM's own default of tokens on the GPU for which that
-    is smallest, `least` the fewest with which the model starts.
+    3.6 x sequences x vocabulary x 4 B: 2.1 instead of 0.5 GiB for Qwen). `own` are vLLM's own
+    defaults on the GPU for which they are smallest, `least` the fewest tokens with which the model
+    starts.
     """
-    tokens = defaults.tokens or step_tokens or _USUAL_TOKENS
-    return BatchLimits(defaults.sequences, max(tokens, least))
+    own = own or _USUAL
+    tokens = max(defaults.tokens or own.tokens, least)
+    return BatchLimits(defaults.sequences or own.sequences, tokens)
 
 
 def serve_arguments(launch: Launch) -> tuple[Argument, ...]:
@@ -173,7 +174,7 @@ def engine_arguments(launch: Launch) -> tuple[Argument, ...]:
     """Return all flags that do not depend on the layout, for planning memory."""
     shape, given = launch.shape, launch.request.given
     least = least_step(shape, launch.version)
-    limits = batch_limits(launch.defaults, launch.step_tokens, least=least)
+    limits = batch_limits(launch.defaults, launch.limits, least=least)
     # If the user gives one of the two limits, the other follows: vLLM requires at least as many
     # batched tokens as sequences.
     sequences = min(limits.sequences, _number(given, "max-num-batched-tokens", limits.sequences))

@@ -26,7 +26,7 @@ from clusterctl.node.fabric_gate import seats
 from clusterctl.planning.cluster_hardware import HeldGpus, hardware_of
 from clusterctl.planning.placement import HostGpus
 from clusterctl.ray_cluster.nodes import container_spec, expected_nodes, node_document
-from clusterctl.serving.arguments import batch_limits
+from clusterctl.serving.arguments import BatchLimits, batch_limits
 from clusterctl.steps.engines import Engines
 from clusterctl.survey.cluster import Cluster, requirements
 from clusterctl.survey.inventory_text import Found, Wishes, inventory_text
@@ -159,7 +159,7 @@ def test_a_plan_counts_its_memory_and_vllm_gets_its_defaults(tmp_path: Path) -> 
     assert [[gpu.name for gpu in site.gpus] for site in found.sites] == [["Great Abacus"] * 2] * 2
     memories = [gpu.memory_gib for site in found.sites for gpu in site.gpus]
     assert memories == pytest.approx([16] * 4, rel=0.02)
-    limits = batch_limits(found.defaults, 2048)
+    limits = batch_limits(found.defaults, BatchLimits(256, 2048))
     assert (limits.sequences, limits.tokens) == (7, 99)
 
 

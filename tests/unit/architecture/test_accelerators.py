@@ -10,6 +10,7 @@ import pytest
 
 from clusterctl.accelerators.names import MODULES
 from clusterctl.accelerators.registry import accelerator_named
+from clusterctl.serving.arguments import batch_limits
 
 PACKAGE = Path(__file__).parents[3] / "clusterctl"
 OUTSIDE = [path for path in sorted(PACKAGE.rglob("*.py")) if "accelerators" not in path.parts]
@@ -75,4 +76,4 @@ def test_such_a_decision_is_seen(text: str) -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_each_name_leads_to_an_accelerator(name: str) -> None:
-    assert accelerator_named(name).defaults.sequences > 0
+    assert batch_limits(accelerator_named(name).defaults, None).sequences > 0

@@ -17,7 +17,7 @@ from clusterctl.models.version import parse_version
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.planning.forecast import MemoryForecast, forecast_memory
 from clusterctl.planning.hardware import CPU, parse_gpus
-from clusterctl.planning.options import step_tokens
+from clusterctl.planning.options import own_limits
 from clusterctl.planning.overheads import Measured
 from clusterctl.planning.placement import HostGpus, Site, usual_fabric
 from clusterctl.planning.report import Hardware
@@ -78,7 +78,7 @@ class Case:
             request=self.request, model_argument=model, served_names=("some",), layout=UNDECIDED,
             host="10.0.0.1", shape=described(self.config),
             defaults=hardware.defaults, version=parse_version(hardware.vllm or ""),
-            step_tokens=step_tokens(rules_for(hardware.vllm), gpus),
+            limits=own_limits(rules_for(hardware.vllm), gpus),
         )  # fmt: skip
 
     def forecast(self) -> MemoryForecast:

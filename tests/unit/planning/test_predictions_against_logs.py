@@ -255,16 +255,3 @@ def test_starts_without_gpus_to_the_block(config: dict[str, Any], tp: int, print
     options = parse_options([], {"VLLM_CPU_KVCACHE_SPACE": "1"})
     plan = plan_memory(describe(config), placement, options, rules_for("0.32.0+cpu"))
     assert plan.kv_cache_tokens == printed
-
-
-@pytest.mark.parametrize("row", [row for row in ROWS if row.concurrency], ids=_id)
-def test_the_same_as_users_type_it(row: Row) -> None:
-    """Through the command line `fit` plans with what `serve` passes: vLLM's own limit of tokens,
-    and 256 sequences where vLLM takes 1024 (of these GPUs, on the A800)."""
-    words = ["fit", row.model, "--gpus", row.gpus, "--vllm", row.vllm, "--json"]
-    words += ["--tp", str(len(parse_gpus(row.gpus))), "--", *row.arguments.split()]
-    words += ["--max-num-seqs", "1024"] if row.gpus.startswith("A800") else []
-    ran = CliRunner().invoke(app, words)
-    assert ran.exit_code == 0, ran.output
-    found = json.loads(ran.stdout)
-    assert found["max_concurrency"] == pytest.approx(row.concurrency, rel=CACHE_BAR)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.models.catalogue import by_alias
 from clusterctl.models.version import Version
-from clusterctl.serving.arguments import Launch, Layout
+from clusterctl.serving.arguments import BatchLimits, Launch, Layout
 from clusterctl.serving.config_file import parse_config
 from clusterctl.serving.request import Options, read_request
 from clusterctl.serving.vllm_flags import parse_arguments
@@ -22,7 +22,7 @@ def launch(
     alias: str | None = None,
     cpu: bool = False,
     version: Version | None = (0, 33, 0),
-    tokens: int | None = None,
+    limits: BatchLimits | None = None,
     random_weights: bool = False,
 ) -> Launch:
     request = read_request(
@@ -39,6 +39,6 @@ def launch(
         entry=entry,
         defaults=accelerator_named("cpu" if cpu else "nvidia").defaults,
         version=version,
-        step_tokens=tokens,
+        limits=limits,
         random_weights=random_weights,
     )

@@ -10,7 +10,7 @@ from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.errors import UsageError
 from clusterctl.models.config_json import describe
 from clusterctl.models.version import Version
-from clusterctl.serving.arguments import Layout, batch_limits, serve_argv
+from clusterctl.serving.arguments import BatchLimits, Layout, batch_limits, serve_argv
 from tests.unit.serving.launches import ONE, PAIR, launch
 
 BERT = {
@@ -137,8 +137,9 @@ def test_asking_for_ray_is_what_happens_anyway() -> None:
 
 def test_batch_limits_follow_the_smallest_gpu() -> None:
     on_gpus = accelerator_named("nvidia").defaults
-    assert batch_limits(on_gpus, 8192).tokens == 8192
-    assert batch_limits(on_gpus, None).tokens == 2048
+    smallest = BatchLimits(1024, 8192)
+    assert batch_limits(on_gpus, smallest) == smallest
+    assert batch_limits(on_gpus, None) == BatchLimits(256, 2048)
 
 
 @pytest.mark.parametrize(
