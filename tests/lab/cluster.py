@@ -14,6 +14,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from tests.outputs import require_valid
+
 
 @dataclass(frozen=True)
 class Ran:
@@ -23,10 +25,15 @@ class Ran:
     stdout: str
     stderr: str
     seconds: float
+    words: tuple[str, ...] = ()
 
     @property
     def json(self) -> Any:
-        return json.loads(self.stdout)
+        """The document that it printed, which has to be what docs/json.md says."""
+        document = json.loads(self.stdout)
+        if "--json" in self.words:
+            require_valid(self.words, document)
+        return document
 
     @property
     def text(self) -> str:
@@ -65,7 +72,7 @@ class Operator:
             process.kill()
             stdout, stderr = process.communicate()
             stderr += f"\n(killed by the test after {timeout} s)"
-        return Ran(process.returncode, stdout, stderr, time.monotonic() - started)
+        return Ran(process.returncode, stdout, stderr, time.monotonic() - started, words)
 
     def within(self, limit: float, *words: str) -> Ran:
         """Run clusterctl, which is to take less than `limit` seconds: once in three times, as the
