@@ -77,7 +77,8 @@ done
 for one in "$INCOMING"/*/; do
     [ -d "$one" ] || continue
     one=${one%/}
-    used=$(du -sk "$one" | cut -f 1)
+    used=$(du -sk "$one" 2>/dev/null | cut -f 1)
+    [ -n "$used" ] || continue # moved to its name since it was listed
     fresh=$(find "$one" -mmin "-$2" 2>/dev/null) && [ -z "$fresh" ] && state=idle || state=fresh
     echo "incoming$TAB${one##*/}$TAB$used$TAB$state"
 done

@@ -86,3 +86,18 @@ def test_what_somebody_may_still_write_stays(
     view = HostView(here.host, host_facts(), here)
     assert delivery(manifest, view, models).check(view) is None
     assert left.exists()
+
+
+def test_a_tree_that_goes_while_it_is_measured_is_not_there(
+    leave: Leave, here: LocalTransport, models: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when another run moves it to its name."""
+    left = leave("Tiny-1B.0123456789ab")
+    du = tmp_path / "bin" / "du"
+    du.parent.mkdir()
+    du.write_text(f'#!/bin/sh\nrm -r "{left}"\nexec /usr/bin/du "$@"\n')
+    du.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{du.parent}:{os.environ['PATH']}")
+
+    assert look_at_models(here, models).incoming == {}
+    assert not left.exists()
