@@ -449,6 +449,7 @@ class RevokedKey(TypedDict):
 
 class Version(TypedDict):
     clusterctl: str
+    commit: str
 
 
 class LabChange(TypedDict):

@@ -48,6 +48,7 @@ as_root() {
 # The first proxy of the environment that takes no connection, said in one line.
 dead_proxy() {
     local name place
+    command -v timeout >/dev/null || return 1 # a Mac has none
     for name in https_proxy HTTPS_PROXY http_proxy HTTP_PROXY all_proxy ALL_PROXY; do
         place=${!name:-}
         place=${place#*://}
@@ -110,7 +111,7 @@ ensure_package_lists() {
 make_venv() {
     local stamp wanted locked=$1 python made source
     stamp=.venv/.made-from
-    source=$(cat pyproject.toml requirements/*.txt | sha256sum | cut -d' ' -f1)
+    source=$(cat pyproject.toml requirements/*.txt | cksum) # POSIX: this machine may be a Mac
     wanted="$locked $source"
     made=$(cat "$stamp" 2>/dev/null || true)
     # What the tests need includes what users need.

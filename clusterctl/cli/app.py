@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from clusterctl import __version__
 from clusterctl.cli import (
     batch,
     bench,
@@ -48,7 +47,7 @@ app = Commands(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"clusterctl {__version__}")
+        print(version.version_line())
         raise typer.Exit(0)
 
 

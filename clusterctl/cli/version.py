@@ -10,7 +10,14 @@ import typer
 
 from clusterctl import __version__
 from clusterctl.cli import options
+from clusterctl.cli.commit import commit
 from clusterctl.cli.guard import guarded
+
+
+def version_line() -> str:
+    """Return the program's version, with its commit if that is known."""
+    made_from = commit()
+    return f"clusterctl {__version__}{f' ({made_from})' if made_from else ''}"
 
 
 @guarded
@@ -23,7 +30,8 @@ def version(
 ) -> None:
     """Show clusterctl's version, or those of all that runs on hosts."""
     if not cluster:
-        print(json.dumps({"clusterctl": __version__}) if as_json else f"clusterctl {__version__}")
+        document = {"clusterctl": __version__, "commit": commit()}
+        print(json.dumps(document) if as_json else version_line())
         return
     from clusterctl.cli.session import session
     from clusterctl.commands.version import run

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl import __version__
+from clusterctl.cli.commit import commit
+from scripts.man_page import page
 
 ROOT = Path(__file__).parents[3]
 
@@ -59,7 +61,8 @@ def test_installed_it_plans_a_model_of_the_catalogue(wheel: Path, tmp_path: Path
     where = (str(python), "-c", "import clusterctl; print(clusterctl.__file__)")
     found = subprocess.run(where, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert found.stdout.startswith(str(own)), "the tree, and not what was installed"
-    assert __version__ in run("--version")
+    assert f"{__version__} ({commit()})" in run("--version"), "the commit is in the wheel"
+    assert (home / "share/man/man1/clusterctl.1").read_text() == page()
     assert "Qwen/Qwen3-32B" in run("fit", "qwen3-32b", "--gpus", "2xA100")
     # The shell is named, since a runner may have none above it.
     environment["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"
