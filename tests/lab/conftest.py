@@ -18,8 +18,9 @@ OnHost = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
-def lab() -> LabPaths:
-    return lab_paths()
+def lab() -> Iterator[LabPaths]:
+    yield lab_paths()
+    lifecycle.down(say=quiet)
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,19 @@ def inventory(lab: LabPaths) -> Iterator[str]:
     made = lifecycle.up(2, say=quiet)
     yield str(made.inventory)
     lifecycle.down(say=quiet)
+
+
+@pytest.fixture(scope="module")
+def used_hosts(lab: LabPaths, operator: Operator) -> Iterator[str]:
+    """The inventory of two hosts, bare, or after a `down` that left engine and image there, for
+    which a bootstrap takes minutes."""
+    used = lab.host("gpu1") / "used"
+    if not used.exists():
+        lifecycle.down(say=quiet)
+        lifecycle.up(2, say=quiet)
+    yield str(lab.inventory)
+    operator.run("down", "-i", str(lab.inventory), "--yes")
+    used.touch()
 
 
 PYTHON = (

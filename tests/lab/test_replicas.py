@@ -15,7 +15,6 @@ pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(1800, func_only=True),
     pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
-    pytest.mark.usefixtures("inventory"),
 ]
 
 SERVE = ("serve", "/data/models/tiny", "--tp", "1", "--yes")
@@ -36,8 +35,8 @@ def pids(on_host: OnHost) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def cluster(operator: Operator, inventory: str) -> None:
-    operator.ok("bootstrap", inventory, timeout=1000)
+def cluster(operator: Operator, used_hosts: str) -> None:
+    operator.ok("bootstrap", used_hosts, timeout=1000)
 
 
 @pytest.mark.usefixtures("cluster")

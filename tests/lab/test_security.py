@@ -43,10 +43,10 @@ FOREIGN = (
 
 
 @pytest.fixture(scope="module")
-def guarded(inventory: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+def guarded(used_hosts: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The lab's inventory, with the firewall."""
     text = (
-        Path(inventory).read_text().replace("\nhosts:", "\nnetwork: {firewall: true}\n\nhosts:", 1)
+        Path(used_hosts).read_text().replace("\nhosts:", "\nnetwork: {firewall: true}\n\nhosts:", 1)
     )
     file = tmp_path_factory.mktemp("inventory") / "guarded.yaml"
     file.write_text(text)
@@ -101,7 +101,7 @@ def heard(namespace: str, wanted: list[tuple[str, int]]) -> list[dict[str, Any]]
     return answers
 
 
-def test_the_firewall_is_brought_to_bare_hosts_and_the_cluster_serves_behind_it(
+def test_the_firewall_is_brought_to_the_hosts_and_the_cluster_serves_behind_it(
     operator: Operator, guarded: str, on_host: OnHost
 ) -> None:
     operator.ok("bootstrap", guarded, timeout=1000)

@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(1800, func_only=True),
     pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
-    pytest.mark.usefixtures("inventory"),
 ]
 
 HOSTS = ("gpu1", "gpu2")
@@ -72,11 +71,11 @@ def ended(ran: Ran, limit: float) -> Ran:
 
 
 @pytest.fixture(scope="module")
-def pictures(inventory: str, operator: Operator, on_host: OnHost) -> dict[str, str]:
+def pictures(used_hosts: str, operator: Operator, on_host: OnHost) -> dict[str, str]:
     """Each host after bootstrap, before any attack."""
     for host in HOSTS:
         assert on_host(host, CANARY).returncode == 0
-    operator.ok("bootstrap", inventory, "--yes", timeout=900)
+    operator.ok("bootstrap", used_hosts, "--yes", timeout=900)
     return {host: on_host(host, PICTURE).stdout for host in HOSTS}
 
 
@@ -103,13 +102,13 @@ def test_what_the_container_may_not_do_at_all(pictures: dict[str, str], on_host:
 
 
 def test_commands_while_the_container_spoils_what_it_may_write(
-    pictures: dict[str, str], inventory: str, operator: Operator, on_host: OnHost, tmp_path: Path
+    pictures: dict[str, str], used_hosts: str, operator: Operator, on_host: OnHost, tmp_path: Path
 ) -> None:
     archive, name = tmp_path / "image.tar", "lab/attacked:1"
     archive.write_bytes(MadeImage(name, (layer_tar("file", 200_000),)).legacy())
     with plague(on_host, "beside"):
         operator.ok(*SERVE, timeout=900)
-        ended(operator.run("bootstrap", inventory, "--yes"), 300)
+        ended(operator.run("bootstrap", used_hosts, "--yes"), 300)
         pushed = ended(operator.run("image", "push", name, "--from", str(archive)), 120)
         assert pushed.status == 0, pushed.text
         assert operator.run("status").status == 0
@@ -119,16 +118,16 @@ def test_commands_while_the_container_spoils_what_it_may_write(
 
 
 def test_commands_while_the_container_forges_all_that_it_reports(
-    pictures: dict[str, str], inventory: str, operator: Operator, on_host: OnHost
+    pictures: dict[str, str], used_hosts: str, operator: Operator, on_host: OnHost
 ) -> None:
     with plague(on_host, "all"):
         for _ in range(3):
             ended(operator.run("status"), 60)
-            ended(operator.run("plan", inventory), 60)
+            ended(operator.run("plan", used_hosts), 60)
             for words in ((), ("ray",), ("tiny",), ("evil",)):
                 ended(operator.run("logs", *words), 30)
-        ended(operator.run("check", inventory), 120)
-        ended(operator.run("bootstrap", inventory, "--yes"), 600)
+        ended(operator.run("check", used_hosts), 120)
+        ended(operator.run("bootstrap", used_hosts, "--yes"), 600)
         ended(operator.run(*SERVE), 600)
         ended(operator.run("stop", "tiny"), 300)
     assert_unchanged(on_host, pictures)
@@ -149,11 +148,11 @@ def test_users_of_the_host_reach_nothing_of_it(pictures: dict[str, str], on_host
 
 
 def test_down_leaves_the_host_as_it_was(
-    pictures: dict[str, str], inventory: str, operator: Operator, on_host: OnHost
+    pictures: dict[str, str], used_hosts: str, operator: Operator, on_host: OnHost
 ) -> None:
     with plague(on_host, "all"):
-        ended(operator.run("-i", inventory, "down", "--yes"), 300)
-    operator.ok("-i", inventory, "down", "--yes", "--purge", timeout=600)
+        ended(operator.run("-i", used_hosts, "down", "--yes"), 300)
+    operator.ok("-i", used_hosts, "down", "--yes", "--purge", timeout=600)
     for host in HOSTS:
         canary = on_host(host, "cat /root/canary; stat -c %a /root/canary").stdout
         assert canary == "untouched\n600\n"
