@@ -12,7 +12,7 @@ lab_packages=(
 )
 test_packages=(
     docker.io docker-registry busybox-static fish git tcsh zstd
-    dnf createrepo-c rpm gpg gpg-agent nftables
+    dnf createrepo-c rpm gpg gpg-agent nftables prometheus chromium
 )
 
 say() { printf '%s\n' "setup: $*" >&2; }

@@ -23,6 +23,7 @@ from clusterctl.cli import (
     key,
     lab,
     logs,
+    metrics,
     model,
     packages,
     restart,
@@ -90,6 +91,7 @@ app.command("drain")(drain.drain)
 app.command("undrain")(drain.undrain)
 app.command("down")(down.down)
 app.command("logs")(logs.logs)
+app.command("metrics")(metrics.metrics)
 app.command("diagnose")(diagnose.diagnose)
 app.command("version")(version.version)
 app.command("exec", context_settings={"allow_interspersed_args": False})(exec_.exec_)

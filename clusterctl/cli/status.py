@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,7 +24,7 @@ WATCH_EVERY = 2.0  # Seconds between two reads with --watch
 def status(
     inventory: options.Inventory = None,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Look again every 2 s, until Ctrl-C.")
+        bool, typer.Option("--watch", "-w", help="A live screen, read every 2 s, until Ctrl-C.")
     ] = False,
     wide: Annotated[
         bool, typer.Option("--wide", help="Load of GPUs and CPUs; latencies, rates and errors.")
@@ -48,24 +49,32 @@ def status(
             found = look()
         show(found)
         raise typer.Exit(0 if found.healthy else DEGRADED)
+    from rich.live import Live
+
+    from clusterctl.reporting.live_view import LiveStatus
+
     try:
         with read(loaded, credentials(), wide=wide) as look:  # the same connections for every look
-            if not as_json and sys.stdout.isatty():
-                from rich.live import Live
-
-                with Live(
-                    console=screen(sys.stdout),
-                    auto_refresh=False,
-                    redirect_stdout=False,
-                    redirect_stderr=False,
-                ) as live:
-                    while True:
-                        live.update(status_screen(look()), refresh=True)
-                        time.sleep(WATCH_EVERY)
-            while True:
-                show(look())
-                if not as_json:
-                    print(flush=True)
-                time.sleep(WATCH_EVERY)
+            past = LiveStatus()
+            on_terminal = not as_json and sys.stdout.isatty()
+            drawn = Live(
+                past,
+                console=screen(sys.stdout),
+                screen=True,
+                auto_refresh=False,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            with drawn if on_terminal else nullcontext():
+                while True:
+                    found = look()
+                    changes = past.look(found, time.time())
+                    if on_terminal:
+                        drawn.refresh()
+                    else:
+                        show(found)
+                        if not as_json:
+                            print(*changes, "", sep="\n", flush=True)
+                    time.sleep(WATCH_EVERY)
     except (KeyboardInterrupt, Interrupted):
         return

@@ -44,6 +44,11 @@ def moment(seconds: float) -> str:
         return "?"
 
 
+def clock(seconds: float) -> str:
+    """Format Unix seconds in local time: `18:00:05`."""
+    return time.strftime("%H:%M:%S", time.localtime(seconds))
+
+
 def count(number: int, noun: str) -> str:
     """Format a number with its noun: `1 host`, `2 hosts`, `0 changes`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -3,11 +3,17 @@ on each other, in the order of this file."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import subprocess
+from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
+from tests.fakes.ports import port_of, reserved
 from tests.lab.cluster import Operator, until
 from tests.lab.conftest import OnHost
 
@@ -57,6 +63,45 @@ def test_a_second_run_changes_nothing(operator: Operator, on_host: OnHost) -> No
         served = operator.ok(*SERVE, *words, "--json", *SHORT).json
         assert served["changed"] is False
     assert pids(on_host) == before
+
+
+def test_a_real_prometheus_reads_all_that_metrics_names(operator: Operator, tmp_path: Path) -> None:
+    operator.ok("metrics", "-o", str(tmp_path))
+    assert operator.ok("metrics", "-o", str(tmp_path)).stdout == "nothing to change\n"
+    config = tmp_path / "prometheus.yml"
+    config.write_text(config.read_text().replace("_interval: 15s", "_interval: 1s"))
+    place = reserved()
+    listens = f"127.0.0.1:{port_of(place)}"
+    argv = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'data'}"]
+    process = subprocess.Popen(
+        [*argv, f"--web.listen-address={listens}"], stderr=subprocess.DEVNULL
+    )
+
+    def ask(path: str) -> Any:
+        with urlopen(f"http://{listens}/api/v1/{path}", timeout=10) as answer:
+            return json.load(answer)["data"]
+
+    def up() -> set[tuple[str, str]]:
+        targets = ask("targets")["activeTargets"] if process.poll() is None else []
+        return {
+            (each["labels"]["job"], each["labels"]["host"])
+            for each in targets
+            if each["health"] == "up"
+        }
+
+    try:
+        until(lambda: tmp_path.joinpath("data", "wal").exists(), within=30, what="it starts")
+        expected = {(job, host) for job in ("vllm", "ray") for host in ("gpu1", "gpu2")}
+        until(lambda: up() == expected, within=60, what="every target is read")
+        used = " ".join((tmp_path / name).read_text() for name in ("rules.yml", "dashboard.json"))
+        wanted = set(re.findall(r"\b(?:vllm:|ray_|http_requests)\w+", used))
+        assert len(wanted) > 10
+        assert wanted <= set(ask("label/__name__/values"))
+        assert ask("rules")["groups"]
+    finally:
+        process.terminate()
+        process.wait(30)
+        place.close()
 
 
 def test_more_than_fit_are_refused(operator: Operator) -> None:

@@ -60,12 +60,13 @@ ALLOWED = {
         "models", "survey", "steps", "node", "containers", "engine", "facts", "transport",
         "inventory", "errors",
     },
+    "monitoring": {"survey", "ray_cluster", "errors"},
     "packages": {"inventory", "errors"},
     "steps": {
         "packages", "node", "containers", "engine", "facts", "transport", "inventory", "errors",
     },
     "commands": {
-        "diagnosis", "planning", "serving", "models", "transfer", "survey", "network",
+        "monitoring", "diagnosis", "planning", "serving", "models", "transfer", "survey", "network",
         "ray_cluster", "accelerators", "steps", "packages", "node", "containers", "engine", "facts",
         "transport",
         "inventory",
@@ -86,7 +87,7 @@ LIBRARIES = {
     "typer": {"cli"},
     "ray": {"node"},
     "rich": {"reporting", "cli"},
-    "prometheus_client": {"survey"},
+    "prometheus_client": {"survey", "monitoring"},
 }
 """Library: the packages that know it."""
 

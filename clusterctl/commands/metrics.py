@@ -1,0 +1,34 @@
+"""`metrics`: what Prometheus and Grafana need to watch a cluster. Changes nothing on hosts."""
+
+from __future__ import annotations
+
+import time
+
+from clusterctl import deadlines
+from clusterctl.inventory.model import Inventory
+from clusterctl.monitoring.samples import samples
+from clusterctl.monitoring.targets import monitoring_files
+from clusterctl.survey.drift import drift
+from clusterctl.survey.status import assess
+from clusterctl.survey.survey import connected, take_survey
+from clusterctl.transport.credentials import Credentials
+
+
+def configuration(inventory: Inventory, credentials: Credentials) -> dict[str, str]:
+    """Return the files by their paths below the directory that they are for.
+
+    Raises RequirementsNotMet or ConnectionFailed if a host does not say what listens on it.
+    """
+    with connected(inventory.hosts, credentials) as transports:
+        survey = take_survey(inventory, transports)
+        survey.require_answers()
+        return monitoring_files(survey, assess(survey))
+
+
+def state(inventory: Inventory, credentials: Credentials) -> bytes:
+    """Return what `status` finds as samples in Prometheus' text format."""
+    with connected(
+        inventory.hosts, credentials, connect_timeout=deadlines.STATUS_CONNECT
+    ) as transports:
+        survey = take_survey(inventory, transports, limit=2, timeout=deadlines.STATUS_LOOK)
+        return samples(assess(survey, drift(survey)), time.time())
