@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
+from clusterctl.errors import UsageError
 
 
 @guarded
@@ -21,9 +23,9 @@ def bench(
         ),
     ] = None,
     rate: Annotated[
-        float | None,
+        str | None,
         typer.Option(
-            "--rate", metavar="R", min=0.01, help="Requests per second; default: 1, then 8 at once."
+            "--rate", metavar="R,...", help="Requests per second; default: 1, then 8 at once."
         ),
     ] = None,
     prompt: Annotated[
@@ -39,8 +41,14 @@ def bench(
         ),
     ] = None,
     sweep: Annotated[
-        bool, typer.Option("--sweep", help="Measure 1, 2, 4, ... 64 requests at once.")
+        bool, typer.Option("--sweep", help="Measure 1, 4, 16 and 64 requests at once.")
     ] = False,
+    runs: Annotated[
+        int,
+        typer.Option(
+            "--runs", metavar="N", min=1, max=20, help="Runs of each load; several tell the noise."
+        ),
+    ] = 1,
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
@@ -51,11 +59,32 @@ def bench(
     from clusterctl.reporting.text import line_width
     from clusterctl.serving.bench import loads
 
-    planned = loads(rate=rate, sweep=sweep, prompt=prompt, output=output, requests=requests)
+    planned = loads(
+        rates=_rates(rate), sweep=sweep, prompt=prompt, output=output, requests=requests
+    )
     with session("bench", inventory, quiet=as_json) as opened:
-        found = run(opened.inventory, services or (), planned, opened.credentials, opened.progress)
+        found = run(
+            opened.inventory,
+            services or (),
+            planned,
+            opened.credentials,
+            opened.progress,
+            runs=runs,
+        )
     documents = [one.to_json() for one in found]
     if as_json:
         print(json.dumps(documents, indent=2))
     else:
         print("\n".join(bench_lines(documents, width=line_width(sys.stdout))))
+
+
+def _rates(text: str | None) -> list[float]:
+    try:
+        rates = [float(each) for each in text.split(",")] if text else []
+    except ValueError:
+        rates = [math.nan]
+    if not all(0.01 <= rate < math.inf for rate in rates):
+        raise UsageError(
+            f"--rate {text}: not requests per second", hint="--rate 4, or --rate 1,4,16"
+        )
+    return rates

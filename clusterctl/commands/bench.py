@@ -26,8 +26,9 @@ from clusterctl.ray_cluster.topology import base_url, reached_at
 from clusterctl.serving.bench import (
     BenchLoad,
     BenchResult,
-    before,
+    Comparison,
     bench_job,
+    comparison,
     read_figures,
     read_results,
     with_results,
@@ -47,16 +48,22 @@ _LOG_TAIL = 8192  # Bytes of the benchmark's output that are kept for errors
 
 @dataclass(frozen=True)
 class MeasuredLoad:
-    """A result, the planner's estimate for the same load, and the last result before it."""
+    """The runs of a load, its estimate by the planner, and how they compare with the last time."""
 
-    result: BenchResult
+    runs: Sequence[BenchResult]
     predicted: Load | None  # None without an estimate, as on CPUs
-    earlier: BenchResult | None
+    earlier: Comparison | None
+
+    @property
+    def result(self) -> BenchResult:
+        """The run in the middle, by its tokens/s."""
+        ordered = sorted(self.runs, key=lambda run: run.figures.tokens_per_s)
+        return ordered[len(ordered) // 2]
 
     def to_json(self) -> dict[str, Any]:
         """Return an entry of `bench --json`. `off` is 0.1 if the estimate is 10 % too high."""
         document, figures = asdict(self.result), self.result.figures
-        predicted = earlier = None
+        predicted = None
         if self.predicted is not None:
             expected, measured = self.predicted.tokens_per_s, figures.tokens_per_s
             predicted = {
@@ -65,14 +72,16 @@ class MeasuredLoad:
                 "first_token_ms": round(self.predicted.first_token * 1e3, 1),
                 "token_ms": round(self.predicted.token * 1e3, 2),
             }
-        if self.earlier:
-            earlier = {
-                "time": self.earlier.time,
-                "vllm": self.earlier.versions.get("vllm", ""),
-                "tokens_per_s": self.earlier.figures.tokens_per_s,
-            }
+        earlier = asdict(self.earlier) if self.earlier else None
+        runs = [run.figures.tokens_per_s for run in self.runs]
         load = {**document["load"], "text": str(self.result.load)}
-        return {**document, "load": load, "predicted": predicted, "earlier": earlier}
+        return {
+            **document,
+            "load": load,
+            "predicted": predicted,
+            "earlier": earlier,
+            "runs_tokens_per_s": runs,
+        }
 
 
 def run(
@@ -81,8 +90,11 @@ def run(
     loads: Sequence[BenchLoad],
     credentials: Credentials,
     sink: EventSink,
+    *,
+    runs: int = 1,
 ) -> list[MeasuredLoad]:
-    """Measure each service with each load, one after the other; without `names`, the only service.
+    """Measure each service with each load, `runs` times, one after the other; without `names`, the
+    only service.
     Results are kept on the head as soon as they are there.
 
     Raises UsageError for a service that is unknown, not ready, or generates no text, and for a vLLM
@@ -105,11 +117,13 @@ def run(
                     sink(Note(f"no gateway is up: {document.name} is measured at one replica"))
                 speed = speed_model(survey, document)
                 for load in loads:
-                    result = _measure(survey, head, document, load, key, cancelled, sink)
-                    earlier = before(result, read_results(kept))
-                    kept = with_results(kept, [result])
-                    keep(head, file, kept)
-                    measured.append(MeasuredLoad(result, _predicted(speed, load), earlier))
+                    earlier, done = read_results(kept), []
+                    for _ in range(runs):
+                        done.append(_measure(survey, head, document, load, key, cancelled, sink))
+                        kept = with_results(kept, done[-1:])
+                        keep(head, file, kept)
+                    expected = _predicted(speed, load)
+                    measured.append(MeasuredLoad(done, expected, comparison(done, earlier)))
     return measured
 
 

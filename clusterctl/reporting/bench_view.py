@@ -32,11 +32,19 @@ def bench_lines(documents: Sequence[Document], *, width: int | None = None) -> l
         if failed := one["figures"]["failed"]:
             notes.append(f"{name}: {failed} requests failed")
         if earlier := one["earlier"]:
-            was, now = earlier["tokens_per_s"], one["figures"]["tokens_per_s"]
-            day = moment(earlier["time"])
-            change = f"{now / was - 1:+.0%} against " if was else ""
-            notes.append(f"{name}: {change}{was:,.1f} tokens/s of {day}, vLLM {earlier['vllm']}")
+            notes.append(f"{name}: {_compared(earlier)}")
     return [*columns(shown, indent="", width=width), *map(one_line, notes)]
+
+
+def _compared(earlier: Mapping[str, Any]) -> str:
+    """Return how a load compares with the last time, and whether that says anything."""
+    last = f"{earlier['tokens_per_s']:,.1f} tokens/s of {moment(earlier['time'])}"
+    change = f"{earlier['change']:+.0%} against {last}, vLLM {earlier['vllm']}"
+    if earlier["noise"] is None:
+        return f"{change}; noise is unknown: --runs 3 measures it"
+    if earlier["verdict"] == "the same":
+        return f"{change}, within the noise of {earlier['noise']:.0%}"
+    return f"{earlier['verdict']}: {change}, more than the noise of {earlier['noise']:.0%}"
 
 
 def _row(one: Document) -> tuple[str, ...]:

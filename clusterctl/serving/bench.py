@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import takewhile
+from statistics import fmean
 from typing import Any
 
 from clusterctl.errors import StepFailed, UsageError
@@ -27,9 +29,13 @@ PERCENTILES = (50, 95, 99)
 LATENCIES = ("ttft", "tpot", "itl")
 
 COMPARED = (1, 8)  # Requests at once without further options
-SWEPT = (1, 2, 4, 8, 16, 32, 64)
+SWEPT = (1, 4, 16, 64)
 
+_RUNS = 10  # Of the last time, at most
 _KEPT = 500  # Results in the file; the oldest go first
+
+# Two-sided 95 % of Student's t by degrees of freedom; about 2 beyond the last
+_STUDENT = (12.7, 4.3, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 
 # argparse's, of releases before the command (0.7, 0.8: scripts of the source tree)
 _NO_COMMAND = "invalid choice: 'bench'"
@@ -81,17 +87,19 @@ class BenchResult:
 
 
 def loads(
-    *, rate: float | None, sweep: bool, prompt: int, output: int, requests: int | None
+    *, rates: Sequence[float], sweep: bool, prompt: int, output: int, requests: int | None
 ) -> tuple[BenchLoad, ...]:
     """Return the loads to measure, one after the other. Raises UsageError."""
-    if rate is not None and sweep:
-        raise UsageError("--rate and --sweep contradict each other", hint="give one of them")
-    if rate is not None:
-        count = requests or max(20, math.ceil(30 * rate))  # for half a minute
-        return (BenchLoad(None, rate, prompt, output, count),)
-    return tuple(
-        BenchLoad(at_once, None, prompt, output, requests or 4 * max(2, at_once))
-        for at_once in (SWEPT if sweep else COMPARED)
+    if rates and sweep:
+        raise UsageError(
+            "--rate and --sweep contradict each other", hint="several rates: --rate 1,4,16"
+        )
+    half_a_minute = [(rate, requests or max(20, math.ceil(30 * rate))) for rate in rates]
+    return tuple(BenchLoad(None, rate, prompt, output, count) for rate, count in half_a_minute) or (
+        tuple(
+            BenchLoad(at_once, None, prompt, output, requests or 4 * max(2, at_once))
+            for at_once in (SWEPT if sweep else COMPARED)
+        )
     )
 
 
@@ -172,11 +180,47 @@ def with_results(data: bytes | None, new: Sequence[BenchResult]) -> bytes:
     return b"\n".join(lines[-_KEPT:]) + b"\n"
 
 
-def before(result: BenchResult, kept: Sequence[BenchResult]) -> BenchResult | None:
-    """Return the newest kept result of the same service, model and load; None without one."""
-    same = (
-        one
-        for one in reversed(kept)
-        if (one.service, one.model, one.load) == (result.service, result.model, result.load)
-    )
-    return next(same, None)
+@dataclass(frozen=True)
+class Comparison:
+    """What was measured now, against the last time. Shares: 0.1 is 10 %."""
+
+    time: float  # Unix seconds, of the last time
+    vllm: str
+    tokens_per_s: float  # The mean of its runs
+    change: float  # Of tokens/s
+    # By how much two such means differ once in 20 times with nothing changed; None if each was
+    # measured once
+    noise: float | None
+    verdict: str  # slower | faster | the same | unknown
+
+
+def comparison(now: Sequence[BenchResult], kept: Sequence[BenchResult]) -> Comparison | None:
+    """Compare runs of one load with the last ones of the same service, model and load; None
+    without any. `kept`: results from before, oldest first."""
+    one = now[0]
+    of_load = [
+        each
+        for each in kept
+        if (each.service, each.model, each.load) == (one.service, one.model, one.load)
+        and each.figures.tokens_per_s > 0
+    ]
+    if not of_load:
+        return None
+    last = of_load[-1]
+    setup = (last.versions, last.fingerprint)
+    same = takewhile(lambda each: (each.versions, each.fingerprint) == setup, reversed(of_load))
+    groups = [
+        [math.log(each.figures.tokens_per_s) for each in runs] for runs in (now, [*same][:_RUNS])
+    ]
+    new, old = map(fmean, groups)
+    change, noise, verdict = math.expm1(new - old), None, "unknown"
+    if freedom := sum(map(len, groups)) - 2:
+        squares = sum(
+            (x - mean) ** 2 for runs, mean in zip(groups, (new, old), strict=True) for x in runs
+        )
+        error = math.sqrt(squares / freedom * sum(1 / len(runs) for runs in groups))
+        limit = error * (_STUDENT[freedom - 1] if freedom <= len(_STUDENT) else 2.0)
+        noise = math.expm1(limit)
+        verdict = "the same" if abs(new - old) <= limit else "faster" if new > old else "slower"
+    vllm = last.versions.get("vllm", "")
+    return Comparison(last.time, vllm, math.exp(old), change, noise, verdict)

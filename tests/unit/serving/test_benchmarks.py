@@ -13,8 +13,9 @@ from clusterctl.serving.bench import (
     BenchFigures,
     BenchLoad,
     BenchResult,
-    before,
+    Comparison,
     bench_job,
+    comparison,
     loads,
     read_figures,
     read_results,
@@ -103,12 +104,17 @@ def test_a_models_code_runs_in_the_benchmark_only_if_it_does_in_the_service(word
 
 def test_without_options_one_and_eight_requests_are_compared() -> None:
     given = {"prompt": 256, "output": 128, "requests": None}
-    found = loads(rate=None, sweep=False, **given)  # type: ignore[arg-type]
+    found = loads(rates=(), sweep=False, **given)  # type: ignore[arg-type]
     assert [(load.concurrency, load.requests) for load in found] == [(1, 8), (8, 32)]
-    (opened,) = loads(rate=2.5, sweep=False, **given)  # type: ignore[arg-type]
-    assert (str(opened), opened.requests) == ("2.5 requests/s", 75)
+    opened = loads(rates=(2.5, 0.1), sweep=False, **given)  # type: ignore[arg-type]
+    assert [(str(load), load.requests) for load in opened] == [
+        ("2.5 requests/s", 75),
+        ("0.1 requests/s", 20),
+    ]
+    swept = loads(rates=(), sweep=True, **given)  # type: ignore[arg-type]
+    assert [load.concurrency for load in swept] == [1, 4, 16, 64]
     with pytest.raises(UsageError):
-        loads(rate=1, sweep=True, **given)  # type: ignore[arg-type]
+        loads(rates=(1,), sweep=True, **given)  # type: ignore[arg-type]
 
 
 def test_results_are_kept_in_bounds_and_found_again() -> None:
@@ -117,8 +123,6 @@ def test_results_are_kept_in_bounds_and_found_again() -> None:
     data = with_results(b'{"other": "version"}\nnot JSON\n' + damaged.encode(), [RESULT, later])
 
     assert read_results(data) == [RESULT, later]
-    assert before(RESULT, read_results(data)) == later
-    assert before(replace(RESULT, service="b"), read_results(data)) is None
     for _ in range(600):
         data = with_results(data, [later])
     assert len(data.splitlines()) == 500
@@ -131,9 +135,12 @@ def test_two_services_stand_below_each_other_for_each_load() -> None:
             "load": {"text": text, "prompt": 256, "output": 128},
             "figures": {**vars(replace(FIGURES, tokens_per_s=speed, failed=0))},
             "predicted": ESTIMATE if name == "a" else None,
-            "earlier": {"time": 1e9, "vllm": "0.31.0", "tokens_per_s": 80.0},
+            "earlier": asdict(Comparison(1e9, "0.31.0", 80.0, 0.25, noise, verdict)),
         }
-        for name, speed in (("a", 100.0), ("b", 50.0))
+        for name, speed, noise, verdict in (
+            ("a", 100.0, None, "unknown"),
+            ("b", 50.0, 0.1, "faster"),
+        )
         for text in ("1 at once", "8 at once")
     ]
     lines = bench_lines(documents)
@@ -142,3 +149,38 @@ def test_two_services_stand_below_each_other_for_each_load() -> None:
     assert "110 (+10%), TTFT 20, TPOT 2.2" in lines[1]
     assert "1.0 / 2.0 / 3.0" in lines[1]
     assert any("a, 1 at once: +25% against 80.0 tokens/s of 2001-09-0" in line for line in lines)
+    assert any("0.31.0; noise is unknown: --runs 3 measures it" in line for line in lines)
+    assert any("b, 1 at once: faster: +25%" in line for line in lines)
+
+
+def measured(*speeds: float, vllm: str = "0.32.0") -> list[BenchResult]:
+    return [
+        replace(RESULT, versions={"vllm": vllm}, figures=replace(FIGURES, tokens_per_s=speed))
+        for speed in speeds
+    ]
+
+
+def test_only_a_difference_beyond_the_noise_is_called_one() -> None:
+    kept = [*measured(50.0, vllm="0.30.0"), *measured(100.0, 104.0, 96.0, vllm="0.31.0")]
+    slower = comparison(measured(80.0, 78.0, 82.0), kept)
+    assert slower
+    assert (slower.verdict, slower.vllm) == ("slower", "0.31.0")
+    assert slower.change == pytest.approx(-0.2, abs=0.001)
+    # By hand: standard deviations of the logarithms 0.0400 and 0.0250, four degrees of freedom
+    assert slower.noise == pytest.approx(0.0785, abs=0.001)
+    same = comparison(measured(95.0, 100.0, 97.0), kept)
+    assert same
+    assert same.verdict == "the same"
+    faster = comparison(measured(130.0, 131.0), kept)
+    assert faster
+    assert faster.verdict == "faster"
+
+
+def test_noise_of_single_runs_is_unknown_until_there_are_more() -> None:
+    once = comparison(measured(80.0), measured(100.0))
+    assert once
+    assert (once.noise, once.verdict) == (None, "unknown")
+    assert comparison(measured(80.0), [replace(RESULT, service="b")]) is None
+    history = comparison(measured(80.0), measured(100.0, 101.0, 99.0))
+    assert history
+    assert history.verdict == "slower"
