@@ -26,6 +26,7 @@ from clusterctl.cli import (
     metrics,
     model,
     packages,
+    report,
     restart,
     run,
     serve,
@@ -92,6 +93,7 @@ app.command("undrain")(drain.undrain)
 app.command("down")(down.down)
 app.command("logs")(logs.logs)
 app.command("metrics")(metrics.metrics)
+app.command("report")(report.report)
 app.command("diagnose")(diagnose.diagnose)
 app.command("version")(version.version)
 app.command("exec", context_settings={"allow_interspersed_args": False})(exec_.exec_)

@@ -28,7 +28,7 @@ def metrics(
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Write Prometheus' targets and alert rules, and a Grafana dashboard."""
+    """Write files for Prometheus and Grafana."""
     from clusterctl.cli.session import session
     from clusterctl.commands.metrics import configuration, state
     from clusterctl.reporting.escaping import one_line

@@ -11,22 +11,20 @@ from typing import Any
 from clusterctl.engine.events import EventSink, Note, StepFinished, StepStarted
 from clusterctl.engine.interrupt import interruptible
 from clusterctl.engine.step import Change
-from clusterctl.errors import ClusterctlError, Interrupted, UsageError
+from clusterctl.errors import Interrupted, UsageError
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import ServiceDocument, ServiceState
 from clusterctl.node.endpoint import COMPLETIONS
 from clusterctl.node.files import NodePaths
+from clusterctl.planning.as_served import plan_as_served
 from clusterctl.planning.cluster_hardware import measurements
-from clusterctl.planning.fit_on_cluster import plan_request
-from clusterctl.planning.fit_request import FitArguments
-from clusterctl.planning.planner import one_service, plan
 from clusterctl.planning.reported import keep
 from clusterctl.planning.speed import Load, SpeedModel
 from clusterctl.ray_cluster.topology import base_url, reached_at
 from clusterctl.serving.bench import (
     BenchLoad,
     BenchResult,
-    Comparison,
+    LastTime,
     bench_job,
     comparison,
     read_figures,
@@ -35,13 +33,9 @@ from clusterctl.serving.bench import (
 )
 from clusterctl.serving.declaration import read_key, require_service, served_at
 from clusterctl.serving.job import JobOutput, run_job
-from clusterctl.serving.vllm_flags import parse_arguments, render, without
 from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
-
-# Decided by the layout, or not part of a plan
-_DECIDED = ("tensor-parallel-size", "pipeline-parallel-size")
 
 _LOG_TAIL = 8192  # Bytes of the benchmark's output that are kept for errors
 
@@ -52,7 +46,7 @@ class MeasuredLoad:
 
     runs: Sequence[BenchResult]
     predicted: Load | None  # None without an estimate, as on CPUs
-    earlier: Comparison | None
+    earlier: LastTime | None
 
     @property
     def result(self) -> BenchResult:
@@ -165,15 +159,10 @@ def speed_model(survey: Survey, document: ServiceDocument) -> SpeedModel | None:
     replicas."""
     if document.name in survey.members:
         return None
-    tp, pp = document.tensor_parallel, document.pipeline_parallel
-    flags = render(without(parse_arguments(document.argv[3:]), _DECIDED))
-    try:
-        asked = FitArguments(document.argv[2], tp, pp, arguments=tuple(flags))
-        request, _ = plan_request(survey.require_answers(), asked)
-        report = one_service(plan(request), request)
-    except ClusterctlError:
+    found = plan_as_served(survey, document)
+    if found is None:
         return None
-    chosen = report.plan
+    request, chosen = found
     if any(seat.gpu.is_cpu for seat in chosen.placement.seats):
         return None
     quantization = chosen.settings.quantization

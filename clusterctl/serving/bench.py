@@ -181,7 +181,7 @@ def with_results(data: bytes | None, new: Sequence[BenchResult]) -> bytes:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LastTime:
     """What was measured now, against the last time. Shares: 0.1 is 10 %."""
 
     time: float  # Unix seconds, of the last time
@@ -194,7 +194,7 @@ class Comparison:
     verdict: str  # slower | faster | the same | unknown
 
 
-def comparison(now: Sequence[BenchResult], kept: Sequence[BenchResult]) -> Comparison | None:
+def comparison(now: Sequence[BenchResult], kept: Sequence[BenchResult]) -> LastTime | None:
     """Compare runs of one load with the last ones of the same service, model and load; None
     without any. `kept`: results from before, oldest first."""
     one = now[0]
@@ -223,4 +223,4 @@ def comparison(now: Sequence[BenchResult], kept: Sequence[BenchResult]) -> Compa
         noise = math.expm1(limit)
         verdict = "the same" if abs(new - old) <= limit else "faster" if new > old else "slower"
     vllm = last.versions.get("vllm", "")
-    return Comparison(last.time, vllm, math.exp(old), change, noise, verdict)
+    return LastTime(last.time, vllm, math.exp(old), change, noise, verdict)

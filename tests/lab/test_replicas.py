@@ -104,6 +104,26 @@ def test_a_real_prometheus_reads_all_that_metrics_names(operator: Operator, tmp_
         place.close()
 
 
+def test_the_page_has_what_the_hosts_measured_and_did(operator: Operator, tmp_path: Path) -> None:
+    found = operator.ok("report", "--json").json
+    assert {(one["from"], one["to"]) for one in found["pairs"]} == {
+        ("gpu1", "gpu2"),
+        ("gpu2", "gpu1"),
+    }
+    assert {one["lane"] for one in found["pairs"]} == {"Ray", "NCCL, Gloo"}
+    assert all(0 < one["ms"] < 1000 for one in found["pairs"])
+    assert {(one["service"], one["host"]) for one in found["memory"]} == {
+        ("tiny", "gpu1"),
+        ("tiny@2", "gpu2"),
+    }
+    ready = {
+        (one["host"], one["subject"]) for one in found["timeline"] if one["kind"] == "recovered"
+    }
+    assert {("gpu1", "tiny"), ("gpu2", "tiny@2")} <= ready
+    operator.ok("report", "-o", str(tmp_path / "page.html"))
+    assert "Cluster lab" in (tmp_path / "page.html").read_text()
+
+
 def test_more_than_fit_are_refused(operator: Operator) -> None:
     ran = operator.run(*SERVE, "--replicas", "3", *SHORT)
     assert ran.status == 11, ran.text

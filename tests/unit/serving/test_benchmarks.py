@@ -13,7 +13,7 @@ from clusterctl.serving.bench import (
     BenchFigures,
     BenchLoad,
     BenchResult,
-    Comparison,
+    LastTime,
     bench_job,
     comparison,
     loads,
@@ -135,7 +135,7 @@ def test_two_services_stand_below_each_other_for_each_load() -> None:
             "load": {"text": text, "prompt": 256, "output": 128},
             "figures": {**vars(replace(FIGURES, tokens_per_s=speed, failed=0))},
             "predicted": ESTIMATE if name == "a" else None,
-            "earlier": asdict(Comparison(1e9, "0.31.0", 80.0, 0.25, noise, verdict)),
+            "earlier": asdict(LastTime(1e9, "0.31.0", 80.0, 0.25, noise, verdict)),
         }
         for name, speed, noise, verdict in (
             ("a", 100.0, None, "unknown"),
