@@ -24,7 +24,7 @@ from clusterctl.planning.image_probe import ProbedRank
 from clusterctl.planning.memory import Limit, RankMemory
 from clusterctl.planning.problems import PredictedProblem
 from clusterctl.planning.report import Advice
-from clusterctl.serving.bench import BenchFigures
+from clusterctl.serving.bench import BenchFigures, BenchResult, LastTime
 from clusterctl.serving.endpoint import ServiceAnswer
 from clusterctl.survey.status import HostRow, ServiceLoad
 from clusterctl.survey.versions import VersionRecord
@@ -307,12 +307,6 @@ class SentLoad(TypedDict):
     text: str
 
 
-class Earlier(TypedDict):
-    time: float
-    vllm: str
-    tokens_per_s: float
-
-
 class Measured(TypedDict):
     time: float
     service: str
@@ -324,7 +318,68 @@ class Measured(TypedDict):
     load: SentLoad
     figures: BenchFigures
     predicted: Estimate | None
-    earlier: Earlier | None
+    earlier: LastTime | None
+    runs_tokens_per_s: list[float]
+
+
+class WrittenFiles(TypedDict):
+    files: list[str]
+    changed: list[str]
+
+
+class WiredHost(TypedDict):
+    name: str
+    role: str
+    address: str
+    ray: str
+    gpus: list[str]
+    control: str
+    nccl: list[str]
+    gloo: str
+    rdma: list[str]
+    mbit_s: int | None
+
+
+MeasuredPair = TypedDict(
+    "MeasuredPair",
+    {"lane": str, "from": str, "to": str, "mbit_s": float | None, "ms": float | None},
+)
+
+
+class MemoryOfRank(TypedDict):
+    service: str
+    rank: int
+    host: str
+    gpu: str
+    memory_gib: float
+    predicted: dict[str, float]
+    reported: dict[str, float | None]
+
+
+class Event(TypedDict):
+    """`kind`: fault, recovered, version or phase."""
+
+    time: float
+    host: str
+    subject: str
+    kind: str
+    text: str
+
+
+class Report(TypedDict):
+    cluster: str
+    time: float
+    healthy: bool
+    problems: list[str]
+    versions: dict[str, str]
+    image: str
+    hosts: list[WiredHost]
+    pairs: list[MeasuredPair]
+    pairs_note: str
+    fabric: FabricRecord | None
+    memory: list[MemoryOfRank]
+    bench: list[BenchResult]
+    timeline: list[Event]
 
 
 class Batch(TypedDict):
@@ -481,6 +536,8 @@ OUTPUTS: dict[str, tuple[Any, ...]] = {
     "drain": (Drained, DrainPlan),
     "undrain": (Drained,),
     "down": (Down, Plan),
+    "metrics": (WrittenFiles,),
+    "report": (Report,),
     "diagnose": (Diagnosis,),
     "version": (Version, VersionRecord),
     "exec": (Executed,),
