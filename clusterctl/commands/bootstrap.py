@@ -20,6 +20,7 @@ from clusterctl.engine.plan import plan as plan_stages
 from clusterctl.engine.step import HostView, Step
 from clusterctl.errors import ClusterctlError, raise_all
 from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.outside import outside_of
 from clusterctl.network.gate import FabricRecord, ensure_proven
 from clusterctl.network.pairs import judgement
 from clusterctl.network.pairs.probe import IN_USE, probe_pairs, ray_ports
@@ -42,6 +43,7 @@ from clusterctl.steps.secrets import (
     secret_path,
 )
 from clusterctl.steps.service_documents import ServiceDocumentsReadable
+from clusterctl.steps.trusted_ca import TrustedCa
 from clusterctl.survey.cluster import Cluster, require_fit, single
 from clusterctl.survey.formation import Formed, await_formation, clock_of
 from clusterctl.survey.survey import connected, take_survey
@@ -54,12 +56,15 @@ def host_stages(inventory: Inventory, names: tuple[str, ...]) -> tuple[Stage, ..
     """Return the first stages. Each changes facts that later ones depend on: the proof of links
     between hosts runs on Python, and container options depend on the engine.
 
-    Raises UsageError if the packages named in the inventory cannot be read.
+    Raises UsageError if the packages named in the inventory cannot be read, InventoryError if its
+    CA cannot.
     """
-    packages = inventory.packages
+    packages, outside = inventory.packages, outside_of(inventory)
     bundles = open_bundles(packages.offline, packages.sums)
     gpu_access = accelerator_named(inventory.accelerator).host_steps(packages, bundles)
+    trusted = TrustedCa(inventory.cluster, outside.certificates, inventory.image)
     return (
+        Stage("Trusted CAs", names, (trusted,)),
         Stage("Python", names, (HostPython(bundles),)),
         Stage("Container engine", names, (ContainerEngine(packages, bundles),)),
         *([Stage("GPUs in containers", names, gpu_access)] if gpu_access else []),
@@ -145,8 +150,8 @@ class Bootstrapped:
 
 def plan_for(cluster: Cluster, names: tuple[str, ...]) -> Plan:
     """Return the plan of bootstrap for the hosts called `names`. Changes nothing."""
-    python, *engine = host_stages(cluster.inventory, names)
-    host = (python, firewall_stage(cluster, names), *engine)
+    trusted, python, *engine = host_stages(cluster.inventory, names)
+    host = (trusted, python, firewall_stage(cluster, names), *engine)
     later = cluster_stages(cluster, ClusterImages(cluster, names, Engines(driver_for)))
     return plan_stages((*host, *later), cluster.views)
 
@@ -211,8 +216,8 @@ def run(
         if silent:
             sink(Note(f"left out by --limit, and does not answer: {', '.join(silent)}"))
         with ClusterLock(cluster.head.transport, inventory.cluster, "bootstrap") as lock:
-            python, *engine = host_stages(inventory, names)
-            first = (python, firewall_stage(cluster, names))
+            trusted, python, *engine = host_stages(inventory, names)
+            first = (trusted, python, firewall_stage(cluster, names))
             later = cluster_stages(cluster, ClusterImages(cluster, names, engines))
             plan = plan_stages((*first, *engine, *later), cluster.views)
             agree(plan)

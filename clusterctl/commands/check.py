@@ -12,6 +12,7 @@ from clusterctl.engine.plan import Plan
 from clusterctl.errors import (
     ClusterctlError,
     Interrupted,
+    InventoryError,
     Problems,
     RequirementsNotMet,
     UsageError,
@@ -20,6 +21,7 @@ from clusterctl.facts.cluster_requirements import CLOCK_HINT
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.requirements import notes
 from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.outside import outside_of
 from clusterctl.network.choice import public_addresses
 from clusterctl.network.gate import FabricRecord, ensure_proven
 from clusterctl.network.lookups import lookup_notes
@@ -73,11 +75,14 @@ def run(
         topology, misplaced = place(survey)
         found = [*survey.errors.values(), *lacking, *_new(misplaced, lacking)]
         found += public_addresses(inventory, topology) if topology else []
-        if inventory.packages.offline and not survey.containers:  # else the plan below opens it
+        if not survey.containers:  # else the plan below opens them
             try:
+                outside_of(inventory)
                 open_bundles(inventory.packages.offline, inventory.packages.sums)
-            except UsageError as error:
-                found.append(RequirementsNotMet(error.summary, hint=error.hint))
+            except (UsageError, InventoryError) as error:
+                found.append(
+                    RequirementsNotMet(error.summary, hint=error.hint, detail=error.detail)
+                )
         moved = ask_registry(survey)
         seen = PairResults((), {}, {})
         if topology:

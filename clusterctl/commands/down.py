@@ -25,6 +25,7 @@ from clusterctl.steps.host_python import MARKER as PYTHON_PACKAGES
 from clusterctl.steps.host_python import PackagesAbsent
 from clusterctl.steps.node_container import ContainersAbsent
 from clusterctl.steps.node_image import ImagesAbsent
+from clusterctl.steps.trusted_ca import TrustedCa
 from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
@@ -59,6 +60,7 @@ def stages(inventory: Inventory, names: tuple[str, ...], *, purge: bool) -> tupl
         Stage("Container engine", names, (*brought, EngineAbsent(inventory.cluster)), aside),
         Stage("Firewall", names, (PackagesAbsent("nftables", FIREWALL_PACKAGES, own),), aside),
         Stage("Python", names, (PackagesAbsent("Python", PYTHON_PACKAGES, own),), aside),
+        Stage("Trusted CAs", names, (TrustedCa(cluster, (), inventory.image),), aside),
     )
 
 

@@ -15,6 +15,7 @@ from clusterctl.engine.plan import plan as plan_stages
 from clusterctl.engine.step import Unknown
 from clusterctl.errors import StepFailed, raise_all
 from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.outside import outside_of
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.image_digest import read_record
 from clusterctl.steps.node_image import ImagePulled
@@ -125,6 +126,7 @@ class _Delivery:
             archive=inventory.image_archive if push.reference == inventory.image else None,
             operator=operators_engine(),
             limit_rate=push.limit_rate,
+            ca=outside_of(inventory).ca,
             compress=push.compress,
             ask=credentials.ask,
             say=lambda text: sink(Note(text)),

@@ -15,6 +15,7 @@ from clusterctl.engine.events import EventSink, Note, StepFinished, StepProgress
 from clusterctl.engine.plan import Plan
 from clusterctl.engine.step import HostView
 from clusterctl.errors import UsageError, raise_all
+from clusterctl.inventory.outside import outside_of
 from clusterctl.models.name import resolve
 from clusterctl.transfer.weights import delivery, staging
 from clusterctl.transfer.weights.delivery import Destination, FindModel, PushedModel
@@ -85,9 +86,12 @@ def hub_model(
 def make_plan(pull: HubModel, to: Destination, credentials: Credentials) -> Plan:
     """Return the plan of `run`. Lists the model's files on the hub, from the host `to.holder` if it
     is set, else from this machine. Changes nothing."""
+    ca = outside_of(to.inventory).ca
 
     def find(views: Mapping[str, HostView]) -> Supply:
-        with hub_session(HostTransport(views[to.holder].transport) if to.holder else None):
+        with hub_session(
+            HostTransport(views[to.holder].transport, ca) if to.holder else None, ca=ca
+        ):
             listing = pull.listing(pull.client())
         there = _held(listing, pull.name, to.inventory.models, views)
         return there or Supply(listing.manifest(pull.name), pull.hub)
@@ -114,9 +118,10 @@ def run(
         return delivery.deliver(to, find, credentials, agree=agree, sink=sink)
 
     models, hub, holder = to.inventory.models, pull.client(), to.holder
+    ca = outside_of(to.inventory).ca
     if holder:
-        return deliver(lambda views: _through_host(pull, hub, models, holder, views, sink))
-    with hub_session():
+        return deliver(lambda views: _through_host(pull, hub, models, holder, views, sink, ca))
+    with hub_session(ca=ca):
         listing = pull.listing(hub)
         _note_unhashed(listing, sink)
         directory = download_directory(listing)
@@ -152,11 +157,12 @@ def _through_host(
     holder: str,
     views: Mapping[str, HostView],
     sink: EventSink,
+    ca: str,
 ) -> Supply:
     """Make `holder` list and download the model, and return a supply from there. Checks before the
     download that all hosts have room."""
     view = views[holder]
-    with hub_session(HostTransport(view.transport)):
+    with hub_session(HostTransport(view.transport, ca)):
         listing = pull.listing(hub)
     if there := _held(listing, pull.name, models, views):
         return there
@@ -173,7 +179,7 @@ def _through_host(
     staged = staging_path(expected, models)
     staging.prepare(view.transport, expected, need(expected, HostModels(models, 0)), models)
     progress = DownloadProgress(listing, holder, sink)
-    found = download_on_host(view.transport, hub, listing, staged, told=progress.came)
+    found = download_on_host(view.transport, hub, listing, staged, told=progress.came, ca=ca)
     sink(StepFinished(holder, "download", "unchanged", 0.0))
     manifest = listing.manifest(pull.name, found)
     staging.rename_staged(view.transport, staged, manifest, models)

@@ -255,6 +255,12 @@ class Packages(_Model):
         default=None,
         description="URL of a simple index (PEP 503) for what a derived image needs.",
     )
+    ca: Path | None = Field(
+        default=None,
+        description="CA certificates in PEM on the operator's machine, which registries, package "
+        "sources, the package index and model hubs are trusted by, besides the usual ones. "
+        "Relative paths start at the inventory file.",
+    )
 
 
 class Host(_Model):

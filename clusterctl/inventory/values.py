@@ -243,13 +243,18 @@ def value_problem(error: Mapping[str, Any], written: str) -> str:
     return f"is not usable: {written}"
 
 
+_LOGIN_IN_URL = re.compile(r"(?<=://)[^/\s]*(?=@)")
+
+
 def shown(value: object, text: str | None = None) -> str:
-    """Return a value as the user wrote it, shortened. `text`: a number's or boolean's own."""
+    """Return a value as the user wrote it, shortened, without the login in a URL. `text`: a
+    number's or boolean's own."""
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):
         return "a list"
     if isinstance(value, str):
+        value = _LOGIN_IN_URL.sub("***", value)
         return f'"{value[:60]}..."' if len(value) > 60 else f'"{value}"'
     return text or str(value)
 

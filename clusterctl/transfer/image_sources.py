@@ -130,6 +130,7 @@ class ImageFinder:
     platform: str = "linux/amd64"  # If the hosts' platform is unknown
     limit_rate: int | None = None  # Bytes per second that this machine may send
     compress: bool | None = None  # Uncompressed layers; None: if `limit_rate` < SLOW_LINK
+    ca: str = ""  # CA certificates in PEM that registries are trusted by, too
     store: BlobStore = field(default_factory=BlobStore)
     ask: Ask = nobody
     say: Say = lambda _: None
@@ -219,7 +220,9 @@ class ImageFinder:
 
     def _from_registry(self, engines: EngineStates) -> Origin:
         platform = _platform(engines) or self.platform
-        image = registry_image(self.reference, platform, self.store, say=self.say, ask=self.ask)
+        image = registry_image(
+            self.reference, platform, self.store, say=self.say, ask=self.ask, ca=self.ca
+        )
 
         def supply(lacking: Collection[str], _say: Say) -> ImageSource:
             image.require_room(lacking)

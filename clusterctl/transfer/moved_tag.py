@@ -11,6 +11,7 @@ from queue import Empty, SimpleQueue
 from clusterctl import deadlines
 from clusterctl.containers.reference import parse, pinned
 from clusterctl.errors import ClusterctlError
+from clusterctl.inventory.outside import outside_of
 from clusterctl.survey.survey import Survey
 from clusterctl.transfer.registry_image import tag_digest
 
@@ -30,7 +31,8 @@ def ask_registry(survey: Survey, *, limit: float = deadlines.TAG_LOOK) -> Answer
 
     def ask() -> None:
         with suppress(ClusterctlError, OSError):
-            answers.put(tag_digest(inventory.image, say=lambda _: None))
+            ca = outside_of(inventory).ca
+            answers.put(tag_digest(inventory.image, say=lambda _: None, ca=ca))
 
     # A daemon: a registry that is silent does not keep the command from ending.
     threading.Thread(target=ask, name="tag", daemon=True).start()

@@ -48,6 +48,7 @@ def registry_image(
     insecure: Collection[str] = (),
     pause: Callable[[float], None] = time.sleep,
     docker: Path = DOCKER,
+    ca: str = "",
 ) -> RegistryImage:
     """Return the image `reference` for `platform` (linux/amd64); only its manifest and config are
     fetched here.
@@ -55,7 +56,8 @@ def registry_image(
     The first `open` of a blob downloads it into the store, and yields bytes as they arrive; at most
     4 blobs download at a time. `ask` is called for a user name and password if the registry
     requires a login that no file has. `insecure` names registries (host:port) that may be reached
-    without TLS, besides loopback ones and those in Docker's configuration on this machine.
+    without TLS, besides loopback ones and those in Docker's configuration on this machine. `ca`:
+    CA certificates in PEM to trust besides this machine's.
 
     Mirrors of Docker Hub in the engine's configuration (in `docker`) are tried first.
 
@@ -66,15 +68,15 @@ def registry_image(
         content, digest = _content(client, reference, platform, store)
         return RegistryImage(content, client, store, digest)
 
-    return _at_registry(reference, read, say, ask, insecure, pause, docker)
+    return _at_registry(reference, read, say, ask, insecure, pause, docker, ca)
 
 
-def tag_digest(reference: str, *, say: Say, docker: Path = DOCKER) -> str:
+def tag_digest(reference: str, *, say: Say, docker: Path = DOCKER, ca: str = "") -> str:
     """Return the digest of the manifest or index that the tag of `reference` stands for now. Raises
     as `registry_image`."""
     tag = parse(reference).tag
     return _at_registry(
-        reference, lambda client: digest_of(client.manifest(tag)[0]), say, docker=docker
+        reference, lambda client: digest_of(client.manifest(tag)[0]), say, docker=docker, ca=ca
     )
 
 
@@ -86,6 +88,7 @@ def _at_registry(
     insecure: Collection[str] = (),
     pause: Callable[[float], None] = time.sleep,
     docker: Path = DOCKER,
+    ca: str = "",
 ) -> T:
     """Return what `read` returns of the first mirror that answers, else of the registry."""
     named = parse(reference)
@@ -96,7 +99,7 @@ def _at_registry(
         except NotAnImage as error:
             raise RegistryFailed(f"{reference} cannot be used: {error}") from error
 
-    for mirror in find_mirrors(named.registry, docker):
+    for mirror in find_mirrors(named.registry, docker, ca):
         # Under the mirror's name, so that its own login is used and not Docker Hub's.
         there = replace(named, registry=mirror.registry)
         client = RegistryClient(there, mirror, Logins(), say=say, pause=pause)
@@ -104,7 +107,7 @@ def _at_registry(
             return attempt(client)
         except ClusterctlError as error:
             say(f"the mirror {mirror.registry} was not used: {error.summary}")
-    endpoint = find_endpoint(named.registry, insecure, docker)
+    endpoint = find_endpoint(named.registry, insecure, docker, ca)
     client = RegistryClient(named, endpoint, Logins(ask=ask), say=say, pause=pause)
     return attempt(client)
 

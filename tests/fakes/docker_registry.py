@@ -26,11 +26,16 @@ class Registry:
 
     address: str
     login: tuple[str, str] | None
+    certificate: Path | None = None
 
     def push(self, image: MadeImage) -> str:
         """The reference to pull."""
         path, tag = image.name.split(":")
-        with httpx2.Client(base_url=f"http://{self.address}/v2/{path}", auth=self.login) as http:
+        with httpx2.Client(
+            base_url=f"{_scheme(self.certificate)}://{self.address}/v2/{path}",
+            auth=self.login,
+            verify=False,
+        ) as http:
             for data in (image.config, *image.layers):
                 begun = http.post("/blobs/uploads/")
                 where = httpx2.URL(begun.headers["Location"]).copy_merge_params(
@@ -44,11 +49,20 @@ class Registry:
         return f"{self.address}/{image.name}"
 
 
-def _configuration(home: Path, port: int, login: tuple[str, str] | None) -> str:
+def _scheme(certificate: Path | None) -> str:
+    return "https" if certificate else "http"
+
+
+def _configuration(
+    home: Path, port: int, login: tuple[str, str] | None, certificate: Path | None
+) -> str:
+    tls = ""
+    if certificate:
+        tls = f", tls: {{certificate: {certificate}, key: {certificate.with_suffix('.key')}}}"
     text = (
         "version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\n"
         f"storage: {{filesystem: {{rootdirectory: {home}/data}}}}\n"
-        f"http: {{addr: '127.0.0.1:{port}'}}\n"
+        f"http: {{addr: '127.0.0.1:{port}'{tls}}}\n"
     )
     if login:
         hashed = bcrypt.hashpw(login[1].encode(), bcrypt.gensalt(4)).decode()
@@ -58,20 +72,27 @@ def _configuration(home: Path, port: int, login: tuple[str, str] | None) -> str:
 
 
 @contextmanager
-def docker_registry(home: Path, login: tuple[str, str] | None = None) -> Iterator[Registry]:
+def docker_registry(
+    home: Path, login: tuple[str, str] | None = None, certificate: Path | None = None
+) -> Iterator[Registry]:
+    """`certificate`: speak TLS with it; its key is beside it."""
     with reserved() as reservation, (home / "log").open("wb") as log:
-        yield from _running(home, port_of(reservation), login, log)
+        yield from _running(home, port_of(reservation), login, log, certificate)
 
 
 def _running(
-    home: Path, port: int, login: tuple[str, str] | None, log: BinaryIO
+    home: Path,
+    port: int,
+    login: tuple[str, str] | None,
+    log: BinaryIO,
+    certificate: Path | None,
 ) -> Iterator[Registry]:
-    (home / "config.yml").write_text(_configuration(home, port, login))
+    (home / "config.yml").write_text(_configuration(home, port, login, certificate))
     argv = ["docker-registry", "serve", str(home / "config.yml")]
     process = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT)
     try:
-        _await(f"http://127.0.0.1:{port}/v2/", process, home / "log")
-        yield Registry(f"127.0.0.1:{port}", login)
+        _await(f"{_scheme(certificate)}://127.0.0.1:{port}/v2/", process, home / "log")
+        yield Registry(f"127.0.0.1:{port}", login, certificate)
     finally:
         process.terminate()
         process.wait(30)
@@ -81,7 +102,7 @@ def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + START_LIMIT
     while True:
         try:
-            httpx2.get(url)
+            httpx2.get(url, verify=False)
         except httpx2.TransportError:
             if process.poll() is not None or time.monotonic() > deadline:
                 pytest.fail(f"docker-registry did not start:\n{log.read_text()[-3000:]}")

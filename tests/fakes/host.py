@@ -24,6 +24,7 @@ from tests.fakes.host_firewall import FakeTables, FirewallScripts
 from tests.fakes.host_gpus import FakeGpus, GpuScripts
 from tests.fakes.host_packages import DOCKER_PACKAGES as DOCKER_PACKAGES
 from tests.fakes.host_packages import ManagedPackages
+from tests.fakes.host_trust import TrustScripts
 
 
 @dataclass
@@ -52,6 +53,9 @@ class FakeHost:
     gpus: FakeGpus = field(default_factory=FakeGpus)
     tables: FakeTables = field(default_factory=FakeTables)
     systemd: bool = True
+    has_store: bool = True
+    trusted: set[str] = field(default_factory=set)
+    """Base64 of the certificates in the store."""
     snap: bool = False
     changes: int = 0
     cut_at: int | None = None
@@ -69,7 +73,7 @@ class FakeHost:
     def picture(self) -> str:
         """All of its state, to see whether anything changed."""
         state = (self.files, self.directories, sorted(self.packages), self.engine, self.gpus,
-                 self.tables)  # fmt: skip
+                 self.tables, sorted(self.trusted))  # fmt: skip
         return repr(state)
 
 
@@ -86,6 +90,7 @@ class FakeTransport:
             **self._managed.scripts(),
             **GpuScripts(state).scripts(),
             **self._firewall.scripts(),
+            **TrustScripts(state).scripts(),
             files.LOOK_AT_DIRECTORIES: self._look_at_directories,
             files.MAKE_DIRECTORIES: self._make_directories,
             files.LOOK_AT_FILES: self._look_at_files,

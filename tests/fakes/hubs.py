@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -54,11 +55,17 @@ TOKEN = "hf_secret"
 
 
 @contextmanager
-def running_hubs(hubs: FakeHubs, address: str = "127.0.0.1") -> Iterator[FakeHubs]:
+def running_hubs(
+    hubs: FakeHubs, address: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+) -> Iterator[FakeHubs]:
     """Serve both APIs at `hubs.endpoint` until the end."""
     front, storage = (_server(hubs, address, kind) for kind in (_Front, _Storage))
-    hubs.endpoint = f"http://{address}:{front.server_address[1]}"
-    hubs.storage = f"http://{address}:{storage.server_address[1]}"
+    if tls:
+        for server in (front, storage):
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+    scheme = "https" if tls else "http"
+    hubs.endpoint = f"{scheme}://{address}:{front.server_address[1]}"
+    hubs.storage = f"{scheme}://{address}:{storage.server_address[1]}"
     try:
         yield hubs
     finally:

@@ -30,6 +30,7 @@ class RegistryEndpoint:
     insecure: bool
     # A directory as Docker's: CA files (*.crt), client certificates (*.cert), keys (*.key).
     certificates: Path | None = None
+    ca: str = ""  # CA certificates in PEM
 
     @property
     def loopback(self) -> bool:
@@ -45,12 +46,9 @@ class RegistryEndpoint:
 
     def trust(self) -> ssl.SSLContext:
         """Return a TLS context that trusts the machine's CAs (or SSL_CERT_FILE; certifi's if there
-        are none) and the registry's. Raises RequirementsNotMet for invalid certificate files."""
-        context = ssl.create_default_context()
-        if not context.get_ca_certs():
-            import certifi
-
-            context.load_verify_locations(certifi.where())
+        are none), `ca` and the registry's. Raises RequirementsNotMet for invalid certificate
+        files."""
+        context = trusting(self.ca)
         if self.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
@@ -69,15 +67,28 @@ class RegistryEndpoint:
         return context
 
 
+def trusting(ca: str) -> ssl.SSLContext:
+    """Return a TLS context that trusts the machine's CAs, certifi's if there are none, and `ca` in
+    PEM."""
+    context = ssl.create_default_context()
+    if not context.get_ca_certs():
+        import certifi
+
+        context.load_verify_locations(certifi.where())
+    if ca:
+        context.load_verify_locations(cadata=ca)
+    return context
+
+
 def find_endpoint(
-    registry: str, insecure: Collection[str] = (), docker: Path = DOCKER
+    registry: str, insecure: Collection[str] = (), docker: Path = DOCKER, ca: str = ""
 ) -> RegistryEndpoint:
     """Return the endpoint of `registry`. As for Docker, loopback registries are insecure, and those
     in `insecure` or in Docker's configuration, by host:port or by network (10.0.0.0/8)."""
     named = {*insecure, *_of_daemon("insecure-registries", docker)}
     host = _host(registry)
     free = registry in named or host == "localhost" or _in_networks(host, {*named, *LOOPBACK})
-    return RegistryEndpoint(registry, free, docker / "certs.d" / registry)
+    return RegistryEndpoint(registry, free, docker / "certs.d" / registry, ca)
 
 
 def _host(registry: str) -> str:
@@ -85,13 +96,15 @@ def _host(registry: str) -> str:
     return registry.rpartition(":")[0] if ":" in registry.rpartition("]")[2] else registry
 
 
-def find_mirrors(registry: str, docker: Path = DOCKER) -> tuple[RegistryEndpoint, ...]:
+def find_mirrors(
+    registry: str, docker: Path = DOCKER, ca: str = ""
+) -> tuple[RegistryEndpoint, ...]:
     """Return the mirrors of Docker Hub in Docker's configuration; other registries have none."""
     if registry != DOCKER_HUB:
         return ()
     urls = [urlsplit(one) for one in _of_daemon("registry-mirrors", docker)]
     return tuple(
-        find_endpoint(url.netloc, [url.netloc] if url.scheme == "http" else (), docker)
+        find_endpoint(url.netloc, [url.netloc] if url.scheme == "http" else (), docker, ca)
         for url in urls
         if url.netloc and "@" not in url.netloc and url.path in ("", "/")
     )

@@ -95,8 +95,8 @@ def unreached(registry: str, error: httpx2.TransportError) -> RegistryFailed:
     if "certificate" in lowered:
         return RegistryFailed(
             f"the certificate of {registry} is not trusted here",
-            hint=f"put its CA into /etc/docker/certs.d/{registry}/ca.crt, or name a file with it: "
-            "SSL_CERT_FILE=/path/ca.pem clusterctl ...",
+            hint="name its CA in the inventory: packages.ca; or, for commands without inventory, "
+            f"put it into /etc/docker/certs.d/{registry}/ca.crt",
             detail=words,
         )
     if "ssl" in lowered or "tls" in lowered:

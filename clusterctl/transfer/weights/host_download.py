@@ -15,7 +15,7 @@ from clusterctl import deadlines
 from clusterctl.errors import MALFORMED, ClusterctlError, CommandTimedOut, StepFailed, raise_all
 from clusterctl.transfer.chain_link import PIECE
 from clusterctl.transfer.weights.hashing import Hashed
-from clusterctl.transfer.weights.hub import Hub, Listing
+from clusterctl.transfer.weights.hub import UNTRUSTED, Hub, Listing
 from clusterctl.transport import python
 from clusterctl.transport.base import Transport, lines
 
@@ -31,15 +31,19 @@ CREDENTIALS = frozenset({"authorization", "cookie"})
 class HostTransport(httpx2.BaseTransport):
     """Sends the requests of this machine's HTTP client from a host, which follows redirects."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    def __init__(self, transport: Transport, ca: str = "") -> None:
+        self._transport, self._ca = transport, ca
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """See httpx2. Raises StepFailed when the host gets no answer from the hub."""
         said = python.ask(
             self._transport,
             PROGRAM,
-            {"url": str(request.url), "headers": _credentials(request.headers)},
+            {
+                "ca": self._ca,
+                "url": str(request.url),
+                "headers": _credentials(request.headers),
+            },
             doing="asking the hub",
             timeout=deadlines.LISTING,
         )
@@ -47,7 +51,9 @@ class HostTransport(httpx2.BaseTransport):
             raise StepFailed(
                 said["failed"],
                 host=self._transport.host.name,
-                hint="does the host have internet access? It uses the proxies of its environment",
+                hint=UNTRUSTED
+                if "certificate" in said["failed"]
+                else "does the host have internet access? It uses the proxies of its environment",
             )
         # The body is already decoded and complete, so these headers no longer apply.
         framing = {"transfer-encoding", "content-length", "content-encoding"}
@@ -56,16 +62,24 @@ class HostTransport(httpx2.BaseTransport):
 
 
 def download_on_host(
-    transport: Transport, hub: Hub, listing: Listing, directory: str, *, told: Callable[[int], None]
+    transport: Transport,
+    hub: Hub,
+    listing: Listing,
+    directory: str,
+    *,
+    told: Callable[[int], None],
+    ca: str = "",
 ) -> dict[str, Hashed]:
     """Have the host download all files of `listing` below `directory` (owned by root). Return their
     hashes by path.
 
-    `told` is called with the bytes present. Raises the errors of all files together; what arrived
+    `told` is called with the bytes present. `ca`: CA certificates in PEM to trust besides the
+    host's. Raises the errors of all files together; what arrived
     is kept, and the next call resumes there.
     """
     by_path = {file.path: file for file in listing.files}
     asked = {
+        "ca": ca,
         "headers": _credentials(hub.headers),
         "piece": PIECE,
         "directory": directory,

@@ -1,7 +1,7 @@
 """Runs on a host: send a request to a hub, or download files from it, resumed and verified.
 
 Python 3.9, standard library only. The argument of `main`, which comes over stdin since the headers
-are secret, is one of
+are secret, has CA certificates in PEM as "ca", which may be empty, and is one of
 
     {"headers": {...}, "url": URL}
         one request, answered as {"status", "headers", "body"} or {"failed": TEXT}
@@ -74,7 +74,10 @@ NETWORK = (
 PROXIES = urllib.request.getproxies()
 if "all" in PROXIES:
     PROXIES = {"http": PROXIES["all"], "https": PROXIES["all"], **PROXIES}
-OPENER = urllib.request.build_opener(urllib.request.ProxyHandler(PROXIES), Redirects())
+TRUST = ssl.create_default_context()
+OPENER = urllib.request.build_opener(
+    urllib.request.ProxyHandler(PROXIES), urllib.request.HTTPSHandler(context=TRUST), Redirects()
+)
 
 
 class FetchFault(Exception):
@@ -152,6 +155,8 @@ class File:
                 text = f"{urlsplit(self.url).netloc} responded with status {error.code}"
             except NETWORK as error:
                 text = f"{urlsplit(self.url).netloc} cannot be reached: {reason_of(error)}"
+                if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
+                    raise FetchFault(text) from error
             if self.have > self.size:
                 raise FetchFault("it is longer than the hub lists")
             if self.have < self.size:
@@ -239,6 +244,8 @@ def main(argument: Optional[dict[str, Any]]) -> None:
     """Run the request or the downloads of `argument`: see the module's docstring."""
     if not argument:
         return
+    if argument["ca"]:
+        TRUST.load_verify_locations(cadata=argument["ca"])
     if "url" in argument:
         print(json.dumps(show(argument["url"], argument["headers"])))
     else:

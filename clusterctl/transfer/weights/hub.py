@@ -25,6 +25,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from clusterctl import __version__, deadlines
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
+from clusterctl.transfer.registry.endpoint import trusting
 from clusterctl.transfer.registry.failures import leave_unread
 from clusterctl.transfer.weights.hashing import Hashed
 from clusterctl.transfer.weights.manifest import Manifest, WeightFile, in_order
@@ -189,6 +190,8 @@ NO_ROUTE = (
     "or let a host that has it download: clusterctl model pull ... --on HOST"
 )
 
+UNTRUSTED = "name its CA in the inventory: packages.ca"
+
 # It logs URLs, and those of the Hub's storage are signed: anyone who has one can download.
 logging.getLogger("huggingface_hub").propagate = False
 logging.getLogger("huggingface_hub").addHandler(logging.NullHandler())
@@ -199,20 +202,22 @@ constants.HF_HUB_DISABLE_TELEMETRY = True
 
 
 @contextmanager
-def hub_session(through: httpx2.BaseTransport | None = None) -> Iterator[None]:
-    """Send requests to hubs from this machine, or `through` a host, until the end of the block."""
-    huggingface_hub.set_client_factory(partial(_client, through))
+def hub_session(through: httpx2.BaseTransport | None = None, *, ca: str = "") -> Iterator[None]:
+    """Send requests to hubs from this machine, or `through` a host, until the end of the block.
+    `ca`: CA certificates in PEM to trust besides this machine's."""
+    huggingface_hub.set_client_factory(partial(_client, through, ca))
     try:
         yield
     finally:
         huggingface_hub.set_client_factory(_client)
 
 
-def _client(through: httpx2.BaseTransport | None = None) -> httpx2.Client:
+def _client(through: httpx2.BaseTransport | None = None, ca: str = "") -> httpx2.Client:
     # httpx2 drops credentials on a redirect to another server, such as the Hub's redirects to
     # its storage.
     return httpx2.Client(
         transport=through,
+        verify=trusting(ca) if ca else True,
         follow_redirects=True,
         timeout=deadlines.WEB,
         headers={"User-Agent": f"clusterctl/{__version__}"},
@@ -270,5 +275,9 @@ def hub_errors(hub: Hub, model_id: str, revision: str) -> Iterator[None]:
     except httpx2.HTTPError as error:
         timed_out = isinstance(error, httpx2.TimeoutException)
         server = error.request.url.netloc.decode()
-        text = "did not respond in time" if timed_out else f"cannot be reached: {error}"
-        raise StepFailed(f"{server} {text}", hint=NO_ROUTE, detail=repr(error)) from error
+        if "certificate" in str(error).lower():
+            text, hint = f"the certificate of {server} is not trusted here", UNTRUSTED
+        else:
+            why = "did not respond in time" if timed_out else f"cannot be reached: {error}"
+            text, hint = f"{server} {why}", NO_ROUTE
+        raise StepFailed(text, hint=hint, detail=repr(error)) from error

@@ -8,11 +8,13 @@ import hashlib
 import http.server
 import json
 import shutil
+import ssl
 import subprocess
 import sysconfig
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from clusterctl.steps import node_image
 from clusterctl.steps.lock_install import entries
 from clusterctl.steps.node_image import GATEWAY, lock_of, make_node_image
 from tests.contract.containers.dockerd import Engine
+from tests.fakes.private_ca import private_ca
 
 pytestmark = pytest.mark.dockerd
 
@@ -72,12 +75,24 @@ def metadata(name: str, release: str) -> str:
 
 @pytest.fixture
 def index(wheels: dict[str, str], tmp_path: Path) -> Iterator[str]:
-    build_wheel_index(tmp_path / "index", tmp_path / "index/files")
-    serve = functools.partial(Quiet, directory=str(tmp_path / "index"))
+    with serving(tmp_path / "index", wheels) as port:
+        yield f"http://127.0.0.1:{port}/simple"
+
+
+@contextmanager
+def serving(
+    directory: Path, wheels: dict[str, str], tls: ssl.SSLContext | None = None
+) -> Iterator[int]:
+    """Serve the index of `wheels`; the port."""
+    assert wheels
+    build_wheel_index(directory, directory / "files")
+    serve = functools.partial(Quiet, directory=str(directory))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
+        if tls:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/simple"
+        yield server.server_port
         server.shutdown()
         thread.join()
 
@@ -152,12 +167,36 @@ def test_what_the_image_has_stays_unless_it_is_too_old(
     wheels: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(node_image, "lock_of", lambda _: locked(wheels))
+    make_node_image(engine.driver(), base, pip_index=index, say=lambda _: None)
+    found = installed(engine)
+    assert (found["ray"], found["colorful"], found["idna"]) == (RAY, "0.5.8", "2999.1")
+
+
+def locked(wheels: dict[str, str]) -> str:
+    """The lock, with the hashes of our wheels."""
     lock = lock_of(RAY)
     for name, digest in wheels.items():
         (entry,) = entries(lock)[name]
         pinned = entry.split()[0]
         lock = lock.replace(f"{pinned} \\\n", f"{pinned} \\\n    --hash=sha256:{digest} \\\n")
-    monkeypatch.setattr(node_image, "lock_of", lambda _: lock)
-    make_node_image(engine.driver(), base, pip_index=index, say=lambda _: None)
-    found = installed(engine)
-    assert (found["ray"], found["colorful"], found["idna"]) == (RAY, "0.5.8", "2999.1")
+    return lock
+
+
+def test_an_index_is_trusted_by_the_ca_of_the_inventory(
+    engine: Engine,
+    base: str,
+    wheels: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ca = private_ca()
+    tls = ca.server_context(tmp_path / "tls", "127.0.0.1")
+    monkeypatch.setattr(node_image, "lock_of", lambda _: locked(wheels))
+    with serving(tmp_path / "index", wheels, tls) as port:
+        url = f"https://127.0.0.1:{port}/simple"
+        with pytest.raises(StepFailed) as refused:
+            make_node_image(engine.driver(), base, pip_index=url, say=lambda _: None)
+        assert "certificate" in str(refused.value.detail).lower()
+        make_node_image(engine.driver(), base, pip_index=url, ca=ca.pem, say=lambda _: None)
+    assert installed(engine)["ray"] == RAY

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec
 from clusterctl.engine.step import Change, HostView, Step
 from clusterctl.facts.model import EngineFacts, GpuReport, HostFacts, Os
+from clusterctl.inventory.outside import Certificate
 from clusterctl.node.documents import DELETED, ServiceDocument, UnreadableDocument, to_json
 from clusterctl.steps.container_engine import ContainerEngine, EngineAbsent
 from clusterctl.steps.engines import Engines
@@ -36,6 +37,7 @@ from clusterctl.steps.node_image import (
 )
 from clusterctl.steps.secrets import RAY_TOKEN, HeadSecret, SecretCopied, SecretsMade, secret_path
 from clusterctl.steps.service_documents import ServiceDocumentsReadable
+from clusterctl.steps.trusted_ca import TrustedCa
 from clusterctl.transfer.transfer import Transfer
 from tests.fakes.chain import RELAY, FakeChains
 from tests.fakes.container_engine import foreign, image
@@ -275,7 +277,19 @@ def _flushed(made: Cluster) -> None:
     made.head.tables.loaded.clear()
 
 
+CAS = tuple(Certificate(f"-----\n{name}\n-----\n", 0.0, name) for name in ("Root", "Old"))
+
+
+def _other_ca(made: Cluster) -> None:
+    TrustedCa("demo", CAS[1:], "old.corp/vllm:1").apply(made.head_view, Change("trust"))
+
+
 CASES = (
+    Case(
+        "CA, none there", lambda _: None, lambda _: TrustedCa("demo", CAS, "registry.corp/vllm:1")
+    ),
+    Case("CA in place of another", _other_ca, lambda _: TrustedCa("demo", CAS[:1], "vllm:1")),
+    Case("CA gone", _other_ca, lambda _: TrustedCa("demo", (), "vllm:1")),
     Case("engine on a bare host", _bare, _engine),
     Case("engine that is stopped", _engine_stopped, _engine),
     Case(

@@ -1,0 +1,108 @@
+"""How servers outside the cluster are reached: the CA certificates that they are trusted by.
+
+The CA file is read when it is used, not by `load`: a CA that has expired does not keep anyone from
+looking at a cluster or stopping it.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.inventory.document import Problem, file_error, read
+from clusterctl.inventory.model import Inventory
+
+LARGEST_CA_FILE = 1 << 20  # Bytes; all CAs of a browser take a quarter of it
+_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A CA certificate."""
+
+    pem: str  # With a newline at the end
+    ends: float  # Seconds since 1970
+    subject: str
+
+    @property
+    def body(self) -> str:
+        """Its base64 without line breaks: tools write PEM in lines of various lengths."""
+        return "".join(self.pem.strip().splitlines()[1:-1])
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What it takes to reach servers outside the cluster; empty where that takes nothing."""
+
+    certificates: tuple[Certificate, ...] = ()
+
+    @property
+    def ca(self) -> str:
+        """The CA certificates in PEM."""
+        return "".join(one.pem for one in self.certificates)
+
+
+def outside_of(inventory: Inventory) -> Outside:
+    """Return what `packages.ca` says. Raises InventoryError, with the place in the file, for a CA
+    file that cannot be used."""
+    return Outside(_certificates(inventory))
+
+
+def _certificates(inventory: Inventory) -> tuple[Certificate, ...]:
+    path = inventory.packages.ca
+    if path is None:
+        return ()
+    try:
+        with path.open("rb") as file:
+            text = file.read(LARGEST_CA_FILE + 1).decode(errors="replace")
+        found = parse_certificates(text, time.time())
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    except ValueError as error:
+        problem = str(error)
+    else:
+        return found
+    position = read(inventory.source).at(("packages", "ca"))
+    raise file_error(inventory.source, [Problem(position, f"`packages.ca`: {path} {problem}")])
+
+
+def parse_certificates(text: str, now: float) -> tuple[Certificate, ...]:
+    """Return the CA certificates in a PEM file. Raises ValueError, with what is wrong with the
+    file, for one that holds anything but CA certificates that are valid at `now`."""
+    if len(text) > LARGEST_CA_FILE:
+        raise ValueError(f"is larger than {LARGEST_CA_FILE >> 20} MiB")
+    if re.search(r"-----BEGIN [A-Z ]*PRIVATE KEY-----", text):
+        raise ValueError("holds a private key, which must not leave the CA: keep the certificate")
+    blocks = _CERTIFICATE.findall(text)
+    if not blocks:
+        raise ValueError(
+            "is not PEM: it has no `-----BEGIN CERTIFICATE-----`; a DER file is converted by: "
+            "openssl x509 -inform der -in FILE -out ca.pem"
+        )
+    return tuple({one.pem: one for one in (_certificate(each, now) for each in blocks)}.values())
+
+
+def _certificate(block: str, now: float) -> Certificate:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(cadata=block)
+        der = ssl.PEM_cert_to_DER_cert(block)
+    except (ssl.SSLError, ValueError) as error:
+        raise ValueError(f"has a damaged certificate: {error}") from None
+    found = context.get_ca_certs()  # CAs only
+    if not found:
+        raise ValueError(
+            "has a certificate that is not a CA's: it would not be trusted as the issuer of others"
+        )
+    said: Any = found[0]
+    names = {key: value for part in said["subject"] for key, value in part}
+    subject = str(names.get("commonName") or ", ".join(map(str, names.values())))
+    begins, ends = (ssl.cert_time_to_seconds(str(said[key])) for key in ("notBefore", "notAfter"))
+    for wrong, when, words in ((ends < now, ends, "expired on"), (begins > now, begins, "begins")):
+        if wrong:
+            date = time.strftime("%Y-%m-%d", time.gmtime(when))
+            raise ValueError(f"has the certificate of {subject}, which {words} {date}")
+    return Certificate(ssl.DER_cert_to_PEM_cert(der), ends, subject)
