@@ -87,7 +87,9 @@ class Ssh(_Model):
         default=None, description="File with the hosts' keys. Default: ~/.ssh/known_hosts."
     )
     proxy_jump: JumpHost | None = Field(
-        default=None, description="Host to go through: [user@]host[:port]. Default: ~/.ssh/config."
+        default=None,
+        description="Host to go through: [user@]host[:port]; several in a row with commas, the "
+        "one nearest to you first. Default: ~/.ssh/config.",
     )
     accept_new: bool | None = Field(
         default=None,

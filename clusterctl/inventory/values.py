@@ -33,7 +33,8 @@ RDMA_DEVICE = r"^[A-Za-z0-9_.-]{1,63}$"
 ABSOLUTE_PATH = r"^/[^:\n]*$"
 ADDRESS = r"^[A-Za-z0-9_:][A-Za-z0-9._:%-]*$"
 USER = r"^[^\s:-][^\s:]*$"
-JUMP = r"^([^\s:@-][^\s:@]*@)?([A-Za-z0-9_][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.%]+\])(:[0-9]{1,5})?$"
+_JUMP = r"([^\s:@,-][^\s:@,]*@)?([A-Za-z0-9_][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.%]+\])(:[0-9]{1,5})?"
+JUMP = rf"^{_JUMP}(,{_JUMP})*$"
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 LABEL = r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$"
 LABEL_VALUE = r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$"
@@ -56,7 +57,7 @@ PATTERN_MEANS = {
     ABSOLUTE_PATH: "must be an absolute path: it starts with / and has no colon",
     ADDRESS: "must be a host name or an IP address alone; user and port belong under ssh",
     USER: "must be a user name, without space, colon or a leading dash",
-    JUMP: "must be written as host, user@host or user@host:port",
+    JUMP: "must be written as host, user@host or user@host:port, several of them with commas",
     ENV_NAME: "must be a variable name: letters, digits and _, not starting with a digit",
     LABEL: "must be letters, digits, dot, dash, _ and /, at most 63, "
     "beginning and ending with a letter or digit",

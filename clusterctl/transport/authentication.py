@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -153,7 +154,15 @@ class SshLogin(AuthStrategy):
             agent.close()
 
     def _by_key(self, key: paramiko.PKey, transport: paramiko.Transport) -> list[str]:
-        return transport.auth_publickey(self._username, key)
+        """Log in with the key's certificate if there is one beside its file, then without."""
+        try:
+            return transport.auth_publickey(self._username, key)
+        except paramiko.AuthenticationException:
+            if key.public_blob is None or not transport.is_active():
+                raise
+        plain = copy.copy(key)
+        plain.public_blob = None
+        return transport.auth_publickey(self._username, plain)
 
     def _by_password(self, transport: paramiko.Transport) -> list[str]:
         self._keys.credentials.ensure_proven(self._host)
