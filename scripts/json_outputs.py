@@ -19,7 +19,7 @@ from clusterctl.diagnosis.verdict import Cause
 from clusterctl.inventory.schema import DRAFT
 from clusterctl.lab.lifecycle import HostStatus
 from clusterctl.network.gate import FabricRecord
-from clusterctl.node.documents import GatewayState, Rank
+from clusterctl.node.documents import GatewayState, Rank, RayNode
 from clusterctl.planning.image_probe import ProbedRank
 from clusterctl.planning.memory import Limit, RankMemory
 from clusterctl.planning.problems import PredictedProblem
@@ -110,6 +110,7 @@ Pair = TypedDict(
 
 class Check(TypedDict):
     hosts: dict[str, CheckedHost]
+    ray: list[RayNode]
     fabric: FabricRecord | None
     pairs: list[Pair]
     notes: list[str]

@@ -54,6 +54,7 @@ def bootstrap(
     from clusterctl.inventory.current import current
     from clusterctl.reporting.text import count
     from clusterctl.steps.nvidia_driver import driver_source
+    from clusterctl.survey.status import ray_status
 
     path = current(options.named_inventory(context, file, inventory))
     source = driver_source(install_driver) if install_driver else None
@@ -95,7 +96,7 @@ def bootstrap(
     size = f"{count(formed.nodes, 'node')}, {count(round(formed.gpus), 'GPU')}"
     versions = f"Ray {formed.ray_version}, vLLM {formed.vllm_version}"
     print(f"the cluster is up: {size}, {versions}; {count(done.changed, 'change')} made")
-    print(f"In Ray's own words: clusterctl ssh {opened.inventory.head.name} --node ray status")
+    print(f"In Ray's own words: {ray_status(opened.inventory.head.name)}")
 
 
 def _remember(path: Path) -> None:

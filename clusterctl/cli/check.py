@@ -59,7 +59,8 @@ def check(
             if report.errors:
                 raise typer.Exit(min(error.exit_code for error in report.errors))
             return
-        print("\n".join(_lines(report, line_width(sys.stdout))))
+        head = opened.inventory.head.name
+        print("\n".join(_lines(report, head, line_width(sys.stdout))))
         raise_all(report.errors)
 
 
@@ -99,10 +100,11 @@ def _show_promises(promises: list[PromiseState], *, as_json: bool) -> None:
         )
 
 
-def _lines(report: Report, width: int | None) -> list[str]:
+def _lines(report: Report, head: str, width: int | None) -> list[str]:
     """Return facts and choices of the hosts; problems are reported when the run ends. `width`: of
     the terminal, in characters."""
     from clusterctl.reporting.text import columns, count, each_below_itself, size
+    from clusterctl.survey.status import ray_lines
 
     rows = []
     for name, facts in report.facts.items():
@@ -114,6 +116,7 @@ def _lines(report: Report, width: int | None) -> list[str]:
     lines = columns(rows, indent="", width=width)
     for host, choices in report.choices.items():
         lines += [f"{host}:", *each_below_itself("  ", choices, width)]
+    lines += each_below_itself("ray: ", ray_lines(report.ray, head), width)
     lines += each_below_itself("fabric: ", report.fabric.lines, width) if report.fabric else []
     lines += each_below_itself("note: ", report.notes, width)
     if not report.errors:
@@ -141,6 +144,7 @@ def _document(report: Report) -> dict[str, Any]:
             }
             for name, facts in report.facts.items()
         },
+        "ray": [asdict(node) for node in report.ray],
         "fabric": asdict(report.fabric) if report.fabric else None,
         "pairs": [
             {  # null where a value was not measured

@@ -28,6 +28,7 @@ from clusterctl.network.lookups import lookup_notes
 from clusterctl.network.pairs import judgement
 from clusterctl.network.pairs.model import PairResults, Way, default_route_notes
 from clusterctl.network.pairs.probe import IN_USE, probe_pairs, ray_ports
+from clusterctl.node.documents import RayNode
 from clusterctl.packages.bundle import open_bundles
 from clusterctl.steps.fetching import to_be_fetched
 from clusterctl.survey.cluster import Cluster, name_listeners, place, require_fit, requirements
@@ -56,6 +57,7 @@ class Report:
     errors: tuple[ClusterctlError, ...]
     ways: tuple[Way, ...] = ()  # Results of the links between hosts, both directions of every pair
     fabric: FabricRecord | None = None  # Result of the gate, where requested
+    ray: tuple[RayNode, ...] = ()  # What Ray's head says of its nodes; empty if it is not up
 
 
 def run(
@@ -110,7 +112,9 @@ def run(
             inventory, survey.facts, survey.containers, accelerator.fetched(inventory.packages)
         ),
     )
-    return Report(survey.facts, choices, noted, (*found, *between, *unlike), seen.ways)
+    errors, state = (*found, *between, *unlike), survey.fresh_state(inventory.head.name)
+    nodes = tuple(state.nodes) if state else ()
+    return Report(survey.facts, choices, noted, errors, seen.ways, ray=nodes)
 
 
 def security(

@@ -272,7 +272,8 @@ def _bring_up(decision: Decision, lock: ClusterLock | None, sink: EventSink) -> 
         outcome = outcome_of(host, inventory.cluster, first.name, plan.fit.plan)
     if plan.fit and outcome:
         kept = measured_file(inventory.cluster)
-        learned = lessons(plan.fit.plan, outcome.reported, inventory.image)
+        on_hosts = {rank.host for rank in proofs[first.name].ranks}
+        learned = lessons(plan.fit.plan, outcome.reported, inventory.image, on_hosts)
         keep(head, kept, with_lessons(survey.head_file(kept), learned))
     sink(StageFinished(title, time.monotonic() - started))
     return Served(

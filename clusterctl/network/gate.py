@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -34,6 +35,7 @@ from clusterctl.transport.fanout import failures, fan_out, values
 
 TITLE = "Fabric gate: collectives between all hosts"
 
+_KEPT_LINES = 15  # Of each stream of a program that ended without a report
 _LOOK = 0.5  # seconds between two checks whether the user asked to stop
 _OVER = GATE + deadlines.GATE_SLACK  # seconds until the gate's program is abandoned
 
@@ -164,10 +166,13 @@ def _run(scope: GateScope, sink: EventSink, cancelled: Cancelled) -> FabricRepor
     host = scope.head.host.name
     with driver.host_open(argv) as channel:
         channel.send(json.dumps(asdict(spec)).encode() + b"\n")
-        last = ""
+        last, besides = "", deque[str](maxlen=_KEPT_LINES)  # Docker writes some errors to stdout
         try:
             for line in _lines(channel, cancelled):
-                message = json.loads(line) if line.startswith("{") else {}
+                if not line.startswith("{"):
+                    besides.append(line)
+                    continue
+                message = json.loads(line)
                 if "report" in message:
                     return from_json(FabricReport, json.dumps(message["report"]))
                 if "say" in message:
@@ -190,7 +195,7 @@ def _run(scope: GateScope, sink: EventSink, cancelled: Cancelled) -> FabricRepor
                 hint=f"clusterctl logs --host {host}",
                 detail=str(error)[:500],
             ) from error
-        said = last_words(channel)
+        said = "\n".join([*besides, *last_words(channel).splitlines()[-_KEPT_LINES:]])
         if "can't open file" in said:
             raise RequirementsNotMet(
                 "its container is from another version of clusterctl, which has no fabric gate",
@@ -201,7 +206,7 @@ def _run(scope: GateScope, sink: EventSink, cancelled: Cancelled) -> FabricRepor
             "the fabric gate ended without a report",
             host=host,
             hint=f"clusterctl logs --host {host}",
-            detail="\n".join(said.splitlines()[-15:]) or None,
+            detail=said or None,
         )
 
 

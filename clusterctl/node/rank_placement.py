@@ -30,7 +30,9 @@ SHARE = 0.001
 
 
 def placement_env(env: Mapping[str, str], node_ips: List[str]) -> Dict[str, str]:
-    """Return the variables with which vLLM loads this plugin; none if Ray chooses the hosts."""
+    """Return the variables with which vLLM loads this plugin; none if Ray chooses the hosts.
+    NODE_IPS in `env` is as good as `node_ips`."""
+    node_ips = node_ips or list(filter(None, env.get(NODE_IPS, "").split(",")))
     if not node_ips:
         return {}
     python_path = [str(Path(__file__).parents[2]), env.get("PYTHONPATH", "")]

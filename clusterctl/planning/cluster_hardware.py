@@ -39,12 +39,13 @@ class HeldGpus:
     holders: tuple[str, ...] = ()  # A line each
 
 
-def hardware_of(survey: Survey, held: HeldGpus, vllm: str | None) -> Hardware:
-    """Return the free GPUs as hardware to plan for. Raises UsageError for GPUs whose memory is
+def hardware_of(survey: Survey, held: HeldGpus, vllm: str | None, model: str) -> Hardware:
+    """Return the free GPUs as hardware to plan for, with what earlier starts of `model` have taken.
+    Raises UsageError for GPUs whose memory is
     unknown."""
     inventory, facts = survey.inventory, survey.facts
     files = survey.answers[inventory.head.name].files
-    learned = measured_in(files.get(measured_file(inventory.cluster)), inventory.image)
+    learned = measured_in(files.get(measured_file(inventory.cluster)), inventory.image, model)
     counts = {host.host: host.free for host in held.free}
     nodes = tuple(node for node in survey.topology.nodes if node.host in counts)
     topology = replace(survey.topology, nodes=nodes)

@@ -79,16 +79,16 @@ def plan_request(
         own = survey.replicas(name)
         if asked.on is None and name in survey.members:
             asked = replace(asked, on=survey.members[name].on)
-    hardware = hardware_for_fit(survey, asked, own)
+    hardware = hardware_for_fit(survey, asked, own, shape.name)
     launch = launch_for(request, shape, hardware, gpus_of(survey.answers))
     same = own[0] if own and directories.intersection(own[0].argv[2:3]) else None
     return request_for(launch, shape, hardware, same), config
 
 
 def hardware_for_fit(
-    survey: Survey, asked: FitArguments, own: Sequence[ServiceDocument]
+    survey: Survey, asked: FitArguments, own: Sequence[ServiceDocument], model: str
 ) -> Hardware:
-    """Return the free GPUs; all GPUs if the cluster is not up yet, or none is free."""
+    """Return the free GPUs for `model`; all GPUs if the cluster is not up yet, or none is free."""
     inventory, topology = survey.inventory, survey.topology
     state = survey.states.get(inventory.head.name)
     held = HeldGpus([HostGpus(node.host, node.gpus) for node in topology.nodes])
@@ -101,7 +101,7 @@ def hardware_for_fit(
     held = only_on(without_drained(held, survey.drained), hosts_on(inventory, on), on)
     tag = inventory.image if parse_version(inventory.image) else None
     version = asked.vllm or (state.vllm_version if state else "") or tag
-    hardware = replace(hardware_of(survey, held, version), as_if_free=as_if_free)
+    hardware = replace(hardware_of(survey, held, version, model), as_if_free=as_if_free)
     if not hardware.sites:
         raise UsageError(
             "no host reports a GPU to plan for",

@@ -55,6 +55,8 @@ class MemoryForecast:
     request: PlanRequest | None = None  # What `report` answers
     env: Mapping[str, str] = field(default_factory=dict)  # Variables that vLLM needs for it
     notes: tuple[str, ...] = ()  # For the user, a sentence each
+    # Where GPUs differ: the host of each rank, since the plan holds there only
+    places: tuple[str, ...] = ()
 
 
 def forecast_memory(
@@ -100,14 +102,16 @@ def forecast_memory(
     cut = (placement.tp, placement.pp, placement.replicas)
     layout = _layout(shape, hardware.free, cut, report.reason)
     env = layout_env(layout, hardware)
-    # If more GPUs are offered than needed, Ray chooses the hosts, and the GPU of each stage is
-    # unknown, so that vLLM's own split of the layers stays.
-    offered = sum(host.free for host in hardware.free)
-    if placement.partition and PARTITION not in hardware.env and offered == len(placement.seats):
+    unlike = len({gpu for site in hardware.sites for gpu in site.gpus}) > 1
+    places = tuple(seat.host for seat in placement.seats)
+    # vLLM seats data parallel ranks itself, on GPUs that are unknown here: its own split stays.
+    if not unlike or placement.replicas > 1:
+        places = ()
+    if places and placement.partition and PARTITION not in hardware.env:
         env[PARTITION] = ",".join(map(str, placement.partition))
         why = "the GPUs differ, and an even split would hold less"
         notes = (*notes, f"layers per stage {env[PARTITION]}: {why}")
-    return MemoryForecast(layout, report, request, env, notes)
+    return MemoryForecast(layout, report, request, env, notes, places)
 
 
 def _unplanned(launch: Launch, hardware: Hardware, why: str) -> MemoryForecast:

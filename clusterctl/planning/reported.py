@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -198,18 +198,27 @@ def measured_file(cluster: str) -> str:
     return f"{measured_dir(cluster)}/measured.json"
 
 
-def measured_in(data: bytes | None, image: str) -> Learned:
-    """Return the figures kept for starts of this image; empty if the file is not valid."""
+def measured_in(data: bytes | None, image: str, model: str) -> Learned:
+    """Return the figures kept for starts of this image; empty if the file is not valid. Those of
+    another model tell only the runtime, and the largest one counts: CUDA graphs are the model's."""
     found: dict[tuple[str, str], dict[int, Measured]] = {}
+    own: set[tuple[str, str, int]] = set()
     for entry in _entries(data):
         try:
-            if entry["image"] == image:
-                sizes = (entry["runtime_gib"], entry["graphs_gib"])
-                measured = Measured(*(None if gib is None else float(gib) for gib in sizes))
-                key = (str(entry["host"]), str(entry["gpu"]))
-                found.setdefault(key, {})[int(entry["tp"])] = measured
+            if entry["image"] != image:
+                continue
+            host, gpu, tp = str(entry["host"]), str(entry["gpu"]), int(entry["tp"])
+            sizes = (entry["runtime_gib"], entry["graphs_gib"])
+            runtime, graphs = (None if gib is None else float(gib) for gib in sizes)
         except MALFORMED:
             continue  # written by another version
+        known = found.setdefault((host, gpu), {})
+        if entry.get("model") == model:
+            known[tp] = Measured(runtime, graphs)
+            own.add((host, gpu, tp))
+        elif runtime is not None and (host, gpu, tp) not in own:
+            before = known.get(tp)
+            known[tp] = Measured(max(runtime, (before and before.runtime_gib) or 0.0))
     return {
         key: tuple(sorted(by_tp.items(), key=lambda one: one[0])) for key, by_tp in found.items()
     }
@@ -226,8 +235,10 @@ def _entries(data: bytes | None) -> list[Mapping[str, Any]]:
     return [entry for entry in starts if isinstance(entry, dict)]
 
 
-def lessons(plan: FitPlan, reported: Reported, image: str) -> list[dict[str, Any]]:
-    """Return the entries to keep from this start, one per host.
+def lessons(
+    plan: FitPlan, reported: Reported, image: str, hosts: Iterable[str]
+) -> list[dict[str, Any]]:
+    """Return the entries to keep from this start, one for each of `hosts`, where its ranks are.
 
     Empty on CPUs, with pipeline stages or with different GPUs, where a printed figure does not hold
     for every rank; and if implausible, as when another process used the GPU.
@@ -245,17 +256,18 @@ def lessons(plan: FitPlan, reported: Reported, image: str) -> list[dict[str, Any
             "host": host,
             "gpu": ranks[0].gpu,
             "image": image,
+            "model": plan.model,
             "tp": plan.placement.tp,
             "runtime_gib": round(runtime, 4),
             "graphs_gib": measured.graphs_gib,
         }
-        for host in plan.placement.hosts
+        for host in sorted(set(hosts))
     ]
 
 
 def with_lessons(data: bytes | None, new: Sequence[Mapping[str, Any]]) -> bytes | None:
     """Return the file's new content: `data` with the entries of `new`, which replace entries for
-    the same host, GPU, image and TP size. None if nothing changes."""
+    the same host, GPU, image, model and TP size. None if nothing changes."""
     replaced = {_key(entry) for entry in new}
     old = _entries(data)
     kept = [entry for entry in old if _key(entry) not in replaced]
@@ -273,4 +285,4 @@ def keep(head: Transport, file: str, content: bytes | None) -> None:
 
 
 def _key(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(entry.get(name) for name in ("host", "gpu", "image", "tp"))
+    return tuple(entry.get(name) for name in ("host", "gpu", "image", "model", "tp"))

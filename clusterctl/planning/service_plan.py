@@ -15,6 +15,7 @@ from clusterctl.models.name import Model
 from clusterctl.models.probe import look_for
 from clusterctl.models.version import parse_version
 from clusterctl.node.documents import Member, MembersDocument, ServiceDocument, replica_name
+from clusterctl.node.rank_placement import NODE_IPS
 from clusterctl.planning.cluster_hardware import (
     ANY_HOST,
     gpus_held,
@@ -135,13 +136,18 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
     held = gpus_held(topology, state.nodes, survey.reported, declared, own)
     held = only_on(without_drained(held, survey.drained), hosts, request.on or "")
     try:
-        hardware = hardware_of(survey, held, state.vllm_version)
+        named = model.hub_id or model.served_name
+        hardware = hardware_of(survey, held, state.vllm_version, named)
     except UsageError:  # GPUs whose memory is unknown
         hardware = hardware_of_unknown_gpus(inventory, held, state.vllm_version)
     same = own[0] if own and own[0].argv[2:3] == [launch.model_argument] else None
     config = location.config if location else None
     forecast = forecast_memory(launch, model, config, hardware, same)
-    layout = forecast.layout
+    layout, env = forecast.layout, dict(forecast.env)
+    if forecast.places:
+        layout = replica_layout(layout, forecast.places)
+        node_ips = [topology.node(host).node_ip for host in forecast.places]
+        env |= {NODE_IPS: ",".join(node_ips)}
     notes = [
         f"TP {layout.tensor_parallel}, PP {layout.pipeline_parallel}: {layout.reason}",
         *layout.notes,
@@ -151,7 +157,7 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
     elif location.note:
         notes.append(location.note)
     one = ServicePlan(
-        document=build_service(replace(launch, layout=layout), env=forecast.env),
+        document=build_service(replace(launch, layout=layout), env=env),
         layout=layout,
         head_address=address,
         chat=location is None or location.chat_template,

@@ -17,6 +17,7 @@ from clusterctl.engine.step import Change
 from clusterctl.errors import StepFailed
 from clusterctl.node.documents import GatewayState, NodeState, Rank, ServiceState
 from clusterctl.node.endpoint import Task, task_of
+from clusterctl.node.rank_placement import NODE_IPS
 from clusterctl.ray_cluster.topology import base_url
 from clusterctl.serving.arguments import Layout
 from clusterctl.serving.endpoint import ServiceAnswer, ask
@@ -83,10 +84,10 @@ def prove(
         endpoint = replace(service.endpoint, url=base_url("127.0.0.1", tunnel.port), task=task)
         answer = ask(endpoint, key, deadline=deadlines.FIRST_ANSWER)
     problems = placement_problems(service.layout, addresses, ranks)
-    if document.node_ips:
-        # A replica elsewhere than planned takes the GPUs of another.
+    if document.node_ips or NODE_IPS in document.env:
+        # A replica elsewhere than planned takes the GPUs of another, or others than it fits on.
         problems += [
-            f"rank {rank.rank} is on {rank.host}, and this replica belongs on "
+            f"rank {rank.rank} is on {rank.host}, and belongs on "
             f"{' and '.join(service.layout.hosts)}"
             for rank in ranks
             if rank.host not in service.layout.hosts

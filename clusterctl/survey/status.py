@@ -336,3 +336,17 @@ def _broken_nic(nic: BrokenNic) -> str:
         return f"no interface has the node IP, which carries {traffic}"
     problem = _NIC_PROBLEMS.get(nic.problem, nic.problem)
     return f"interface {nic.name}, which carries {traffic}, {problem}"
+
+
+def ray_lines(nodes: Sequence[RayNode], head: str) -> list[str]:
+    """Return what Ray's head says of its nodes, and the command for more of its words."""
+    rows = []
+    for node in nodes:
+        used = f"{node.gpus_used:g} of {node.gpus:g} GPUs in use"
+        rows.append(f"{node.name} {node.node_ip}: {used if node.alive else 'dead'}")
+    return [*rows, f"in Ray's own words: {ray_status(head)}"] if rows else []
+
+
+def ray_status(head: str) -> str:
+    """Return the command that prints `ray status`, which is the same on every node."""
+    return f"clusterctl exec --node --limit {head} -- ray status"

@@ -155,7 +155,7 @@ def test_a_plan_counts_its_memory_and_vllm_gets_its_defaults(tmp_path: Path) -> 
     demo = inventory(tmp_path)
     free = HeldGpus([HostGpus("a", 2), HostGpus("b", 2)])
     survey = survey_of(demo, ANSWERS, {name: FakeTransport() for name in ANSWERS})
-    found = hardware_of(survey, free, "0.33.0")
+    found = hardware_of(survey, free, "0.33.0", "m")
     assert [[gpu.name for gpu in site.gpus] for site in found.sites] == [["Great Abacus"] * 2] * 2
     memories = [gpu.memory_gib for site in found.sites for gpu in site.gpus]
     assert memories == pytest.approx([16] * 4, rel=0.02)

@@ -174,6 +174,16 @@ def test_a_gate_that_cannot_run_says_why(stderr: str, kind: type[Exception], sai
     assert lab.forgotten, "who knows what would have come of it"
 
 
+def test_what_docker_says_on_stdout_is_told_too() -> None:
+    """Docker 26 writes this to stdout, where the gate's own lines are."""
+    lab = Lab()
+    words = "OCI runtime exec failed: exec failed: unable to start container process"
+    lab.head.on(starts("docker", "exec"), stdout=f"{words}\n", stderr="exit status 126", status=126)
+    with pytest.raises(StepFailed, match="ended without a report") as caught:
+        ensure_proven(lab.ground, lab.events.append, again=True)
+    assert caught.value.detail == f"{words}\nexit status 126"
+
+
 @pytest.mark.parametrize("line", ["{", '{"report": 7}', '{"report": {"seconds": "soon"}}'])
 def test_a_gate_that_prints_nonsense_is_an_error_of_its_host(line: str) -> None:
     lab = Lab(gate=line + "\n")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from clusterctl.node import package
-from clusterctl.node.rank_placement import pinned, placement_env
+from clusterctl.node.rank_placement import NODE_IPS, pinned, placement_env
 from clusterctl.node.ray_watch import worker_actors
 from tests.fakes.node_bench import Bench, await_value
 
@@ -54,6 +54,10 @@ def test_the_users_own_plugins_and_paths_are_kept() -> None:
     assert env["PYTHONPATH"].endswith(f"{os.pathsep}/own")
     assert env["VLLM_PLUGINS"] == "theirs,clusterctl_rank_placement"
     assert placement_env({}, []) == {}
+
+
+def test_a_service_without_replicas_may_name_its_hosts_too() -> None:
+    assert placement_env({NODE_IPS: "10.0.0.2"}, []) == placement_env({}, ["10.0.0.2"])
 
 
 def test_a_replica_needs_only_the_hosts_of_its_ranks(bench: Bench) -> None:

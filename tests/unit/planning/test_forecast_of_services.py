@@ -198,11 +198,12 @@ def test_what_was_learned_does_not_move_layers_of_a_service_that_runs() -> None:
     assert Case(R1_32B, later, *small, pp=2, own=first).document() == first
 
 
-def test_gpus_to_spare_leave_the_split_to_vllm() -> None:
-    """Which hosts Ray takes is not known then, and so not which GPU a stage gets."""
+def test_with_gpus_to_spare_the_ranks_are_kept_on_those_that_the_split_is_for() -> None:
     small = ("--max-model-len", "2048", "--gpu-memory-utilization", "0.9")
     case = Case(QWEN3_8B, hosts("RTX 3090", "H800", "H800"), *small, pp=2)
-    assert case.forecast().env == {}
+    found = case.forecast()
+    assert set(found.env) == {"VLLM_PP_LAYER_PARTITION"}
+    assert found.places == ("gpu1", "gpu2")
 
 
 def test_a_slow_link_is_told_and_obeyed() -> None:

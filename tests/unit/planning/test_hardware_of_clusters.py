@@ -70,7 +70,7 @@ def hardware_of(
 ) -> Hardware:
     transports = {name: FakeTransport() for name in answers}
     survey = survey_of(inventory, answers, transports)
-    return hardware_for_fit(survey, FitArguments("m", vllm=vllm), ())
+    return hardware_for_fit(survey, FitArguments("m", vllm=vllm), (), "m")
 
 
 def test_the_head_comes_first_since_rank_0_starts_there() -> None:
@@ -108,7 +108,7 @@ def test_the_version_is_the_running_one_else_the_tags() -> None:
 def test_hosts_bring_what_earlier_starts_taught() -> None:
     text = (
         b'{"starts": [{"host": "big", "gpu": "H200", "image": "vllm/vllm-openai:v0.25.1",'
-        b' "tp": 2, "runtime_gib": 1.9, "graphs_gib": 0.7}]}'
+        b' "model": "m", "tp": 2, "runtime_gib": 1.9, "graphs_gib": 0.7}]}'
     )
     files: dict[str, bytes | None] = {"/var/lib/clusterctl/measured/demo/measured.json": text}
     answers = {**ANSWERS, "big": probe("10.0.0.1", H200, H200, files=files)}
@@ -136,7 +136,7 @@ def test_a_gpu_with_the_hosts_memory_reports_none_and_is_known() -> None:
 def test_only_free_gpus_are_offered_to_a_service() -> None:
     survey = survey_of(inventory(), ANSWERS, {name: FakeTransport() for name in ANSWERS})
     free = HeldGpus([HostGpus("big", 1), HostGpus("small", 0), HostGpus("other", 1)])
-    found = hardware_of_free(survey, free, "0.25.1")
+    found = hardware_of_free(survey, free, "0.25.1", "m")
     assert [(site.host, len(site.gpus)) for site in found.sites] == [("big", 1), ("other", 1)]
 
 

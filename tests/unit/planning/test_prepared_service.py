@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import DoesNotFit, UsageError
-from clusterctl.facts.model import Address, GpuReport, NicFacts
+from clusterctl.facts.model import Address, GpuFacts, GpuReport, NicFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.models.name import resolve
 from clusterctl.node.documents import NodeState, RayNode, ServiceDocument, to_json
 from clusterctl.node.files import NodePaths
+from clusterctl.node.rank_placement import NODE_IPS
 from clusterctl.planning.service_plan import ServicePlan, plan_service
 from clusterctl.serving.request import Options, read_request
 from clusterctl.serving.vllm_flags import parse_arguments
@@ -123,6 +124,20 @@ def test_serving_again_gives_the_same_document() -> None:
     first = cluster.prepare()
     assert first.layout.ranks == 1
     assert cluster.prepare(own=first.document).document == first.document
+
+
+def test_with_unlike_gpus_ranks_are_kept_where_the_plan_has_them() -> None:
+    """On alike ones Ray may choose: one GPU holds as much as another."""
+    cluster = Cluster("nvidia")
+    assert NODE_IPS not in cluster.prepare(tp=1).document.env
+    smaller = GpuFacts(0, "GPU-3090", "NVIDIA GeForce RTX 3090", 24_576 * 2**20, "580")
+    cluster.answers["gpu1"] = _probe("10.0.0.1", GpuReport((smaller,), None))
+    prepared = cluster.prepare(tp=1)
+    assert prepared.fit is not None
+    (rank,) = prepared.fit.plan.ranks
+    assert prepared.layout.hosts == (rank.host,)
+    assert prepared.document.env[NODE_IPS] == cluster.inventory.host(rank.host).address
+    assert cluster.prepare(own=prepared.document).document == prepared.document
 
 
 def test_a_declared_service_that_is_not_up_yet_is_named_where_it_leaves_too_few_gpus() -> None:

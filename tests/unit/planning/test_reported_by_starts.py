@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -27,6 +28,7 @@ from tests.fakes.fit_requests import fit_request
 from tests.fakes.transport import FakeTransport, starts
 
 IMAGE = "vllm/vllm-openai:v0.19.0"
+GPT_OSS = "openai/gpt-oss-20b"
 
 V1 = """\
 (APIServer pid=6539) INFO 04-18 20:22:57 [utils.py:233] non-default args: {'max_model_len': 128}
@@ -148,38 +150,57 @@ def test_a_log_that_says_nothing_or_cannot_be_read_is_no_failure() -> None:
 
 
 def test_what_a_start_teaches_is_known_to_the_next_plan_of_the_same_image_and_tp() -> None:
-    learned = lessons(gpt_oss(), read_reported(V1), IMAGE)
+    learned = lessons(gpt_oss(), read_reported(V1), IMAGE, ["gpu1", "gpu1"])
     data = with_lessons(None, learned)
     assert data is not None
-    found = measured_in(data, IMAGE)
+    found = measured_in(data, IMAGE, GPT_OSS)
     again = gpt_oss(found["gpu1", "A100-80GB"])
     assert again.kv_cache_tokens == pytest.approx(798_624, rel=0.001)
-    assert measured_in(data, "vllm/vllm-openai:v0.20.0") == {}
+    assert measured_in(data, "vllm/vllm-openai:v0.20.0", GPT_OSS) == {}
     assert with_lessons(data, learned) is None
     other = [{**learned[0], "tp": 2}]
     both = with_lessons(data, other)
     assert both is not None
-    assert [tp for tp, _ in measured_in(both, IMAGE)["gpu1", "A100-80GB"]] == [1, 2]
+    assert [tp for tp, _ in measured_in(both, IMAGE, GPT_OSS)["gpu1", "A100-80GB"]] == [1, 2]
+
+
+def test_what_one_model_teaches_stays_when_another_starts() -> None:
+    plan = gpt_oss()
+    first = lessons(plan, read_reported(V1), IMAGE, ["gpu1"])
+    later = lessons(replace(plan, model="other"), Reported(13.72, 36.2, 1.5), IMAGE, ["gpu1"])
+    both = with_lessons(with_lessons(None, first), later)
+
+    def known(model: str) -> Measured:
+        return dict(measured_in(both, IMAGE, model)["gpu1", "A100-80GB"])[1]
+
+    assert known(GPT_OSS) == Measured(first[0]["runtime_gib"], 0.42)
+    assert known("other") == Measured(later[0]["runtime_gib"], 1.5)
+    assert known("third") == Measured(later[0]["runtime_gib"])  # the larger one, and no graphs
+
+
+def test_a_start_teaches_of_the_hosts_where_its_ranks_are() -> None:
+    found = lessons(gpt_oss(), read_reported(V1), IMAGE, ["gpu2"])
+    assert [entry["host"] for entry in found] == ["gpu2"]
 
 
 def test_nothing_is_learned_where_one_figure_is_not_every_ranks() -> None:
-    assert lessons(lab_plan(), read_reported(CPU_LOG), IMAGE) == []
+    assert lessons(lab_plan(), read_reported(CPU_LOG), IMAGE, ["gpu1"]) == []
     staged = fit_request("qwen3-8b", gpus="H100", hosts=2, pp=2).plan
-    assert lessons(staged, read_reported(V1), IMAGE) == []
+    assert lessons(staged, read_reported(V1), IMAGE, ["gpu1"]) == []
     unlike = fit_request("qwen3-8b", gpus="H100,H200", tp=2).plan
-    assert lessons(unlike, read_reported(V1), IMAGE) == []
+    assert lessons(unlike, read_reported(V1), IMAGE, ["gpu1"]) == []
 
 
 def test_a_gpu_that_something_else_used_teaches_nothing() -> None:
     busy = Reported(13.72, 20.0, 0.42, None, None)
-    assert lessons(gpt_oss(), busy, IMAGE) == []
+    assert lessons(gpt_oss(), busy, IMAGE, ["gpu1"]) == []
 
 
 @pytest.mark.parametrize(
     "data", [None, b"", b"[]", b"{", b'{"starts": 3}', b'{"starts": [{"image": "i"}, 7]}', b"\xff"]
 )
 def test_a_file_that_is_none_of_ours_is_as_good_as_none(data: bytes | None) -> None:
-    assert measured_in(data, "i") == {}
+    assert measured_in(data, "i", "m") == {}
 
 
 def test_it_is_kept_on_the_head_and_a_failure_to_do_so_passes() -> None:

@@ -9,9 +9,22 @@ import pytest
 from clusterctl.engine.plan import Plan, PlannedChange
 from clusterctl.engine.step import Change, Unknown
 from clusterctl.errors import ClusterctlError, Problems, RequirementsNotMet, Unreachable
+from clusterctl.node.documents import RayNode
 from clusterctl.reporting.error_view import error_document, error_lines
 from clusterctl.reporting.plan_view import plan_document, plan_lines
 from clusterctl.reporting.text import columns, count, duration, size
+from clusterctl.survey.status import ray_lines
+
+
+def test_what_ray_says_of_its_nodes() -> None:
+    alive = RayNode("n1", "10.0.0.1", "gpu1", True, True, 2, 1, 8)
+    dead = RayNode("n2", "10.0.0.2", "gpu2", False, False, 0, 0, 0)
+    assert ray_lines([alive, dead], "gpu1") == [
+        "gpu1 10.0.0.1: 1 of 2 GPUs in use",
+        "gpu2 10.0.0.2: dead",
+        "in Ray's own words: clusterctl exec --node --limit gpu1 -- ray status",
+    ]
+    assert ray_lines([], "gpu1") == []
 
 
 @pytest.mark.parametrize(
