@@ -66,13 +66,18 @@ class ModelDirectory:
         return described(self.config)
 
 
+def reach() -> str:
+    """Return the beginning of scripts that read models."""
+    return resources.files(__package__).joinpath("reach.sh").read_text(encoding="utf-8")
+
+
 def look_for(transport: Transport, candidates: Sequence[str]) -> tuple[ModelDirectory, ...]:
     """Return the candidate directories that exist on the host, in their order. Changes nothing.
 
     Raises ConnectionFailed, CommandTimedOut, and CommandFailed if there is no usable shell.
     """
     script = resources.files(__package__).joinpath("probe.sh").read_text(encoding="utf-8")
-    argv = ["sh", "-c", script, "model-probe", *candidates]
+    argv = ["sh", "-c", reach() + script, "model-probe", *candidates]
     result = transport.run(argv, sudo=True, timeout=deadlines.MODEL_LOOK)
     if not result.ok:
         raise CommandFailed(

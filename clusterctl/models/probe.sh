@@ -9,12 +9,13 @@ weights() {
     for file in "$1"/*.safetensors "$1"/*.bin "$1"/*.gguf "$1"/*.pt; do
         [ -f "$file" ] || continue
         case ${file##*/} in training_args.bin) continue ;; esac
+        size=$(stat -L -c %s "$file" 2>/dev/null || echo 0)
         # What git clones without git-lfs: 130 bytes that begin with 'version https://git-lfs'.
-        if [ "$(head -c 15 "$file" 2>/dev/null | tr -d '\000')" = "version https:/" ]; then
+        if [ "$size" -lt 1024 ] &&
+            [ "$(show "$file" | head -c 15 | tr -d '\000')" = "version https:/" ]; then
             pointers=$((pointers + 1))
             continue
         fi
-        size=$(stat -L -c %s "$file" 2>/dev/null || echo 0)
         count=$((count + 1)) total=$((total + size))
     done
     echo "weights $count $total $pointers"
@@ -23,7 +24,7 @@ weights() {
 missing_shards() {
     index=$1/model.safetensors.index.json
     [ -f "$index" ] || return 0
-    grep -o '"[^"/]*\.safetensors"' "$index" | tr -d '"' | sort -u | while read -r shard; do
+    show "$index" | grep -o '"[^"/]*\.safetensors"' | tr -d '"' | sort -u | while read -r shard; do
         [ -f "$1/$shard" ] || echo "missing $shard"
     done
 }
@@ -33,7 +34,7 @@ tokenizer() {
         [ -f "$1/$name" ] && echo "tokenizer" && break
     done
     if [ -f "$1/chat_template.jinja" ] || [ -f "$1/chat_template.json" ] ||
-        grep -q '"chat_template"' "$1/tokenizer_config.json" 2>/dev/null; then
+        show "$1/tokenizer_config.json" | grep -q '"chat_template"'; then
         echo "chat-template"
     fi
 }
@@ -44,8 +45,8 @@ record() {
     missing_shards "$1"
     tokenizer "$1"
     [ -e "$1/RANDOM_WEIGHTS" ] && echo "random-weights"
-    if [ -r "$1/config.json" ]; then
-        sed 's/^/|/' "$1/config.json"
+    if (reach "$1/config.json" && [ -f "./$name" ] && [ -r "./$name" ]); then
+        show "$1/config.json" | sed 's/^/|/'
         echo
     elif [ -e "$1/config.json" ]; then
         echo "unreadable config.json"
@@ -54,7 +55,7 @@ record() {
 }
 
 newest_snapshot() {
-    commit=$(cat "$1/refs/main" 2>/dev/null)
+    commit=$(show "$1/refs/main")
     if [ -n "$commit" ] && [ -d "$1/snapshots/$commit" ]; then
         echo "$1/snapshots/$commit"
         return

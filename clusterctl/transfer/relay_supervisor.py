@@ -35,7 +35,16 @@ CLEAN_UP = 15.0  # Seconds for a relay to clean up after the command `end`
 # The relay as it is sent to hosts.
 PROGRAM = python.Program(
     "clusterctl.transfer.relay",
-    ("frames", "wire", "stored", "upstream", "fetching", "serving", "main"),
+    (
+        "frames",
+        "wire",
+        "clusterctl.transfer.reaching",
+        "stored",
+        "upstream",
+        "fetching",
+        "serving",
+        "main",
+    ),
 )
 
 Say = Callable[[str, str], None]  # Takes host and sentence

@@ -90,10 +90,16 @@ class PythonMissing(RequirementsNotMet):
 
 @dataclass(frozen=True)
 class Program:
-    """Modules of `package`, each of which imports only the standard library and earlier modules."""
+    """Modules of `package`, each of which imports only the standard library and earlier modules. A
+    module of a package around it is named in full."""
 
     package: str
     modules: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Full names of the modules."""
+        return tuple(each if "." in each else f"{self.package}.{each}" for each in self.modules)
 
     def sent(self, argument: object = None) -> bytes:
         """Bytes to send first on the program's stdin. `argument`: any JSON value."""
@@ -107,10 +113,9 @@ def _packed(program: Program) -> bytes:
     sources: list[tuple[str, str | None]] = [
         (".".join(parents[: count + 1]), None) for count in range(len(parents))
     ]
-    folder = resources.files(program.package)
-    for name in program.modules:
-        text = folder.joinpath(f"{name}.py").read_text("utf-8")
-        sources.append((f"{program.package}.{name}", text))
+    for module in program.names:
+        package, _, name = module.rpartition(".")
+        sources.append((module, resources.files(package).joinpath(f"{name}.py").read_text("utf-8")))
     packed = zlib.compress(json.dumps(sources).encode(), 9)
     return f"{len(packed)}\n".encode() + packed
 

@@ -101,6 +101,25 @@ def test_a_push_that_was_killed_goes_on_where_it_stopped(
     assert on_host("gpu1", f"ls -A {staged}").stdout == ""
 
 
+def test_a_user_of_a_host_sends_no_file_that_is_not_theirs(
+    operator: Operator, on_host: OnHost
+) -> None:
+    """In a directory of theirs, a link to a file of root's stands for the weights."""
+    theirs, secret = f"{MODELS}/Theirs-1B", "known to root alone"
+    on_host(
+        "gpu1",
+        f"mkdir {theirs} && cd {theirs} && echo '{{}}' >config.json && umask 077 &&"
+        f" echo {secret} >/root/secret && ln -s /root/secret model.safetensors &&"
+        f" chown -hR nobody . && chmod 755 . && chmod 644 config.json",
+    )
+    ran = operator.run("model", "push", "Theirs-1B", "--from", "host:gpu1", "--yes")
+    assert ran.status == 6, ran.text
+    assert "only through a link of another user" in ran.stderr
+    assert secret not in ran.text
+    assert on_host("gpu2", f"grep -r '{secret}' {MODELS}").stdout == ""
+    on_host("gpu1", f"rm -r {theirs} /root/secret")
+
+
 def test_a_host_gets_a_model_from_a_hub_with_its_own_python(
     operator: Operator, monkeypatch: pytest.MonkeyPatch, on_host: OnHost
 ) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
+from clusterctl.transfer.reaching import open_file
 from clusterctl.transfer.relay import wire
 from clusterctl.transfer.relay.stored import PartFile, Segment, Stored
 from clusterctl.transfer.relay.upstream import (
@@ -194,7 +195,10 @@ class Holdings:
 
     def add_whole(self, digest: str, size: int, path: str) -> None:
         """Add a blob that is complete at `path`. Raises OSError if missing or of another size."""
-        if os.path.getsize(path) != size:
+        descriptor = open_file(path)
+        found = os.fstat(descriptor).st_size
+        os.close(descriptor)
+        if found != size:
             raise OSError("%s has not %d bytes" % (path, size))
         blob = Stored(digest, size, path, placed=True)
         blob.completed()

@@ -4,7 +4,6 @@ A part file is resumed from the bytes of an earlier relay, and renamed when it i
 """
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import os
@@ -14,6 +13,8 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
 
+from clusterctl.transfer.reaching import make_directory, open_file
+
 READ = 1 << 20
 # Bytes of a piece between two journal entries: a killed relay may lose that many of each piece
 NOTED_EVERY = 8 << 20
@@ -21,8 +22,6 @@ NOTED_EVERY = 8 << 20
 OURS = re.compile(r"[0-9a-f]{64}(\.part)?(\.pieces)?$")  # Files that relays leave in a cache
 
 BOOT = "/proc/sys/kernel/random/boot_id"
-DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-MOST_LINKS = 40  # On the way to a directory, as in the kernel
 Wait = Callable[[str], None]
 
 
@@ -111,7 +110,7 @@ class Stored:
                 raise Restarted
             if self._file is not None:
                 return os.dup(self._file)
-            return os.open(self.path if self.complete else self.part, os.O_RDONLY | os.O_CLOEXEC)
+            return open_file(self.path if self.complete else self.part)
 
     def claim(self, segment: Segment) -> bool:
         """Mark the segment as being fetched; False if it is done, busy or cannot be stored."""
@@ -153,7 +152,7 @@ class Stored:
         when the model is moved into place, or replaced and removed."""
         with self.changed:
             with contextlib.suppress(OSError):
-                descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = open_file(self.path)
                 # Leave half of the descriptors for sockets and part files.
                 if descriptor < os.sysconf("SC_OPEN_MAX") // 2:
                     self._file = descriptor
@@ -190,47 +189,6 @@ class Stored:
             return max(0, segment.start + segment.visible - position)
 
 
-def open_directory(path: str) -> int:
-    """Return a descriptor of the directory `path` (absolute), and make what is missing of it.
-
-    The models directory may belong to a user of the host, and this process be root: a link on the
-    way counts only if no other user can have put it there. Raises OSError.
-    """
-    at, rest, links = os.open("/", DIRECTORY), path.split("/"), 0
-    try:
-        while rest:
-            name = rest.pop(0)
-            if name in ("", "."):
-                continue
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(name, 0o755, dir_fd=at)
-            if stat.S_ISLNK(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
-                links += 1
-                target = _target(at, name, links)
-                rest = target.split("/") + rest
-                found = os.open("/" if target.startswith("/") else ".", DIRECTORY, dir_fd=at)
-            else:
-                found = os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
-            os.close(at)
-            at = found
-    except BaseException:
-        os.close(at)
-        raise
-    return at
-
-
-def _target(directory: int, name: str, links: int) -> str:
-    """Return where the link `name` in an open directory leads. Raises OSError if another user can
-    have put it there, or it is one of too many."""
-    ours, found = (0, os.geteuid()), os.fstat(directory)
-    closed = not found.st_mode & 0o022
-    if not closed and found.st_mode & stat.S_ISVTX:  # others can replace what is theirs only
-        closed = os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid in ours
-    if links > MOST_LINKS or found.st_uid not in ours or not closed:
-        raise OSError(errno.ELOOP, "a link that another user can change is on the way to it", name)
-    return os.readlink(name, dir_fd=directory)
-
-
 class PartFile:
     """Writes one blob. The file is locked: only one relay of a host writes it at a time.
 
@@ -257,7 +215,7 @@ class PartFile:
             if blob.complete or self._descriptor is not None:
                 return
             if self._at is None:
-                self._at = open_directory(os.path.dirname(blob.path))
+                self._at = make_directory(os.path.dirname(blob.path))
             descriptor = self._locked(wait)
             if self._is_there_already(wait):
                 self._unlink(".part")

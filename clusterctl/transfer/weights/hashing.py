@@ -80,7 +80,9 @@ def hash_file(
     return Hashed(whole, tuple(pieces))
 
 
-PROGRAM = python.Program("clusterctl.transfer.weights", ("host_hash",))
+PROGRAM = python.Program(
+    "clusterctl.transfer.weights", ("clusterctl.transfer.reaching", "host_hash")
+)
 
 EVERY = 2.0  # Seconds between two progress lines of a host
 

@@ -19,7 +19,9 @@ from clusterctl.transfer.weights.hub import UNTRUSTED, Hub, Listing
 from clusterctl.transport import python
 from clusterctl.transport.base import Transport, lines
 
-PROGRAM = python.Program("clusterctl.transfer.weights", ("host_hash", "host_fetch"))
+PROGRAM = python.Program(
+    "clusterctl.transfer.weights", ("clusterctl.transfer.reaching", "host_hash", "host_fetch")
+)
 
 # Seconds without a report, where one per second is due, after which the host counts as gone.
 SILENCE = 60.0

@@ -9,20 +9,23 @@ import hashlib
 import json
 import os
 import threading
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
+
+from clusterctl.transfer.reaching import open_file
 
 READ = 1 << 20
 
 
 def hash_file(
-    path: str, piece: int, told: Callable[[int], None], *more: Any
+    file: Union[str, int], piece: int, told: Callable[[int], None], *more: Any
 ) -> tuple[str, list[str]]:
     """Return the SHA-256 of a file and of every `piece` bytes of it (of none if 0), in one read.
+    `file`: its path, or a descriptor, which is closed.
 
     `told` is called with the bytes of each read. The digests `more` are updated with all bytes.
     """
     whole, part, pieces, filled = hashlib.sha256(), hashlib.sha256(), [], 0
-    with open(path, "rb", buffering=0) as opened:
+    with open(file, "rb", buffering=0) as opened:
         while data := opened.read(min(READ, piece - filled) if piece else READ):
             for digest in (whole, *more):
                 digest.update(data)
@@ -63,7 +66,7 @@ def main(argument: Optional[dict[str, Any]]) -> None:
     threading.Thread(target=report, args=(ended,), daemon=True).start()
     for path in argument["paths"]:
         try:
-            whole, pieces = hash_file(path, argument["piece"], told)
+            whole, pieces = hash_file(open_file(path), argument["piece"], told)
         except OSError:
             continue
         tell(path=path, sha256=whole, pieces=pieces)

@@ -1,5 +1,6 @@
 #!/bin/sh
-# What this host holds of models. Reads only, and no file's content but that of manifests. Run as
+# What this host holds of models. Reads only, and no file's content but that of manifests. Files that
+# links lead to are told as well, directories are not. Run as
 #   look MODELS MINUTES KEPT   all models below the directory MODELS; KEPT: directory of keep.sh's files
 #   held MODEL ROOT FILE       the model MODEL, whose manifest is in ROOT and whose hashes are in FILE
 # Tells, with tabs between the fields:
@@ -21,27 +22,29 @@ FILE="file$TAB%i:%s:%y:%z$TAB%y$TAB%z$TAB%s$TAB%n"
 
 files() {
     (
-        cd "$1" 2>/dev/null || return
+        # shellcheck disable=SC2154  # set by reach
+        reach "$1" && [ "$name" = . ] || return
         if [ -d snapshots ]; then
             find . -type f ! -name "$MANIFEST" -exec stat -c "$FILE" {} +
             find . -type l | while IFS= read -r link; do
                 printf "link$TAB%s$TAB%s\n" "$link" "$(readlink "$link")"
             done
         else
-            find -L . -maxdepth "$DEPTH" \( -name .git -o -name .cache \) -prune -o \
-                -type f ! -name "$MANIFEST" -exec stat -L -c "$FILE" {} +
+            find . -maxdepth "$DEPTH" \( -name .git -o -name .cache \) -prune -o \
+                -xtype f ! -name "$MANIFEST" -exec stat -L -c "$FILE" {} +
         fi
     )
 }
 
-# The model "$1", whose manifest is in the directory "$2" and whose hashes are in the file "$3".
+# The model "$1" in the directory "$4", whose manifest is in the directory "$2" and whose hashes are in
+# the file "$3".
 record() {
     echo "tree$TAB$1"
-    files "$1"
+    files "$4"
     [ -f "$3" ] && sed "s/^/kept$TAB/" "$3"
     if [ -f "$2/$MANIFEST" ]; then
         echo "sealed$TAB$(stat -c %y "$2/$MANIFEST")"
-        sed 's/^/|/' "$2/$MANIFEST"
+        show "$2/$MANIFEST" | sed 's/^/|/'
     fi
     echo end
 }
@@ -49,7 +52,7 @@ record() {
 # An engine reads no files further below, and a directory of checkpoints may hold many.
 if [ "$0" = held ]; then
     DEPTH=2
-    record "$1" "$2" "$3"
+    record "$1" "$2" "$3" "$1"
     exit 0
 fi
 
@@ -64,7 +67,7 @@ cd "$1" 2>/dev/null || exit 0
 model() {
     [ -d "$1" ] || return 1
     [ -f "$1/$MANIFEST" ] || [ -f "$1/config.json" ] || [ -d "$1/snapshots" ] || return 1
-    record "$1" "$1" "$kept/$(printf '%s' "${models#/}/$1" | tr / @)"
+    record "$1" "$models/$1" "$kept/$(printf '%s' "${models#/}/$1" | tr / @)" "$models/$1"
 }
 
 models=$1 kept=$3
@@ -75,7 +78,7 @@ for one in *; do
     done
 done
 for one in "$INCOMING"/*/; do
-    [ -d "$one" ] || continue
+    [ -d "$one" ] && [ ! -L "$INCOMING" ] || continue
     one=${one%/}
     used=$(du -sk "$one" 2>/dev/null | cut -f 1)
     [ -n "$used" ] || continue # moved to its name since it was listed

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+from clusterctl import deadlines
 from clusterctl.containers.meter import Meter
 from clusterctl.engine.events import EventSink, StepFinished, StepProgress
 from clusterctl.engine.step import HostView
@@ -30,7 +31,7 @@ from clusterctl.transfer.weights.manifest import (
     dump,
     in_order,
 )
-from clusterctl.transfer.weights.on_host import HostTree, look_at_models
+from clusterctl.transfer.weights.on_host import HostTree, look_at_models, run_as_root, script
 from clusterctl.transfer.weights.receiver import Supply
 from clusterctl.units import GIB
 
@@ -112,7 +113,13 @@ def _hashed(view: HostView, directory: str, tree: HostTree, sink: EventSink) -> 
     files = []
     for p, seen in kept.items():
         hashed = found.get(f"{path}/{p}")
-        if hashed is None or again is None or again.files.get(p) != seen:
+        if hashed is None:
+            raise StepFailed(
+                f"{path}/{p} cannot be read, or only through a link of another user",
+                host=view.host.name,
+                hint=f"clusterctl exec --limit {view.host.name} -- ls -l {path}",
+            )
+        if again is None or again.files.get(p) != seen:
             raise StepFailed(
                 f"{path}/{p} changed while it was read",
                 host=view.host.name,
@@ -125,5 +132,12 @@ def _hashed(view: HostView, directory: str, tree: HostTree, sink: EventSink) -> 
         manifest = Manifest(tree.path, in_order(files), complete)
     except ValueError as error:
         raise StepFailed(f"{path} cannot be sent: {error}", host=view.host.name) from error
-    view.transport.put(dump(manifest).encode(), f"{path}/{FILE_NAME}", sudo=True)
+    argv, lines = (*script("seal"), path), dump(manifest).splitlines()
+    run_as_root(
+        view.transport,
+        argv,
+        doing=f"writing {path}/{FILE_NAME}",
+        timeout=deadlines.HELD_KEEP,
+        lines=lines,
+    )
     return manifest

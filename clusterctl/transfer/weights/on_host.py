@@ -12,6 +12,7 @@ from typing import Literal
 
 from clusterctl import deadlines
 from clusterctl.errors import CommandFailed
+from clusterctl.models.probe import reach
 from clusterctl.transfer.content import is_digest
 from clusterctl.transfer.weights.manifest import Manifest, WeightFile, parse
 from clusterctl.transport.base import Transport
@@ -116,7 +117,7 @@ def script(name: str, called: str = "") -> tuple[str, ...]:
     script's `$0`, where one script does several things."""
     folder = resources.files(__package__)
     parts = [folder.joinpath(f"{part}.sh").read_text(encoding="utf-8") for part in ("enter", name)]
-    return ("sh", "-c", "".join(parts), called or name)
+    return ("sh", "-c", "".join((reach(), *parts)), called or name)
 
 
 def run_as_root(

@@ -12,14 +12,23 @@ enter "${1%/*}"
 chmod 700 .
 mkdir -p "./${1##*/}"
 cd "./${1##*/}"
+exec 6<.
+
+fetch() (
+    # shellcheck disable=SC2154  # set by reach
+    reach "$2" && [ -f "./$name" ] || exit 1
+    [ "$1" = take ] && ln -f "./$name" "$3" 2>/dev/null && exit
+    dd if="./$name" of="$3.copy" iflag=nofollow,nonblock bs=1M 2>/dev/null || exit 1
+    [ ! -x "./$name" ] || chmod 755 "$3.copy"
+    mv "$3.copy" "$3"
+)
+
 while IFS=$TAB read -r word first second; do
     case $word in
     dir) mkdir -p "./$first" ;;
-    take | copy)
-        # -L: in a directory of links, the file and not the link to it.
-        [ "$word" = take ] && ln -fL "$first" "./$second" 2>/dev/null && continue
-        cp -p "$first" "./$second.copy"
-        mv "./$second.copy" "./$second"
-        ;;
+    take | copy) fetch "$word" "$first" "/proc/self/fd/6/$second" || {
+        echo "$first cannot be read, or only through a link of another user" >&2
+        exit 1
+    } ;;
     esac
 done

@@ -38,10 +38,15 @@ done
 
 # A Hugging Face cache keeps its other snapshots, and the blobs that they point to.
 if [ -d snapshots ] && [ -d "$2/snapshots" ]; then
-    (cd "$2" && find . \( -type f -o -type l \) ! -name "$MANIFEST") | while IFS= read -r path; do
+    exec 6<.
+    (reach "$2" && find . \( -type f -o -type l \) ! -name "$MANIFEST") | while IFS= read -r path; do
         [ -e "$path" ] || [ -L "$path" ] && continue
         mkdir -p "$(dirname "$path")"
-        cp -al "$2/$path" "$path" 2>/dev/null || cp -a "$2/$path" "$path"
+        (
+            reach "$2/${path%/*}" || exit
+            into=/proc/self/fd/6/$path path=./${path##*/}
+            cp -al "$path" "$into" 2>/dev/null || cp -a "$path" "$into"
+        )
     done
 fi
 
@@ -54,7 +59,7 @@ cd ..
 into=${2%/*}
 models=${1%/*/*}
 mkdir -p "$into"
-exec 7<"$into"
+exec 7<"$into/."
 [ "$(readlink /proc/self/fd/7)" = "$(cd -P "$models" && pwd)${into#"$models"}" ] || {
     echo "$into is a link, or below one: remove it" >&2
     exit 1

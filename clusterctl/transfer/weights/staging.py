@@ -201,7 +201,7 @@ def settle(transport: Transport, manifest: Manifest, directory: str) -> None:
 
 def clear(transport: Transport, found: Need, directory: str) -> None:
     """Remove staging directories of this model that earlier, interrupted runs left behind."""
-    argv = ("rm", "-rf", "--", *(f"{directory}/{INCOMING}/{name}" for name in found.leftovers))
+    argv = (*script("remove"), f"{directory}/{INCOMING}", *found.leftovers)
     size = sum(found.leftovers.values())
     _run(transport, argv, doing="removing leftover staging directories", size=size)
 

@@ -1,4 +1,5 @@
-"""Where a user of the host owns the models directory, root follows none of their links."""
+"""Where a user of the host owns the models directory, root writes through none of their links, and
+reads through none that leads to what is not theirs."""
 
 from __future__ import annotations
 
@@ -6,15 +7,24 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from clusterctl.transfer.relay.stored import PartFile, Stored, open_directory
+from clusterctl.inventory.model import Host
+from clusterctl.models.probe import look_for, reach
+from clusterctl.transfer.reaching import make_directory
+from clusterctl.transfer.relay.fetching import Holdings
+from clusterctl.transfer.relay.stored import PartFile, Stored
+from clusterctl.transfer.relay.upstream import Roster
 from clusterctl.transfer.weights import host_download
-from clusterctl.transfer.weights.on_host import INCOMING, script
+from clusterctl.transfer.weights.comparison import hash_now, look_at
+from clusterctl.transfer.weights.hashing import hashes
+from clusterctl.transfer.weights.on_host import INCOMING, look_at_models, script
 from clusterctl.transport import python
+from clusterctl.transport.local import LocalTransport
 from tests.fakes.image_archives import sha256
 
 DATA = b"weights"
@@ -85,7 +95,7 @@ def test_a_link_where_anyone_may_write_counts_if_it_is_roots_and_stays_so(home: 
     for mode, followed in ((0o755, True), (0o1777, True), (0o777, False)):
         shared.chmod(mode)
         try:
-            os.close(open_directory(str(shared / "models")))
+            os.close(make_directory(str(shared / "models")))
         except OSError:
             assert not followed
         else:
@@ -93,14 +103,14 @@ def test_a_link_where_anyone_may_write_counts_if_it_is_roots_and_stays_so(home: 
     shared.chmod(0o1777)
     os.lchown(shared / "models", USER, USER)
     with pytest.raises(OSError, match="another user"):
-        open_directory(str(shared / "models"))
+        make_directory(str(shared / "models"))
 
 
 def test_links_in_a_circle_end(home: Path) -> None:
     (home.parent / "a").symlink_to("b")
     (home.parent / "b").symlink_to("a")
     with pytest.raises(OSError, match="on the way"):
-        open_directory(str(home.parent / "a"))
+        make_directory(str(home.parent / "a"))
 
 
 def run_script(name: str, *arguments: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -194,3 +204,160 @@ def test_a_host_downloads_through_no_link_either(home: Path) -> None:
     assert done.returncode == 1
     assert b"belongs to another user: remove it" in done.stderr
     assert [path.read_text() for path in victim.iterdir()] == ["the host's own"]
+
+
+SECRET = b"the host's own"
+
+
+@pytest.fixture
+def secret(home: Path) -> Path:
+    """A file that the user cannot read."""
+    made = home.parent / "secret"
+    made.write_bytes(SECRET)
+    made.chmod(0o600)
+    return made
+
+
+@pytest.fixture
+def cache(home: Path) -> Path:
+    """A cache of Hugging Face's that the user filled; of its snapshot every file is a link."""
+    entry = home / "models--org--m"
+    for name in ("blobs", "snapshots/abc", "refs"):
+        (entry / name).mkdir(parents=True)
+    (entry / "refs/main").write_text("abc")
+    (entry / "blobs/1").write_text('{"model_type": "llama"}')
+    (entry / "blobs/2").write_bytes(DATA)
+    (entry / "snapshots/abc/config.json").symlink_to("../../blobs/1")
+    (entry / "snapshots/abc/model.safetensors").symlink_to("../../blobs/2")
+    for path in (entry, *entry.rglob("*")):
+        os.lchown(path, USER, USER)
+    return entry
+
+
+def theirs(path: Path, target: Path) -> None:
+    """The user puts a link there."""
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+    os.lchown(path, USER, USER)
+
+
+@pytest.fixture
+def here() -> LocalTransport:
+    return LocalTransport(Host(name="gpu1", address="localhost"))
+
+
+def test_a_cache_of_the_users_works_with_its_links(
+    home: Path, cache: Path, here: LocalTransport, tmp_path: Path
+) -> None:
+    (home.parent / "models").symlink_to(home)
+    for models in (home, home.parent / "models"):
+        (found,) = look_for(here, [str(models / cache.name)])
+        assert found.complete
+        snapshot = models / cache.name / "snapshots/abc"
+        held = look_at(here, str(snapshot), kept=str(tmp_path))
+        assert set(held.unknown) == {"config.json", "model.safetensors"}
+        assert len(hash_now(here, str(snapshot), held.unknown, lambda _: None)) == 2
+        staged = models / INCOMING / "m.0"
+        lines = f"take\t{snapshot}/model.safetensors\tmodel.safetensors\n"
+        assert run_script("prepare", staged, stdin=lines).returncode == 0
+        assert (staged / "model.safetensors").samefile(cache / "blobs/2")
+        Holdings(Roster(1.0), print).add_whole("0" * 64, len(DATA), f"{snapshot}/model.safetensors")
+
+
+@pytest.mark.parametrize("by", ["file", "directory", "user's link", "model"])
+def test_nothing_is_read_that_is_not_the_users(
+    by: str, home: Path, cache: Path, secret: Path, here: LocalTransport, tmp_path: Path
+) -> None:
+    snapshot, private = cache / "snapshots/abc", home.parent / "private"
+    private.mkdir(mode=0o700)
+    for name in ("config.json", "model.safetensors", ".clusterctl-model.json"):
+        (private / name).write_bytes(SECRET)
+    for name in ("config.json", "model.safetensors", ".clusterctl-model.json"):
+        if by == "file":
+            theirs(snapshot / name, secret)
+        elif by == "user's link":
+            theirs(home / "second", secret)
+            theirs(snapshot / name, Path("../../../second"))
+        elif by == "directory":
+            theirs(cache / "private", private)
+            theirs(snapshot / name, Path(f"../../private/{name}"))
+    if by == "model":
+        snapshot.rename(home / "away")
+        theirs(snapshot, private)
+    files = [str(snapshot / name) for name in ("config.json", "model.safetensors")]
+    assert hashes(here, files, 100) == {}
+    (found,) = look_for(here, [str(snapshot)])
+    assert found.config is None
+    assert found.unreadable == ("config.json",)
+    for program in ("held", ""):
+        arguments = (snapshot, snapshot, tmp_path / "x") if program else (cache, 60, tmp_path)
+        told = subprocess.run(
+            [*script("look", program), *map(str, arguments)], capture_output=True, check=True
+        )
+        assert SECRET not in told.stdout
+    for file in files:
+        for word in ("take", "copy"):
+            done = run_script("prepare", home / INCOMING / "m.0", stdin=f"{word}\t{file}\tx\n")
+            assert done.returncode == 1
+            assert "only through a link of another user" in done.stderr
+        with pytest.raises(OSError, match="link that another user"):
+            Holdings(Roster(1.0), print).add_whole("0" * 64, len(SECRET), file)
+    assert run_script("seal", snapshot, stdin="{}").returncode == (1 if by == "model" else 0)
+    assert (private / ".clusterctl-model.json").read_bytes() == SECRET
+    assert secret.read_bytes() == SECRET
+
+
+def test_the_background_hashes_nothing_that_is_not_the_users(
+    home: Path, secret: Path, tmp_path: Path
+) -> None:
+    theirs(home / "a", secret)
+    (home / "b").write_bytes(DATA)
+    stamps = [
+        subprocess.run(
+            ["stat", "-L", "-c", "%i:%s:%y:%z", home / name],
+            env={**os.environ, "TZ": "UTC0"}, capture_output=True, text=True, check=True,
+        ).stdout.strip()
+        for name in "ab"
+    ]  # fmt: skip
+    kept = tmp_path / "kept" / "m"
+    lines = "".join(f"hash\t{stamp}\t{name}\n" for stamp, name in zip(stamps, "ab", strict=True))
+    assert run_script("keep", kept, home, stdin=lines).returncode == 0
+    deadline = time.monotonic() + 60
+    while not kept.read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert kept.read_text() == f"{sha256(DATA).removeprefix('sha256:')}\t{stamps[1]}\tb\n"
+
+
+def test_a_pipe_in_place_of_a_file_does_not_block(cache: Path, here: LocalTransport) -> None:
+    snapshot = cache / "snapshots/abc"
+    for name in ("config.json", "tokenizer_config.json", "model.safetensors.index.json"):
+        (snapshot / name).unlink(missing_ok=True)
+        os.mkfifo(snapshot / name)
+    (cache / "refs/main").unlink()
+    os.mkfifo(cache / "refs/main")
+    os.mkfifo(cache / ".clusterctl-model.json")
+    (found,) = look_for(here, [str(cache)])
+    assert found.config is None
+    assert look_at_models(here, str(cache.parent)).tree(cache.name)
+    assert hashes(here, [str(snapshot / "config.json")], 1) == {}
+
+
+def test_nothing_is_removed_through_a_link(home: Path) -> None:
+    victim = home.parent / "victim"
+    (victim / "m.0123456789ab").mkdir(parents=True)
+    theirs(home / INCOMING, victim)
+    done = run_script("remove", home / INCOMING, Path("m.0123456789ab"))
+    assert done.returncode == 1
+    assert (victim / "m.0123456789ab").exists()
+
+
+def test_the_user_who_becomes_root_is_trusted(home: Path, secret: Path) -> None:
+    """They could read it anyway."""
+    theirs(home / "a", secret)
+    code = f"from clusterctl.transfer.reaching import open_file; open_file({str(home / 'a')!r})"
+    lead = f'{reach()}\nreach "{home}/a" && [ "$name" = secret ]'
+    for user, status in ((USER, 0), (USER - 1, 1)):
+        env = {**os.environ, "SUDO_UID": str(user)}
+        for argv in ([sys.executable, "-c", code], ["sh", "-c", lead]):
+            done = subprocess.run(argv, env=env, capture_output=True, check=False)
+            assert done.returncode == status, done.stderr
