@@ -152,6 +152,24 @@ def build_wheels(directory: Path, tree: Path) -> None:
     log = directory.with_name(directory.name + ".log")
     argv = download_argv(directory, locks, python_version(tree), machine)
     persistently(lambda: run_build(argv, log=log))
+    require_known(directory, image_directory() / "wheels.sha256")
+
+
+def require_known(directory: Path, sums: Path) -> None:
+    """Compare all wheels with the hashes in `sums`. Raises StepFailed."""
+    lines = (line.split() for line in sums.read_text().splitlines())
+    known = {name: digest for digest, name in lines}
+    other = []
+    for wheel in sorted(directory.glob("*.whl")):
+        with wheel.open("rb") as opened:
+            if hashlib.file_digest(opened, "sha256").hexdigest() != known.get(wheel.name):
+                other.append(wheel.name)
+    if other:
+        raise StepFailed(
+            f"the package index has files that {sums} does not name by their hash: "
+            f"{', '.join(other[:3])}{' ...' if len(other) > 3 else ''}",
+            hint="pip config list shows the index; docker/README.md says how to make new locks",
+        )
 
 
 def download_gateway(directory: Path) -> str:

@@ -20,8 +20,7 @@ WITHOUT = {
     ("scripts/setup.sh", "local pip="): "the beginning of the two commands below it",
     ("scripts/lowest.sh", "uv pip install"): "tries the lowest versions, which no lock names",
     ("scripts/run_cluster.sh", 'fail 5 "$image has no Ray"'): "advice, for an image of one's own",
-    ("docker/Dockerfile", "RUN uv pip install"): "Ray's release is pinned, its files are not",
-    ("docker/lab/install.sh", '"$venv/bin/pip" install'): "the lab: only releases are pinned",
+    ("docker/lab/install.sh", '"$venv/bin/pip" install'): "`lab up` compared the wheels",
 }
 
 

