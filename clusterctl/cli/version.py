@@ -17,7 +17,7 @@ from clusterctl.cli.guard import guarded
 def version_line() -> str:
     """Return the program's version, with its commit if that is known."""
     made_from = commit()
-    return f"clusterctl {__version__}{f' ({made_from})' if made_from else ''}"
+    return f"clusterctl {__version__}" + (f" ({made_from})" if made_from else "")
 
 
 @guarded

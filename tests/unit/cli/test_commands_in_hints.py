@@ -17,6 +17,7 @@ from clusterctl.diagnosis.rules import rules
 from clusterctl.serving.release_flags import is_vllm_flag
 
 ROOT = Path(__file__).parents[3]
+PROGRAM: Any = typer.main.get_command(app)
 COMMAND = re.compile(r"\bclusterctl((?: +(?:-i +)?[^\s`;,:()'\"]+)+)")
 IN_DOCS = re.compile(
     r"`(clusterctl [^`]+)`|^(?: {4}|\$ |sudo )?(?:sudo )?(clusterctl [^#\n]+)", re.MULTILINE
@@ -78,7 +79,7 @@ def _named() -> Iterator[tuple[str, list[str]]]:
 
 
 def _problem(words: list[str]) -> str | None:
-    command: Any = typer.main.get_command(app)
+    command = PROGRAM
     if words[:1] == ["-i"]:
         words = words[2:] or ["..."]
     while hasattr(command, "commands"):
