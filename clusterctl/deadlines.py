@@ -84,8 +84,9 @@ KEY_IN_EFFECT = 10.0
 # asks those on other hosts itself, and tries a port that is taken every 30 s.
 GATEWAY_UP = 60.0
 
-# For the gateway to read the members' file and to send a draining replica no new requests.
-GATEWAY_NOTICE = 3.0
+# At least this long for the gateway to read the members' file, to send a draining replica no new
+# requests, and to report it, which it does within 2 s.
+GATEWAY_NOTICE = 15.0
 
 LOCK = 30.0  # For the head to take or release the cluster's lock: a shell and one file
 

@@ -11,6 +11,7 @@ from clusterctl.node.children import Child
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.node.endpoint import EndpointWatch, LocalApi, Reading
 from clusterctl.node.files import NodePaths
+from clusterctl.node.first_token import MIDDLEWARE
 from clusterctl.node.rank_placement import placement_env
 from clusterctl.node.ray_watch import Snapshot, WorkerActor
 from clusterctl.node.timing import Timing
@@ -95,8 +96,10 @@ class Attempt:
         self._missed: Optional[Tuple[float, List[WorkerActor]]] = None  # The first ranks, and when
         self.stage = ""
         self.stage_line = ""
+        # Only the gateway sends requests again, and only then is this package on PYTHONPATH.
+        middleware = ["--middleware", MIDDLEWARE] if document.node_ips else []
         self.child = Child(
-            document.argv,
+            [*document.argv, *middleware],
             {
                 **os.environ,
                 # Ray prints the ranks' lines into a pipe: buffered, they would arrive only once 8

@@ -21,7 +21,13 @@ from clusterctl.engine.events import (
 )
 from clusterctl.engine.step import Change
 from clusterctl.errors import ClusterctlError, raise_all
-from clusterctl.node.documents import Member, MembersDocument, ServiceDocument, to_json
+from clusterctl.node.documents import (
+    GatewayState,
+    Member,
+    MembersDocument,
+    ServiceDocument,
+    to_json,
+)
 from clusterctl.node.files import NodePaths
 from clusterctl.serving.declaration import (
     ChangedByOthers,
@@ -64,6 +70,16 @@ def as_declared(survey: Survey, planned: Sequence[PlannedService]) -> list[Repli
         old = survey.services_by_host.get(host, {}).get(name)
         found.append(Replica(each, host, old))
     return found
+
+
+def gateway_let_go(gateway: GatewayState, document: ServiceDocument) -> bool:
+    """Whether the gateway sends a draining replica nothing more, and waits for nothing from it."""
+    own = [
+        member
+        for member in gateway.members
+        if (member.service, member.replica) == (document.service, document.replica)
+    ]
+    return gateway.state != "up" or not any(one.admitted or one.in_flight for one in own)
 
 
 @dataclass
@@ -228,15 +244,23 @@ class Rollout:
         self.sink(StepStarted(host, title, Change("send its new requests to the other replicas")))
         self._now[document.replica] = replace(member, draining=True)
         self._declare_members(self._now.values())
-        time.sleep(deadlines.GATEWAY_NOTICE)
-        transport = self.survey.transports[host]
+        transports = self.survey.transports
+        head = transports[self.survey.inventory.head.name]
+
+        def let_go() -> bool | None:
+            state = read_reported_state(self.survey.inventory, head)
+            return state is None or gateway_let_go(state.gateway, document) or None
 
         def idle() -> bool | None:
-            state = read_reported_state(self.survey.inventory, transport)
+            state = read_reported_state(self.survey.inventory, transports[host])
             found = (each for each in state.services if each.name == document.name) if state else ()
             return all(each.running + each.waiting == 0 for each in found) or None
 
-        deadlines.wait_until(idle, document.shutdown_timeout, every=1.0)
+        limit = max(document.shutdown_timeout, deadlines.GATEWAY_NOTICE)
+        deadlines.wait_until(let_go, limit, every=0.2)
+        # A gateway that was reloaded meanwhile does not know what it had before.
+        left = limit - (time.monotonic() - started)
+        deadlines.wait_until(idle, left, every=0.5)
         self.sink(StepFinished(host, title, "changed", time.monotonic() - started))
 
     def _undrain(self, document: ServiceDocument) -> None:

@@ -16,6 +16,8 @@ from clusterctl.errors import StepFailed
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.node.documents import (
+    GatewayMember,
+    GatewayState,
     Member,
     MembersDocument,
     NodeState,
@@ -28,7 +30,7 @@ from clusterctl.node.documents import (
 from clusterctl.node.files import NodePaths
 from clusterctl.serving import rollout
 from clusterctl.serving.arguments import Layout
-from clusterctl.serving.rollout import Rollout, as_declared
+from clusterctl.serving.rollout import Rollout, as_declared, gateway_let_go
 from clusterctl.serving.service import PlannedService, difference
 from clusterctl.transport.base import CommandResult
 from clusterctl.transport.lock import ClusterLock
@@ -255,3 +257,20 @@ def test_a_restart_takes_one_replica_at_a_time_and_leaves_serve_nothing_to_chang
 
     assert difference(document(1), anew[0]) == []
     assert anew[0].fingerprint not in (document(1).fingerprint, restarted(document(1)).fingerprint)
+
+
+@pytest.mark.parametrize(
+    ("state", "admitted", "in_flight", "gone"),
+    [
+        ("up", True, 0, False),
+        ("up", False, 2, False),
+        ("up", False, 0, True),
+        ("backing-off", True, 2, True),  # It passes nothing on to anyone
+    ],
+)
+def test_a_gateway_has_let_go_of_a_replica_without_requests(
+    state: str, admitted: bool, in_flight: int, gone: bool
+) -> None:
+    other = GatewayMember("tiny", 2, "gpu2", admitted=True, in_flight=5)
+    mine = GatewayMember("tiny", 1, "gpu1", admitted, in_flight=in_flight)
+    assert gateway_let_go(GatewayState(state, members=[mine, other]), document(1)) is gone
