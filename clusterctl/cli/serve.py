@@ -87,7 +87,13 @@ def serve(
     from clusterctl.errors import CHANGES_PENDING, UsageError
     from clusterctl.ray_cluster.topology import base_url
     from clusterctl.serving.config_file import read_config_file
-    from clusterctl.serving.endpoint import curl_line, key_line, models_line, python_client
+    from clusterctl.serving.endpoint import (
+        certificate_line,
+        curl_line,
+        key_line,
+        models_line,
+        python_client,
+    )
     from clusterctl.serving.request import Options, read_request
     from clusterctl.serving.vllm_flags import parse_arguments
 
@@ -159,6 +165,8 @@ def serve(
         print(f"  note        {notice}")
     print("\nTry it yourself (the key is not printed):")
     print(key_line(served.head, served.key_file, sudo=served.sudo))
+    if trust := plan.endpoint.trust:
+        print(certificate_line(served.head, served.certificate_file, trust, sudo=served.sudo))
     print(models_line(plan.endpoint))
     print(curl_line(replace(plan.endpoint, task=proof.task)))
     print(f"In Python: {python_client(plan.endpoint)}")

@@ -25,6 +25,7 @@ from clusterctl.network.gate import FabricRecord, ensure_proven
 from clusterctl.network.pairs import judgement
 from clusterctl.network.pairs.probe import IN_USE, probe_pairs, ray_ports
 from clusterctl.node.documents import config_dir
+from clusterctl.node.files import NodePaths
 from clusterctl.packages.bundle import open_bundles
 from clusterctl.ray_cluster.node_files import admission, directories_present, files_present
 from clusterctl.ray_cluster.nodes import container_spec
@@ -32,6 +33,7 @@ from clusterctl.steps.container_engine import ContainerEngine
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.files import OLD_CACHES, PathsAbsent
 from clusterctl.steps.firewall import Firewall, FirewallAbsent
+from clusterctl.steps.gateway_certificate import GatewayCertificate
 from clusterctl.steps.host_python import HostPython
 from clusterctl.steps.node_container import NodeContainer
 from clusterctl.steps.secrets import (
@@ -118,6 +120,14 @@ def cluster_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]
         return accelerator.gpus_lost(view, driver, container)
 
     container = NodeContainer(inventory.cluster, spec, images.engines, why_anew=why_anew)
+    kept = NodePaths(inventory.cluster)
+    certificate: Step = PathsAbsent(
+        "gateway certificate", (str(kept.certificate), str(kept.public_certificate))
+    )
+    if inventory.gateway.tls:
+        known = (inventory.head.address, cluster.topology.head.node_ip, head)
+        names_in_it = (*known, *inventory.gateway.names)
+        certificate = GatewayCertificate(inventory.cluster, inventory.gateway, names_in_it)
     return (
         *images.stages(),
         Stage("Directories", names, (directories,)),
@@ -128,6 +138,7 @@ def cluster_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]
         Stage("Secrets of the cluster", heads, (SecretsMade([token, key]),)),
         Stage("Secrets for workers", workers, (token_copied,)),
         Stage("Secrets for replicas", with_replicas, (key_copied,)),
+        Stage("Gateway", heads, (certificate,)),
         Stage("Ray head", heads, (container,)),
         Stage("Ray workers", workers, (container,), on_failure=OnFailure.SET_HOST_ASIDE),
         # No container uses it any more.

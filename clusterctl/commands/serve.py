@@ -74,6 +74,7 @@ class Served:
     proofs: Mapping[str, Proof]  # of each replica, by its name
     head: str  # the host that the API runs on
     key_file: str  # path of the API key on that host
+    certificate_file: str  # path of the gateway's certificate there, for clients
     sudo: bool  # whether reading the key file needs sudo
     # vLLM's reported memory compared with the prediction; None if one of them is missing
     outcome: StartOutcome | None = None
@@ -233,7 +234,8 @@ def _bring_up(decision: Decision, lock: ClusterLock | None, sink: EventSink) -> 
     survey, plan, started = decision.survey, decision.plan, time.monotonic()
     inventory = survey.inventory
     head = survey.transports[inventory.head.name]
-    key_file = str(NodePaths(inventory.cluster).api_key)
+    paths = NodePaths(inventory.cluster)
+    key_file = str(paths.api_key)
     service = plan.document.service
     title = f"Serve {service}"
     first = decision.replicas[0]
@@ -283,6 +285,7 @@ def _bring_up(decision: Decision, lock: ClusterLock | None, sink: EventSink) -> 
         proofs=proofs,
         head=head.host.name,
         key_file=key_file,
+        certificate_file=str(paths.public_certificate),
         sudo=survey.facts[head.host.name].user != "root",
         outcome=outcome,
         notices=noticed(host, inventory.cluster, first.name),

@@ -265,6 +265,37 @@ class Packages(_Model):
     )
 
 
+class Gateway(_Model):
+    """How clients reach services with replicas."""
+
+    tls: bool = Field(
+        default=False,
+        description="true: clients use https, with `certificate`, else with one that bootstrap "
+        "makes for the cluster.",
+    )
+    certificate: Path | None = Field(
+        default=None,
+        description="PEM file on the operator's machine: the certificate, then those that signed "
+        "it. Relative paths start at the inventory file.",
+    )
+    key: Path | None = Field(
+        default=None, description="PEM file of its private key, without a password."
+    )
+    names: tuple[Address, ...] = Field(
+        default=(),
+        description="Host names and addresses by which clients reach the gateway, besides the "
+        "head's: a certificate is made for them.",
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("needs both certificate and key, or neither of them")
+        if self.certificate and not self.tls:
+            raise ValueError("has a certificate, and no `tls: true`")
+        return self
+
+
 class Host(_Model):
     """One machine. `name` is its key in the file."""
 
@@ -330,6 +361,9 @@ class Inventory(_Model):
     network: Network = Field(default=Network(), description="What holds for all hosts.")
     ray_ports: RayPorts = Field(default=RayPorts(), description="Ports of Ray, on all hosts.")
     packages: Packages = Field(default=Packages(), description="Where packages come from.")
+    gateway: Gateway = Field(
+        default=Gateway(), description="How clients reach services with replicas."
+    )
     allow_unauthenticated_ray: bool = Field(
         default=False,
         description="Run an image whose Ray is older than 2.52 and knows no token. "

@@ -12,7 +12,8 @@ On a host, for the cluster NAME:
                                                                   with replicas that of rank 0
     /etc/clusterctl/NAME/members/SERVICE.json    MembersDocument  likewise, head only: the replicas
     /etc/clusterctl/NAME/keys.json               KeysDocument     likewise, head only
-    /etc/clusterctl/NAME/gateway.pem             0600             certificate and key of the gateway
+    /etc/clusterctl/NAME/gateway.pem             0600             certificate and key, head only;
+                                                                  gateway.crt: the former alone
     /etc/clusterctl/NAME/drained.json            DrainedHosts     likewise, head only
     /etc/clusterctl/NAME/ray.token, api.key      0600             made on the head
     /run/clusterctl/NAME/state.json              NodeState        replaced by the supervisor
@@ -250,8 +251,10 @@ class GatewayMember:
     service: str
     replica: int
     host: str
-    admitted: bool  # Whether it gets requests
+    # Whether it gets requests: False once the proxy knows that it is to get none.
+    admitted: bool
     why: str = ""  # Why it gets none
+    in_flight: int = 0  # Requests that it has now
     requests: int = 0  # That it answered, since the gateway's counts began
 
 
@@ -279,6 +282,7 @@ class GatewayState:
     restarts: int = 0
     listens: List[str] = field(default_factory=list)  # `10.0.0.1:8000`
     tls: bool = False
+    tls_until: float = 0.0  # Unix seconds: the end of the certificate that it uses; 0: not known
     served: int = 0  # Requests that a member answered, with any status below 500
     retried: int = 0  # Of these, sent to more than one member
     failed: int = 0  # Without an answer, or with a status from 500 on

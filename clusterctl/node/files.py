@@ -56,7 +56,8 @@ class NodePaths:
         self.members = self.config / "members"
         self.api_key = self.config / "api.key"
         self.keys = self.config / "keys.json"
-        self.certificate = self.config / "gateway.pem"
+        self.certificate = self.config / "gateway.pem"  # With its key
+        self.public_certificate = self.config / "gateway.crt"
         self.gateway = self.state.parent / "gateway"
         self.gateway_counts = self.logs / "gateway-counts.json"
         self.ray_token = self.config / "ray.token"

@@ -7,6 +7,7 @@ counts what it answered. Members and keys change over HAProxy's own socket, with
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
 import importlib.util
 import json
@@ -14,6 +15,7 @@ import os
 import re
 import shutil
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -57,6 +59,9 @@ _CAP_SETGID, _CAP_SETUID = 6, 7
 _NOBODY = 65534
 
 _MOST_THREADS = 4  # One passes on thousands of requests a second
+
+# Asks HAProxy for all servers (type 4) of all backends.
+_SERVERS = "show stat -1 4 -1"
 
 _LINE_LIMIT = 4096
 _LARGEST_COUNTS = 16 * 2**20  # Bytes
@@ -224,6 +229,9 @@ class Gateway:
         self._maps: Optional[KeyMaps] = None
         self._keys_told = KeysDocument()  # Those that HAProxy follows
         self._told_at = 0.0
+        self._in_flight: Dict[str, int] = {}  # Requests, by backend/server
+        self._looked_at = 0.0
+        self._tls_until = 0.0
         self._deaf_since: Optional[float] = None
         self._counting = threading.Lock()
         self._counts = self._counts_before()
@@ -292,12 +300,18 @@ class Gateway:
         if not services:
             return None
         listens = {(one.listen or self._node_ip, one.port) for one in documents.values()}
-        certificate = self._paths.certificate
+        path = self._paths.certificate
+        try:
+            found = path.stat()
+            certificate, version = str(path), f"{found.st_ino} {found.st_mtime_ns}"
+        except OSError:
+            certificate, version = "", ""
         return GatewayPlan(
             tuple(sorted(listens)),
             services,
             str(self._paths.gateway),
-            str(certificate) if certificate.exists() else "",
+            certificate,
+            version,
             _NOBODY if may_change_user() else 0,
             min(_MOST_THREADS, os.cpu_count() or 1),
         )
@@ -441,7 +455,12 @@ class Gateway:
             for name, entries in maps.files().items():
                 if entries != old.get(name):
                     _replace_map(admin, self._paths.gateway / name, entries)
-        except (OSError, ValueError):
+            if changed or now - self._looked_at > self._timing.gateway_look:
+                self._in_flight, self._looked_at = requests_in_flight(ask(admin, [_SERVERS])), now
+                self._tls_until = 0.0
+                if plan.certificate:
+                    self._tls_until = valid_until(ask(admin, [f"show ssl cert {plan.certificate}"]))
+        except (OSError, ValueError, LookupError, TypeError):
             return False
         self._told, self._maps, self._keys_told = commands, maps, keys
         return True
@@ -492,19 +511,22 @@ class Gateway:
                 name,
                 member.replica,
                 member.host,
-                proof.ready,
+                proof.ready or self._told.get(server, "").endswith(" ready"),
                 "" if proof.ready else proof.why,
-                by_member.get(f"service-{name}/{server_name(member)}", 0),
+                self._in_flight.get(server, 0),
+                by_member.get(server, 0),
             )
             for name, document in sorted(documents.items())
             for member in document.members
             for proof in [admitted[name][member.replica]]
+            for server in [f"service-{name}/{server_name(member)}"]
         ]
         up = self.state.state == "up"
         self.state = replace(
             self.state,
             listens=[f"{host}:{port}" for host, port in plan.listens] if plan else [],
-            tls=bool(plan and plan.certificate),
+            tls=self._paths.certificate.exists(),
+            tls_until=self._tls_until,
             served=counts.served,
             retried=counts.retried,
             failed=counts.failed,
@@ -527,6 +549,21 @@ def ask(admin: Path, commands: List[str]) -> str:
         while data := connection.recv(65536):
             answer += data
     return answer.decode("utf-8", "replace")
+
+
+def requests_in_flight(statistics: str) -> Dict[str, int]:
+    """Return the requests that each backend/server has now, from HAProxy's table."""
+    rows = csv.DictReader(statistics.strip().lstrip("# ").splitlines())
+    return {f"{row['pxname']}/{row['svname']}": int(row["scur"]) for row in rows}
+
+
+def valid_until(shown: str) -> float:
+    """Return the end of the certificate that HAProxy shows, in Unix seconds; 0 if it shows none."""
+    found = re.search(r"^notAfter: (.+)$", shown, re.MULTILINE | re.IGNORECASE)
+    try:
+        return float(ssl.cert_time_to_seconds(found[1].strip())) if found else 0.0
+    except ValueError:
+        return 0.0
 
 
 def _replace_map(admin: Path, path: Path, entries: Mapping[str, str]) -> None:

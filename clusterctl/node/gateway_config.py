@@ -31,6 +31,8 @@ _REPEATABLE = (
 
 MOST_RETRIES = 3
 
+LOOPBACK = "127.0.0.1"
+
 # No empty segment, none that begins with a dot, and nothing encoded: `//v1`, `/v1/../metrics` and
 # `/v1/%2e%2e/metrics` are not of this form.
 _API_PATH = "^/v1(/[A-Za-z0-9_~:@-][A-Za-z0-9._~:@-]*)+/?$"
@@ -104,7 +106,10 @@ class GatewayPlan:
     listens: Tuple[Tuple[str, int], ...]
     services: Tuple[GatewayService, ...]
     directory: str
-    certificate: str = ""  # Path of certificate and key; empty: no TLS
+    # Path of certificate and key; empty: no TLS. Clients on the head itself, which come through
+    # SSH, use 127.0.0.1, which has none.
+    certificate: str = ""
+    certificate_version: str = ""  # Differs when the file was replaced
     # User and group that HAProxy becomes; 0: it keeps its own, which may not change them.
     user: int = 0
     threads: int = 1
@@ -203,6 +208,12 @@ def _general(plan: GatewayPlan) -> List[str]:
         "    option http-no-delay",
         # vLLM closes idle connections after 5 s, maybe just as the next request is sent.
         "    option http-server-close",
+        # A host without power closes no connection: without a sign of its kernel, however busy its
+        # programs are, its requests count as lost after 14 s, and are sent to another replica.
+        "    option srvtcpka",
+        "    srvtcpka-idle 5s",
+        "    srvtcpka-intvl 3s",
+        "    srvtcpka-cnt 3",
         "    timeout connect 2s",
         "    timeout http-request 60s",
         "    timeout http-keep-alive 60s",
@@ -221,12 +232,12 @@ def _answer(status: int, message: str, kind: str, condition: str) -> str:
 
 
 def _front(plan: GatewayPlan, api_key: str) -> List[str]:
-    tls = f" ssl crt {plan.certificate} ssl-min-ver TLSv1.2 alpn h2,http/1.1" * bool(
-        plan.certificate
-    )
+    tls = f" ssl crt {plan.certificate} ssl-min-ver TLSv1.2 alpn h2,http/1.1"
+    own = {(LOOPBACK, port) for _, port in plan.listens} if plan.certificate else set()
     binds = [
-        f"    bind [{host}]:{port}{tls}" if ":" in host else f"    bind {host}:{port}{tls}"
-        for host, port in plan.listens
+        f"    bind {f'[{host}]' if ':' in host else host}:{port}"
+        + tls * bool(plan.certificate and host != LOOPBACK)
+        for host, port in sorted({*plan.listens, *own})
     ]
     in_service = [
         f"    http-request return status 200 content-type text/plain string ok "
@@ -336,7 +347,8 @@ def _backends(plan: GatewayPlan, ready: FrozenSet[Tuple[str, str]]) -> List[str]
             "    retry-on conn-failure empty-response junk-response 500 502 503 504",
             # Until the first token, a stream that fails is a request without an answer.
             "    http-response wait-for-body time 1h at-least 1",
-            "    default-server check inter 500ms fall 1 rise 1",
+            # The last one: the same 14 s for a host that was sent something.
+            "    default-server check inter 500ms fall 1 rise 1 tcp-ut 14s",
         ]
         for server in service.servers:
             address = f"[{server.address}]" if ":" in server.address else server.address

@@ -15,6 +15,7 @@ from clusterctl.models.name import Model
 from clusterctl.models.probe import look_for
 from clusterctl.models.version import parse_version
 from clusterctl.node.documents import Member, MembersDocument, ServiceDocument, replica_name
+from clusterctl.node.gateway_config import LOOPBACK
 from clusterctl.node.rank_placement import NODE_IPS
 from clusterctl.planning.cluster_hardware import (
     ANY_HOST,
@@ -65,11 +66,12 @@ class ServicePlan(PlannedService):
     surplus: tuple[ServiceDocument, ...] = ()  # Declared replicas that are to stop
     members: MembersDocument | None = None  # None for a service that was never asked for replicas
     gateway_url: str = ""  # Of the gateway before its replicas; empty without one
+    trust: str = ""  # The file that its users keep its certificate in, if that was made for it
 
     @property
     def endpoint(self) -> ServiceEndpoint:
         own = super().endpoint
-        return replace(own, url=self.gateway_url) if self.gateway_url else own
+        return replace(own, url=self.gateway_url, trust=self.trust) if self.gateway_url else own
 
     @property
     def replicas(self) -> tuple[PlannedService, ...]:
@@ -246,13 +248,18 @@ def with_replicas(
         listen=listen if listen != topology.head.node_ip else "",
         on=on,
     )
-    door = ""
+    door = trust = ""
     notes = plan.notes
-    if survey.require_supervised_head().gateway.state == "absent":
+    gateway = survey.require_supervised_head().gateway
+    if gateway.state == "absent":
         notes = ("this image has no gateway: clients use the replicas' own addresses", *notes)
     else:
         listens = members.listen or topology.head.node_ip
-        door = base_url(reached_at(listens, plan.head_address), public)
+        # Its own loopback has no TLS: that is for clients on the head.
+        tls = gateway.tls and listens != LOOPBACK
+        door = base_url(reached_at(listens, plan.head_address), public, tls=tls)
+        made = tls and not survey.inventory.gateway.certificate
+        trust = f"{survey.inventory.cluster}.crt" if made else ""
     first_replica, *others = replicas
     where = Counter(seats[0] for _, seats in seated)
     spread = ", ".join(f"{number} on {host}" for host, number in where.items())
@@ -265,6 +272,7 @@ def with_replicas(
         head_address=first_replica.head_address,
         notes=(f"{noun}: {spread}", *notes),
         gateway_url=door,
+        trust=trust,
         others=tuple(others),
         surplus=tuple(document for document in own if document.replica not in kept),
         members=members,

@@ -79,6 +79,6 @@ def reached_at(listens_on: str, head: str) -> str:
     return head if listens_on in ("0.0.0.0", "::") else listens_on  # noqa: S104 - nothing binds
 
 
-def base_url(host: str, port: int) -> str:
+def base_url(host: str, port: int, *, tls: bool = False) -> str:
     """Return the URL of an address and port."""
-    return f"http://{host_port(host, port)}"
+    return f"http{'s' * tls}://{host_port(host, port)}"

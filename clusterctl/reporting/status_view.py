@@ -226,7 +226,9 @@ def _gateway_lines(status: ClusterStatus) -> list[Text]:
         return []
     first = _text("gateway", style="bold")
     first.append(" · ").append(_word(gateway.state))
-    tls = " · TLS" if gateway.tls else ""
+    tls = " · https" if gateway.tls else ""
+    if status.certificate_days is not None:
+        tls += f", {count(status.certificate_days, 'day')} left"
     first.append(_text(f" · {', '.join(gateway.listens) or 'no address'}{tls}", style="dim"))
     counts = (
         f"  requests   {gateway.served} answered, {gateway.retried} of them sent again · "

@@ -42,6 +42,7 @@ from clusterctl.node.documents import (
     to_json,
 )
 from clusterctl.node.files import NodePaths
+from clusterctl.node.gateway_config import LOOPBACK
 from clusterctl.ray_cluster.topology import reached_at
 from clusterctl.survey.survey import Survey, read_reported_state
 from clusterctl.transport.base import Transport
@@ -274,7 +275,7 @@ def _gateway_address(survey: Survey, port: int) -> str:
     for listens in state.gateway.listens:
         address, _, number = listens.rpartition(":")
         if number == str(port):
-            return reached_at(address, "127.0.0.1")
+            return LOOPBACK if state.gateway.tls else reached_at(address, LOOPBACK)
     return ""
 
 

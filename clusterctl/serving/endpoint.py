@@ -47,6 +47,7 @@ class ServiceEndpoint:
     model: str
     chat: bool  # the tokenizer has a chat template; otherwise plain completions are requested
     task: Task = COMPLETIONS  # what the model serves
+    trust: str = ""  # the client's file with the certificate to trust; empty: its own authorities
 
     @property
     def path(self) -> str:
@@ -171,31 +172,45 @@ def key_line(host: str, key_path: str, *, sudo: bool) -> str:
     command uses `clusterctl exec`, which can ask for sudo's password, and puts the host's name
     before each line.
     """
-    name, path = shlex.quote(host), shlex.quote(key_path)
-    command = f"clusterctl ssh {name} cat {path}"
-    if sudo:
-        command = f"clusterctl exec --limit {name} --sudo -- cat {path} | awk '{{print $2}}'"
-    return f'export {KEY_VARIABLE}="$({command})"'
+    return f'export {KEY_VARIABLE}="$({_cat(host, key_path, sudo=sudo)})"'
+
+
+def certificate_line(host: str, path: str, file: str, *, sudo: bool) -> str:
+    """Return a shell command that fetches the gateway's certificate into a file, for clients."""
+    return f"{_cat(host, path, sudo=sudo)} > {shlex.quote(file)}"
+
+
+def _cat(host: str, path: str, *, sudo: bool) -> str:
+    name, path = shlex.quote(host), shlex.quote(path)
+    if sudo:  # Without the name of the host before each line, and the blank after it
+        prefix = "awk '{sub(/^[^ ]+ +/, \"\"); print}'"
+        return f"clusterctl exec --limit {name} --sudo -- cat {path} | {prefix}"
+    return f"clusterctl ssh {name} cat {path}"
 
 
 def curl_line(endpoint: ServiceEndpoint, *, prompt: str = PROMPT, max_tokens: int = 64) -> str:
     """Return a curl command to paste into a shell after `key_line`."""
     body = json.dumps(endpoint.body(prompt, max_tokens), ensure_ascii=False)
     json_body = f"-H 'Content-Type: application/json' -d {shlex.quote(body)}"
-    return f"{_curl(endpoint.url + endpoint.path)} {json_body}"
+    return f"{_curl(endpoint, endpoint.path)} {json_body}"
 
 
 def models_line(endpoint: ServiceEndpoint) -> str:
     """Return a curl command that lists the service's models, to paste after `key_line`."""
-    return _curl(f"{endpoint.url}/v1/models")
+    return _curl(endpoint, "/v1/models")
 
 
-def _curl(url: str) -> str:
+def _curl(endpoint: ServiceEndpoint, path: str) -> str:
     # By curl's stdin: every user of the machine sees its arguments. printf is the shell's own.
     header = f'printf "Authorization: Bearer %s" "${KEY_VARIABLE}"'
-    return f"{header} | curl -s {shlex.quote(url)} -H @-"
+    trust = f"--cacert {shlex.quote(endpoint.trust)} " * bool(endpoint.trust)
+    return f"{header} | curl -s {trust}{shlex.quote(endpoint.url + path)} -H @-"
 
 
 def python_client(endpoint: ServiceEndpoint) -> str:
     """Return the expression that makes a client of OpenAI's Python package."""
-    return f'OpenAI(base_url="{endpoint.url}/v1", api_key=os.environ["{KEY_VARIABLE}"])'
+    trust = ""
+    if endpoint.trust:
+        context = f"ssl.create_default_context(cafile={endpoint.trust!r})"
+        trust = f", http_client=openai.DefaultHttpxClient(verify={context})"
+    return f'OpenAI(base_url="{endpoint.url}/v1", api_key=os.environ["{KEY_VARIABLE}"]{trust})'

@@ -104,6 +104,9 @@ class ServiceRow:
         return self.state.state if self.state else "declared"
 
 
+RENEW_WITHIN = 30  # Days
+
+
 @dataclass(frozen=True)
 class ClusterStatus:
     cluster: str
@@ -114,6 +117,7 @@ class ClusterStatus:
     strangers: tuple[ClusterctlError, ...] = ()  # Hosts in Ray that are not in the inventory
     lost: tuple[str, ...] = ()  # Replicas that no host that answers has, a sentence each
     gateway: GatewayState | None = None  # None if nothing is behind it, and none is expected
+    certificate_days: int | None = None  # That the gateway's certificate is valid; None without one
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -133,6 +137,8 @@ class ClusterStatus:
         lost = [*self.lost]
         if self.gateway and self.gateway.state != "up":
             lost.append(_down(self.gateway))
+        if self._renew:
+            lost.append(f"gateway: its certificate is valid for {self.certificate_days} more days")
         return (*of_hosts, *map(str, self.strangers), *lost, *of_services, *silent)
 
     @property
@@ -146,7 +152,13 @@ class ClusterStatus:
             if row.condition in {"failed", "backing-off", "stalled"}
             or (row.condition != "ready" and row.state and row.state.attempts > 1)
         ]
+        if self._renew:
+            hints.append("clusterctl bootstrap renews it, or takes over the inventory's new one")
         return tuple(sorted({hint for hint in hints if hint}))
+
+    @property
+    def _renew(self) -> bool:
+        return self.certificate_days is not None and self.certificate_days < RENEW_WITHIN
 
     @property
     def healthy(self) -> bool:
@@ -217,6 +229,9 @@ def assess(
         vllm_version=state.vllm_version if state else "",
         strangers=survey.strangers,
         gateway=state.gateway if state and survey.members else None,
+        certificate_days=int(max(0.0, state.gateway.tls_until - state.time) // 86400)
+        if state and state.gateway.tls_until
+        else None,
         lost=tuple(
             f"service {service}: replica {member.replica} is not declared on {member.host}"
             if member.host in survey.answers

@@ -5,8 +5,9 @@
 
 The key is read from CLUSTERCTL_API_KEY. Requests are sent at their times, whether earlier ones were
 answered or not, each over a connection of its own unless --keep-alive: a slow server gets more of
-them at once, not fewer. Nothing is sent twice, so every request that fails is counted. The result
-is JSON on stdout; exit 1 if a request was lost.
+them at once, not fewer. Nothing is sent twice, so every request that fails is counted. SIGINT and
+SIGTERM end it early: answers that are due are awaited. The result is JSON on stdout; exit 1 if a
+request was lost.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import statistics
 import sys
 import time
@@ -77,12 +79,15 @@ class LoadReport:
 
     def to_json(self) -> dict[str, Any]:
         whole = [one for one in self.outcomes if one.kind == "whole"]
+        lost = [one.at for one in self.outcomes if one.kind != "whole"]
         return {
             "sent": len(self.outcomes),
             "whole": len(whole),
             "failed": self.count("failed"),
             "broken": self.count("broken"),
             "why": dict(Counter(one.why for one in self.outcomes if one.why)),
+            # From the first request that was lost to the last one
+            "lost_within_seconds": round(max(lost) - min(lost), 1) if lost else 0.0,
             "p50_seconds": round(self.latency(0.5), 4),
             "p99_seconds": round(self.latency(0.99), 4),
             "longest_seconds": round(max((one.seconds for one in whole), default=0.0), 4),
@@ -117,6 +122,13 @@ async def send_load(load: Load, stop: asyncio.Event | None = None) -> LoadReport
 def run_load(load: Load) -> LoadReport:
     """Send the load from this thread, and wait for all answers."""
     return asyncio.run(send_load(load))
+
+
+async def _until_signal(load: Load) -> LoadReport:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return await send_load(load, stop)
 
 
 async def _send(client: httpx2.AsyncClient, load: Load, began: float, *, streamed: bool) -> Outcome:
@@ -169,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep-alive", action="store_true")
     options = parser.parse_args(argv)
     key = os.environ.get("CLUSTERCTL_API_KEY", "")
-    report = run_load(Load(key=key, **vars(options)))
+    report = asyncio.run(_until_signal(Load(key=key, **vars(options))))
     print(json.dumps(report.to_json(), indent=1))  # noqa: T201
     return 1 if report.lost else 0
 

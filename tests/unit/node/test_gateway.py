@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import signal
+import ssl
 import string
 import tempfile
 import threading
@@ -34,7 +35,8 @@ from clusterctl.node.documents import (
 from clusterctl.node.files import Journal, NodePaths
 from clusterctl.node.gateway import Gateway, MemberProof, admission, find_haproxy
 from clusterctl.node.timing import Timing
-from tests.bench.load import Load, run_load
+from clusterctl.steps.gateway_certificate import made
+from tests.bench.load import Load, LoadReport, run_load
 from tests.fakes.model_server import ModelServer
 from tests.fakes.node_bench import await_value
 from tests.fakes.ports import port_of, reserved
@@ -48,8 +50,11 @@ READY = MemberProof(ready=True)
 class GatewayBench:
     """A gateway over two replicas of `tiny`."""
 
-    def __init__(self, root: Path, port: int, key: str = CLUSTER_KEY) -> None:
+    def __init__(
+        self, root: Path, port: int, key: str = CLUSTER_KEY, listen: str = "127.0.0.1"
+    ) -> None:
         self.port, self.replicas = port, [ModelServer(key), ModelServer(key)]
+        self.listen = listen
         self.paths = NodePaths("test", root)
         for directory in (self.paths.config, self.paths.logs, self.paths.state.parent):
             directory.mkdir(parents=True)
@@ -65,7 +70,7 @@ class GatewayBench:
 
     def service(self, name: str, replicas: list[ModelServer]) -> MembersDocument:
         members = [Member(n, "a", "127.0.0.1", one.port) for n, one in enumerate(replicas, 1)]
-        return MembersDocument(name, [name], self.port, members, listen="127.0.0.1")
+        return MembersDocument(name, [name], self.port, members, listen=self.listen)
 
     def follow(self) -> None:
         self.gateway.follow(self.documents, KeysDocument(self.keys), dict(self.proofs))
@@ -316,6 +321,22 @@ def test_a_member_without_proof_gets_nothing(gate: GatewayBench) -> None:
     assert (answer.status_code, answer.json()["error"]["type"]) == (503, "ServiceUnavailableError")
 
 
+def test_requests_in_flight_are_told_of_members_that_get_no_more(gate: GatewayBench) -> None:
+    first = gate.replicas[0]
+    first.hold()
+    url = f"http://127.0.0.1:{gate.port}"
+    thread = threading.Thread(target=run_load, args=(Load(url, "tiny", 20, 0.2, CLUSTER_KEY),))
+    thread.start()
+    await_value(lambda: gate.state().members[0].in_flight == 1, "a request in flight", timeout=10)
+    gate.proofs[first.port] = MemberProof(ready=False, why="it is drained")
+    gate.follow()
+    await_value(lambda: not gate.state().members[0].admitted, "a member that is out")
+    assert gate.state().members[0].in_flight == 1
+    first.release()
+    thread.join()
+    await_value(lambda: gate.state().members[0].in_flight == 0, "none in flight", timeout=10)
+
+
 def test_what_was_known_of_a_member_ends_with_it(gate: GatewayBench) -> None:
     def second() -> GatewayMember:
         return gate.state().members[1]
@@ -383,6 +404,46 @@ def test_a_stream_passes_word_by_word(gate: GatewayBench) -> None:
     # Words that waited for more to come would arrive two at a time.
     assert all(later - earlier > 0.1 for earlier, later in itertools.pairwise(times))
     assert len(times) == 3
+
+
+def test_clients_use_https_and_a_renewed_certificate_loses_no_request(short_path: Path) -> None:
+    trusted = short_path / "trusted.crt"
+
+    def certify(bench: GatewayBench) -> ssl.SSLContext:
+        chain, pem = made("test", ["127.0.0.2", "gate.example"])
+        trusted.write_bytes(chain)
+        fresh = bench.paths.certificate.with_suffix(".new")
+        fresh.write_bytes(pem)
+        fresh.rename(bench.paths.certificate)
+        return ssl.create_default_context(cafile=str(trusted))
+
+    def answers(context: ssl.SSLContext) -> bool:
+        with httpx2.Client(verify=context, trust_env=False) as client:
+            try:
+                return client.get(f"{url}/health").status_code == 200
+            except httpx2.ConnectError:
+                return False  # It trusts another certificate
+
+    with reserved() as port:
+        bench = GatewayBench(short_path, port_of(port), listen="127.0.0.2")
+        url = f"https://127.0.0.2:{bench.port}"
+        first = certify(bench)
+        bench.await_up()  # It asks on the head itself, without TLS
+        await_value(lambda: bench.state().tls_until > time.time() + 3600 * 86400, "TLS", timeout=10)
+        assert bench.state().tls
+        assert answers(first)
+        assert bench.post().status_code == 200
+        loads = list[LoadReport]()
+        load = Load(url, "tiny", 25, 4, CLUSTER_KEY, 0.5)
+        thread = threading.Thread(target=lambda: loads.append(run_load(load)))
+        thread.start()
+        time.sleep(1)
+        second = certify(bench)
+        await_value(lambda: answers(second), "the new certificate", timeout=10)
+        assert not answers(first)
+        thread.join()
+        assert loads[0].lost == 0, loads[0].to_json()
+        bench.stop()
 
 
 def test_a_session_stays_on_its_replica(gate: GatewayBench) -> None:

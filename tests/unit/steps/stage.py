@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec
 from clusterctl.engine.step import Change, HostView, Step
 from clusterctl.facts.model import EngineFacts, GpuReport, HostFacts, Os
+from clusterctl.inventory.model import Gateway
 from clusterctl.inventory.outside import Certificate
 from clusterctl.node.documents import DELETED, ServiceDocument, UnreadableDocument, to_json
 from clusterctl.steps.container_engine import ContainerEngine, EngineAbsent
@@ -22,6 +23,7 @@ from clusterctl.steps.files import (
     node_directories,
 )
 from clusterctl.steps.firewall import Admission, Firewall, FirewallAbsent
+from clusterctl.steps.gateway_certificate import GatewayCertificate
 from clusterctl.steps.node_container import ContainersAbsent, NodeContainer
 from clusterctl.steps.node_image import (
     BASE_LABEL,
@@ -309,6 +311,11 @@ CASES = (
         lambda _: ServiceDocumentsReadable("demo", {"gpu1": GONE}),
     ),
     Case("secrets on the head", _etc, lambda _: SecretsMade([TOKEN, f"{ETC}/api.key"])),
+    Case(
+        "certificate made for the gateway",
+        _etc,
+        lambda _: GatewayCertificate("demo", Gateway(tls=True), ["10.0.0.1", "gpu1"]),
+    ),
     Case(
         "secret on a worker",
         _token_on_head,
