@@ -13,7 +13,7 @@ from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
 
 if TYPE_CHECKING:
-    from clusterctl.commands.serve import Changes
+    from clusterctl.commands.serve import Changes, Served
     from clusterctl.serving.endpoint import ServiceAnswer
 
 
@@ -87,13 +87,6 @@ def serve(
     from clusterctl.errors import CHANGES_PENDING, UsageError
     from clusterctl.ray_cluster.topology import base_url
     from clusterctl.serving.config_file import read_config_file
-    from clusterctl.serving.endpoint import (
-        certificate_line,
-        curl_line,
-        key_line,
-        models_line,
-        python_client,
-    )
     from clusterctl.serving.request import Options, read_request
     from clusterctl.serving.vllm_flags import parse_arguments
 
@@ -163,12 +156,25 @@ def serve(
     print(f"  ready       {proof.ready_seconds:.0f} s after vLLM started")
     for notice in served.notices:
         print(f"  note        {notice}")
+    _print_lines_to_paste(served)
+
+
+def _print_lines_to_paste(served: Served) -> None:
+    from clusterctl.serving.endpoint import (
+        certificate_line,
+        curl_line,
+        key_line,
+        models_line,
+        python_client,
+    )
+
+    plan = served.plan
     print("\nTry it yourself (the key is not printed):")
     print(key_line(served.head, served.key_file, sudo=served.sudo))
     if trust := plan.endpoint.trust:
         print(certificate_line(served.head, served.certificate_file, trust, sudo=served.sudo))
     print(models_line(plan.endpoint))
-    print(curl_line(replace(plan.endpoint, task=proof.task)))
+    print(curl_line(replace(plan.endpoint, task=served.proof.task)))
     print(f"In Python: {python_client(plan.endpoint)}")
 
 

@@ -7,21 +7,18 @@ counts what it answered. Members and keys change over HAProxy's own socket, with
 from __future__ import annotations
 
 import contextlib
-import csv
 import hashlib
 import importlib.util
 import json
 import os
 import re
 import shutil
-import socket
-import ssl
 import subprocess
 import threading
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Set, Tuple
+from typing import Dict, Mapping, Optional, Set, Tuple
 
 from clusterctl.node.children import Child
 from clusterctl.node.documents import (
@@ -47,6 +44,7 @@ from clusterctl.node.gateway_config import (
     models_document,
     models_map,
 )
+from clusterctl.node.gateway_socket import ask, replace_map, requests_in_flight, valid_until
 from clusterctl.node.secret_files import SecretUnusable, read_secret
 from clusterctl.node.timing import Backoff, Timing
 
@@ -59,9 +57,6 @@ _CAP_SETGID, _CAP_SETUID = 6, 7
 _NOBODY = 65534
 
 _MOST_THREADS = 4  # One passes on thousands of requests a second
-
-# Asks HAProxy for all servers (type 4) of all backends.
-_SERVERS = "show stat -1 4 -1"
 
 _LINE_LIMIT = 4096
 _LARGEST_COUNTS = 16 * 2**20  # Bytes
@@ -454,13 +449,11 @@ class Gateway:
                 ask(admin, changed or ["show version"])
             for name, entries in maps.files().items():
                 if entries != old.get(name):
-                    _replace_map(admin, self._paths.gateway / name, entries)
+                    replace_map(admin, self._paths.gateway / name, entries)
             if changed or now - self._looked_at > self._timing.gateway_look:
-                self._in_flight, self._looked_at = requests_in_flight(ask(admin, [_SERVERS])), now
-                self._tls_until = 0.0
-                if plan.certificate:
-                    self._tls_until = valid_until(ask(admin, [f"show ssl cert {plan.certificate}"]))
-        except (OSError, ValueError, LookupError, TypeError):
+                self._in_flight, self._looked_at = requests_in_flight(admin), now
+                self._tls_until = valid_until(admin, plan.certificate)
+        except (OSError, ValueError):
             return False
         self._told, self._maps, self._keys_told = commands, maps, keys
         return True
@@ -537,42 +530,6 @@ class Gateway:
             if up
             else "",
         )
-
-
-def ask(admin: Path, commands: List[str]) -> str:
-    """Send commands to HAProxy's socket and return its answers. Raises OSError."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(2.0)
-        connection.connect(str(admin))
-        connection.sendall((";".join(commands) + "\n").encode())
-        answer = b""
-        while data := connection.recv(65536):
-            answer += data
-    return answer.decode("utf-8", "replace")
-
-
-def requests_in_flight(statistics: str) -> Dict[str, int]:
-    """Return the requests that each backend/server has now, from HAProxy's table."""
-    rows = csv.DictReader(statistics.strip().lstrip("# ").splitlines())
-    return {f"{row['pxname']}/{row['svname']}": int(row["scur"]) for row in rows}
-
-
-def valid_until(shown: str) -> float:
-    """Return the end of the certificate that HAProxy shows, in Unix seconds; 0 if it shows none."""
-    found = re.search(r"^notAfter: (.+)$", shown, re.MULTILINE | re.IGNORECASE)
-    try:
-        return float(ssl.cert_time_to_seconds(found[1].strip())) if found else 0.0
-    except ValueError:
-        return 0.0
-
-
-def _replace_map(admin: Path, path: Path, entries: Mapping[str, str]) -> None:
-    """Replace a map of HAProxy at once, so that no key is refused meanwhile; its file is written
-    before another process reads it. Raises OSError; ValueError for another answer."""
-    answer = ask(admin, [f"prepare map {path}"])
-    version = int(answer.strip().rpartition(" ")[2])
-    adding = [f"add map @{version} {path} {key} {value}" for key, value in entries.items()]
-    ask(admin, [*adding, f"commit map @{version} {path}"])
 
 
 def may_change_user() -> bool:

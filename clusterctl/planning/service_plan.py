@@ -248,18 +248,10 @@ def with_replicas(
         listen=listen if listen != topology.head.node_ip else "",
         on=on,
     )
-    door = trust = ""
     notes = plan.notes
-    gateway = survey.require_supervised_head().gateway
-    if gateway.state == "absent":
+    door, trust = gateway_door(survey, members, plan.head_address)
+    if not door:
         notes = ("this image has no gateway: clients use the replicas' own addresses", *notes)
-    else:
-        listens = members.listen or topology.head.node_ip
-        # Its own loopback has no TLS: that is for clients on the head.
-        tls = gateway.tls and listens != LOOPBACK
-        door = base_url(reached_at(listens, plan.head_address), public, tls=tls)
-        made = tls and not survey.inventory.gateway.certificate
-        trust = f"{survey.inventory.cluster}.crt" if made else ""
     first_replica, *others = replicas
     where = Counter(seats[0] for _, seats in seated)
     spread = ", ".join(f"{number} on {host}" for host, number in where.items())
@@ -277,6 +269,20 @@ def with_replicas(
         surplus=tuple(document for document in own if document.replica not in kept),
         members=members,
     )
+
+
+def gateway_door(survey: Survey, members: MembersDocument, head_address: str) -> tuple[str, str]:
+    """Return the gateway's URL of a service, and the file that its users keep the certificate in
+    if that was made for it. Both are empty without a gateway."""
+    gateway = survey.require_supervised_head().gateway
+    if gateway.state == "absent":
+        return "", ""
+    listens = members.listen or survey.topology.head.node_ip
+    # Its own loopback has no TLS: that is for clients on the head.
+    tls = gateway.tls and listens != LOOPBACK
+    made = tls and not survey.inventory.gateway.certificate
+    url = base_url(reached_at(listens, head_address), members.port, tls=tls)
+    return url, f"{survey.inventory.cluster}.crt" if made else ""
 
 
 def kept_seats(

@@ -93,7 +93,7 @@ class GatewayCertificate:
             return "its files are open to others, or changed meanwhile"
         soon = datetime.now(UTC) + RENEWED_BEFORE
         if problem := problem_of(chain, pem, soon):
-            return f"{problem} (in 30 days)" if "expired" in problem else problem
+            return "it ends within 30 days" if "expired" in problem else problem
         [first, *_] = x509.load_pem_x509_certificates(chain)
         missing = [name for name in self._names if name not in names_of(first)]
         if first.issuer != first.subject:
