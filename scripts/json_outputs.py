@@ -408,10 +408,10 @@ PushedImage = TypedDict(
     "PushedImage",
     {
         "image": str,
-        "digest": str,
+        "digest": str | None,
         "from": str,
         "hosts": list[str],
-        "changed": bool,
+        "changed": int,
         "sent": int,
         "received": dict[str, int],
         "seconds": float,
@@ -477,7 +477,7 @@ class PushedModel(TypedDict):
     identity: str
     bytes: int
     hosts: list[str]
-    changed: bool
+    changed: int
     sent: int
     seconds: float
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
+from clusterctl.node.documents import GatewayMember, GatewayState, Rank, ServiceState
+from clusterctl.reporting.status_view import status_document
+from clusterctl.survey.status import assess
 from scripts import json_outputs
 from tests.outputs import require_valid
 from tests.unit.cli.conftest import Run
 from tests.unit.cli.test_help import ALL
+from tests.unit.planning.test_prepared_service import Cluster
 
 
 def test_the_schemas_and_their_page_are_up_to_date() -> None:
@@ -58,6 +63,30 @@ def test_real_outputs_about_hosts_are_valid(
     command, *rest = words
     ran = clusterctl(command, "--json", "-i", str(inventory), *rest)
     require_valid(words, json.loads(ran.stdout))
+
+
+def plain(document: Any) -> Any:
+    return json.loads(json.dumps(document))
+
+
+def test_the_status_and_the_plan_of_services_are_valid() -> None:
+    cluster = Cluster("nvidia")
+    cluster.state = replace(
+        cluster.state,
+        time=1.0,
+        gateway=GatewayState("up", members=[GatewayMember("qwen", 1, "gpu1", True)]),
+        services=[ServiceState("qwen", "ready", 1.0, ranks=[Rank(0, 0, 0, "gpu1", "10.0.0.1", 5)])],
+    )
+    served = cluster.prepare(tp=1, replicas="2")
+    status = status_document(assess(cluster.survey(served)))
+    assert len(status["services"]) == 2
+    require_valid(("status", "--watch"), plain(status))
+
+    assert served.fit is not None
+    plan = {"changes": [], "restarts": False, "notes": served.notes, "fit": served.fit.to_json()}
+    require_valid(("-i", "lab.yaml", "serve", "qwen"), plain(plan))
+    with pytest.raises(ValidationError):
+        require_valid(("serve", "qwen"), plain({**plan, "restarts": "no"}))
 
 
 @pytest.mark.parametrize(
