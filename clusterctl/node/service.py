@@ -358,6 +358,8 @@ class Service:
 
     def _begin_stop(self, now: float, attempt: Attempt, why: str) -> None:
         patience = min(attempt.document.shutdown_timeout + 5.0, self._timing.stop_limit)
+        if not attempt.was_ready:
+            patience = min(patience, self._timing.stop_loading)
         self._kill_at = now + patience
         attempt.terminate()
         self._turn("stopping", f"{why}; at most {patience:g} s")

@@ -36,6 +36,9 @@ class Timing:
     # The longest that a service may take to stop, whatever its document says: Docker waits 90 s for
     # the whole container.
     stop_limit: float = 70.0
+    # The same for one that has not answered yet: it has no request to finish, and vLLM loads to the
+    # end before it heeds SIGTERM.
+    stop_loading: float = 3.0
     # A node lost within this time after vLLM's end counts as the cause of that end. A dead node is
     # known after 18 s (DEAD_NODE_DETECTION in ray_cluster/nodes.py).
     blame_limit: float = 30.0

@@ -149,6 +149,11 @@ class _Case:
         return self.options.enforce_eager or seat.gpu.is_cpu
 
     @property
+    def shares_experts(self) -> bool:
+        """Whether data parallel replicas divide the experts among them."""
+        return (self.options.dp or 1) > 1 and any(layer.experts for layer in self.shape.layers)
+
+    @property
     def charges_graphs(self) -> bool:
         """Whether vLLM deducts CUDA graphs from the KV cache's share."""
         return self.rules.charges_graphs(second_runner=self.settings.second_runner)
@@ -213,8 +218,12 @@ def _rank(case: _Case, seat: RankSeat) -> RankMemory:
         compiles=case.rules.tunes_kernels and not case.is_eager(seat),
         first_rank=seat.place == 0,
     )
-    runtime = runtime_gib(case.rules, tp, case.placement.fabric, seat.measured)
-    graphs = graphs_gib(tp, eager=case.is_eager(seat), measured=seat.measured)
+    group, fabric = tp, case.placement.fabric
+    if case.shares_experts:
+        # Tokens are exchanged with the other replicas in each layer, inside CUDA graphs too.
+        group, fabric = tp * (case.options.dp or 1), "network" if tp == 1 else fabric
+    runtime = runtime_gib(case.rules, group, fabric, seat.measured)
+    graphs = graphs_gib(group, eager=case.is_eager(seat), measured=seat.measured)
     usable = seat.gpu.memory_gib * case.settings.utilization
     charged = graphs if case.charges_graphs else 0.0
     left, margin = usable - weights - activation - runtime - charged, 0.0
@@ -222,7 +231,7 @@ def _rank(case: _Case, seat: RankSeat) -> RankMemory:
         left = case.options.kv_cache_bytes / GIB
     else:
         margin = margin_gib(
-            case.placement.fabric,
+            fabric,
             charged=case.charges_graphs and not case.is_eager(seat),
             unknown=bool(case.shape.assumptions),
             weights_gib=weights,

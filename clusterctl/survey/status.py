@@ -364,4 +364,4 @@ def ray_lines(nodes: Sequence[RayNode], head: str) -> list[str]:
 
 def ray_status(head: str) -> str:
     """Return the command that prints `ray status`, which is the same on every node."""
-    return f"clusterctl exec --node --limit {head} -- ray status"
+    return f"clusterctl exec --limit {head} --node -- ray status"

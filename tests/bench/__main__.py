@@ -20,14 +20,17 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from clusterctl.errors import ClusterctlError
 from clusterctl.lab import faults, lifecycle
 from clusterctl.lab.network import parse_rate
+from clusterctl.reporting.error_view import error_lines
 from tests.bench import weights
 from tests.bench.images import ImageBench, Images, Run, link_down, lost, make_images
 from tests.bench.source_link import limited
 from tests.contract.containers.dockerd import running
 
 GB = 1e9
+NEEDED = ("docker", "dockerd", "gzip", "ip", "ssh", "tc")
 Row = tuple[str, str, str]
 """Figure, bar, measured."""
 
@@ -156,17 +159,31 @@ def main() -> None:
     parser.add_argument("--rate", default="100mbit", help="of all links; default: 100mbit")
     parser.add_argument("--hosts", type=int, default=4, help="default: 4")
     asked = parser.parse_args()
-    rate, table = parse_rate(asked.rate), Table()
+    lacking = [program for program in NEEDED if shutil.which(program) is None]
+    if lacking or os.geteuid() != 0:
+        needed = [*(["root"] if os.geteuid() != 0 else []), *lacking]
+        raise SystemExit(
+            f"tests.bench needs {', '.join(needed)}: scripts/setup.sh --tests installs all programs"
+        )
+    try:
+        measure(asked.rate, asked.hosts)
+    except ClusterctlError as error:
+        raise SystemExit("\n".join(error_lines(error))) from None
+
+
+def measure(link: str, hosts: int) -> None:
+    """Run everything and print the table. Raises ClusterctlError where no lab can be made."""
+    rate, table = parse_rate(link), Table()
     work = Path(tempfile.mkdtemp(prefix="clusterctl-bench-", dir="/var/tmp"))
     try:
         images = make_images(work / "images")
-        inventory = lifecycle.up(asked.hosts, link_rate=asked.rate, say=say).inventory
+        inventory = lifecycle.up(hosts, link_rate=link, say=say).inventory
         bench = ImageBench(inventory, work, say)
         bench.install_engines()
         say(f"load of the machine before: {os.getloadavg()[0]:.1f}")
         with limited(rate):
             Measurement(bench, images, rate, table).all()
-            for row in weights.rows(weights.measure_weights(asked.rate, inventory)):
+            for row in weights.rows(weights.measure_weights(link, inventory)):
                 table.add(*row)
     finally:
         shutil.rmtree(work)

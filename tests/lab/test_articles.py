@@ -85,7 +85,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_ray_says_in_its_own_words_what_was_made(operator: Operator, inventory: str) -> None:
-    command = "clusterctl exec --node --limit gpu1 -- ray status"
+    command = "clusterctl exec --limit gpu1 --node -- ray status"
     assert command in operator.ok("bootstrap", inventory, timeout=1000).stdout
     checked = operator.ok("check", inventory).stdout
     assert "ray: gpu2 10.77.0.12: 0 of 1 GPUs in use" in checked

@@ -162,7 +162,7 @@ OPERATIONS = {
     "002 git clone": "model pull Qwen/Qwen2.5-1.5B-Instruct --source modelscope",
     "002 scp of the model": "model push /data/model/Qwen2.5-1.5B-Instruct",
     "002 docker exec -ti node bash": "ssh gpu1 --node",
-    "002 ray status": "exec --node --limit gpu1 -- ray status",
+    "002 ray status": "exec --limit gpu1 --node -- ray status",
     "002 a 3090 and an H800": "fit qwen2.5-1.5b --gpus 'RTX 3090' --gpus H800 --network 10Gbit",
     "002 version record": "version --cluster",
     "003 every line": "logs deepseek-r1 --lines 1000",

@@ -191,6 +191,21 @@ def test_a_removed_document_is_stopped_and_forgotten(bench: Bench) -> None:
     assert not session_members(first)
 
 
+def test_a_service_that_still_loads_is_not_waited_for(bench: Bench) -> None:
+    """vLLM heeds SIGTERM only once it has loaded."""
+    bench.timing = replace(bench.timing, stop_limit=60.0, stop_loading=0.2)
+    bench.behaviour("vllm", {"ignore_term": True, "never_listen": True})
+    document = bench.declare(shutdown_timeout=60)
+    bench.start()
+    first = bench.await_service("loading", stage="weights").pid
+
+    bench.behaviour("vllm", {})
+    bench.declare(fingerprint="2", argv=[*document.argv, "--other"])
+
+    bench.await_service("ready", fingerprint="2")
+    assert not session_members(first)
+
+
 def test_a_service_that_ignores_sigterm_is_killed(bench: Bench) -> None:
     bench.behaviour("vllm", {"ignore_term": True})
     bench.declare(shutdown_timeout=-4.5)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -137,6 +137,19 @@ def test_tokens_without_tensor_parallelism(row: Row) -> None:
 def test_tokens_with_tensor_parallelism(row: Row) -> None:
     """The memory of NCCL and of graphs is a constant: too much is counted, never too little."""
     assert -0.03 < off(row) < 0
+
+
+def test_replicas_that_divide_experts_pay_for_their_exchange() -> None:
+    """2 replicas of Qwen3-30B-A3B's shape in one host reported 1,039,536 tokens: docs/fit.md."""
+    placement = seat_ranks([Site("h", parse_gpus("2xH200"), "nvlink")], 1, 1)
+    flags = "--data-parallel-size 2 --max-num-seqs 256 --max-num-batched-tokens 8192"
+    shape = describe(MEASURED["models"]["qwen3-30b-a3b"])
+    both = replace(placement, replicas=2)
+    plan = plan_memory(shape, both, parse_options(flags.split()), RULES)
+    assert plan.kv_cache_tokens == pytest.approx(1_039_536, rel=0.005)
+    alone = plan_memory(shape, placement, parse_options(flags.split()[2:]), RULES)
+    assert alone.ranks[0].runtime_gib < plan.ranks[0].runtime_gib
+    assert alone.ranks[0].cuda_graphs_gib < plan.ranks[0].cuda_graphs_gib
 
 
 def test_the_mean_error_of_tokens() -> None:

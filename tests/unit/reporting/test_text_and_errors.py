@@ -22,7 +22,7 @@ def test_what_ray_says_of_its_nodes() -> None:
     assert ray_lines([alive, dead], "gpu1") == [
         "gpu1 10.0.0.1: 1 of 2 GPUs in use",
         "gpu2 10.0.0.2: dead",
-        "in Ray's own words: clusterctl exec --node --limit gpu1 -- ray status",
+        "in Ray's own words: clusterctl exec --limit gpu1 --node -- ray status",
     ]
     assert ray_lines([], "gpu1") == []
 
