@@ -26,6 +26,7 @@ from clusterctl.planning.problems import PredictedProblem
 from clusterctl.planning.report import Advice
 from clusterctl.serving.bench import BenchFigures, BenchResult, LastTime
 from clusterctl.serving.endpoint import ServiceAnswer
+from clusterctl.serving.soak import SoakRound
 from clusterctl.survey.status import HostRow, ServiceLoad
 from clusterctl.survey.versions import VersionRecord
 from clusterctl.transport.base import CommandResult
@@ -323,6 +324,12 @@ class Measured(TypedDict):
     runs_tokens_per_s: list[float]
 
 
+class Soaked(TypedDict):
+    held: bool
+    findings: list[str]
+    rounds: list[SoakRound]
+
+
 class WrittenFiles(TypedDict):
     files: list[str]
     changed: list[str]
@@ -531,6 +538,7 @@ OUTPUTS: dict[str, tuple[Any, ...]] = {
     "serve": (Served, ServePlan),
     "batch": (Batch,),
     "bench": (list[Measured],),
+    "soak": (Soaked,),
     "status": (Status,),
     "restart": (Restarted, Changes),
     "stop": (Stopped, Plan),

@@ -31,6 +31,7 @@ from clusterctl.cli import (
     run,
     serve,
     shell,
+    soak,
     status,
     stop,
     tunnel,
@@ -84,6 +85,7 @@ app.command("fit", cls=VllmCommand)(fit.fit)
 app.command("serve", cls=VllmCommand)(serve.serve)
 app.command("batch")(batch.batch)
 app.command("bench")(bench.bench)
+app.command("soak")(soak.soak)
 app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
 app.command("status")(status.status)
 app.command("restart")(restart.restart)

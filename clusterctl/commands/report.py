@@ -145,7 +145,7 @@ def _memory(survey: Survey) -> list[dict[str, Any]]:
                 {
                     "service": document.name,
                     "rank": number,
-                    "host": hosts.get(number, rank.host),
+                    "host": hosts.get(number, host if number == 0 else rank.host),
                     "gpu": rank.gpu,
                     "memory_gib": rank.memory_gib,
                     "predicted": {

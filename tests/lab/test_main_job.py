@@ -221,6 +221,17 @@ def test_status_shows_it_all_on_one_screen(operator: Operator) -> None:
     assert "\x1b" not in ran.stdout
 
 
+@pytest.mark.long
+def test_a_soak_measures_the_service_and_the_fabric(operator: Operator) -> None:
+    words = ("--at-once", "2", "--in", "16", "--out", "8", "--requests", "4")
+    ran = operator.ok("soak", "--for", "1s", *words, "--json", timeout=900)
+    (one,) = ran.json["rounds"]
+    assert (one["figures"]["completed"], one["figures"]["failed"]) == (4, 0)
+    assert one["gate_mbit_s"] > 0
+    assert all(seconds > 0 for seconds in one["request"].values())
+    assert ran.json["held"] is True
+
+
 def test_logs_exec_and_ssh_reach_the_hosts(operator: Operator) -> None:
     assert "gpu1  tiny: ready" in operator.ok("logs").stdout
     assert "vllm" in operator.ok("logs", "tiny", "-n", "5000").stdout.lower()

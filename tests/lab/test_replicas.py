@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -81,8 +82,13 @@ def test_a_real_prometheus_reads_all_that_metrics_names(operator: Operator, tmp_
         with urlopen(f"http://{listens}/api/v1/{path}", timeout=10) as answer:
             return json.load(answer)["data"]
 
+    def ready() -> bool:
+        with suppress(OSError), urlopen(f"http://{listens}/-/ready", timeout=10):
+            return True
+        return False
+
     def up() -> set[tuple[str, str]]:
-        targets = ask("targets")["activeTargets"] if process.poll() is None else []
+        targets = ask("targets")["activeTargets"]
         return {
             (each["labels"]["job"], each["labels"]["host"])
             for each in targets
@@ -90,7 +96,7 @@ def test_a_real_prometheus_reads_all_that_metrics_names(operator: Operator, tmp_
         }
 
     try:
-        until(lambda: tmp_path.joinpath("data", "wal").exists(), within=30, what="it starts")
+        until(ready, within=60, what="Prometheus is ready")
         expected = {(job, host) for job in ("vllm", "ray") for host in ("gpu1", "gpu2")}
         until(lambda: up() == expected, within=60, what="every target is read")
         used = " ".join((tmp_path / name).read_text() for name in ("rules.yml", "dashboard.json"))

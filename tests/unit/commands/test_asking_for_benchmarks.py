@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.commands.bench import asked_for, require_ready, states_of
 from clusterctl.errors import UsageError
 from clusterctl.facts.model import HostFacts
 from clusterctl.node.documents import GatewayState, Member, MembersDocument, to_json
 from clusterctl.node.files import NodePaths
+from clusterctl.serving.measuring import asked_for, require_ready, states_of
 from tests.fakes.surveys import Said, survey_of
 from tests.unit.survey.test_cluster_status import INVENTORY, SERVICE, facts, healthy
 

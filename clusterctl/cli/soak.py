@@ -1,0 +1,77 @@
+"""`soak`: steady load for a while, and a verdict."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from clusterctl.cli import options
+from clusterctl.cli.guard import guarded
+from clusterctl.errors import DEGRADED, Interrupted, UsageError
+
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600}
+
+
+@guarded
+def soak(
+    service: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SERVICE", help="A service, as `status` shows it; default: the only one."
+        ),
+    ] = None,
+    duration: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="How long: 90s, 30m or 1h.")
+    ] = "1h",
+    at_once: Annotated[
+        int, typer.Option("--at-once", metavar="N", min=1, help="Requests at once.")
+    ] = 8,
+    prompt: Annotated[
+        int, typer.Option("--in", metavar="N", min=1, help="Tokens of a prompt.")
+    ] = 256,
+    output: Annotated[
+        int, typer.Option("--out", metavar="N", min=1, help="Tokens of an answer.")
+    ] = 128,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            "--requests", metavar="N", min=1, help="Requests of a round; default: 32 per place."
+        ),
+    ] = None,
+    inventory: options.Inventory = None,
+    as_json: options.Json = False,
+) -> None:
+    """Load a service in rounds; say what failed and who was slow."""
+    from clusterctl.cli.session import session
+    from clusterctl.commands.soak import run
+    from clusterctl.reporting.escaping import one_line
+    from clusterctl.reporting.text import count
+    from clusterctl.serving.bench import BenchLoad
+    from clusterctl.serving.soak import findings
+
+    load = BenchLoad(at_once, None, prompt, output, requests or 32 * at_once)
+    seconds = _seconds(duration)
+    with session("soak", inventory, quiet=as_json) as opened:
+        rounds = run(opened.inventory, service, load, seconds, opened.credentials, opened.progress)
+    if not rounds:
+        raise Interrupted("interrupted before the first round was done")
+    found = findings(rounds)
+    if as_json:
+        held = {"held": not found, "findings": found, "rounds": [asdict(one) for one in rounds]}
+        print(json.dumps(held, indent=2))
+    else:
+        done = count(len(rounds), "round")
+        print("\n".join(one_line(text) for text in found) or f"{done}: nothing failed or was slow")
+    if found:
+        raise typer.Exit(DEGRADED)
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|m|min|h)", text)
+    if not found:
+        raise UsageError(f"--for {text}: not a time", hint="--for 30m, or --for 1h")
+    return float(found[1]) * _UNITS[found[2]]

@@ -1,0 +1,118 @@
+"""`soak`: steady load, the fabric gate and a look at all hosts, in turns. Changes no service."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from threading import Event
+from typing import TypeVar
+
+from clusterctl.engine.events import EventSink, Note
+from clusterctl.engine.interrupt import interruptible
+from clusterctl.errors import ClusterctlError, Interrupted
+from clusterctl.inventory.model import Inventory
+from clusterctl.network.gate import ensure_proven
+from clusterctl.node.documents import ServiceDocument
+from clusterctl.serving.bench import BenchLoad
+from clusterctl.serving.declaration import read_key
+from clusterctl.serving.measuring import asked_for, measure, require_ready, states_of
+from clusterctl.serving.soak import SoakRound
+from clusterctl.survey.cluster import require_fit
+from clusterctl.survey.load import ServiceCounters, service_counters, service_load
+from clusterctl.survey.status import assess
+from clusterctl.survey.survey import Survey, connected, take_survey
+from clusterctl.transport.credentials import Credentials
+
+T = TypeVar("T")
+
+
+def run(
+    inventory: Inventory,
+    name: str | None,
+    load: BenchLoad,
+    seconds: float,
+    credentials: Credentials,
+    sink: EventSink,
+) -> list[SoakRound]:
+    """Repeat rounds until `seconds` are over, at least one; the last one is finished. After an
+    interruption, return those that were. What fails in a round is a problem of it, and does not end
+    the soak.
+
+    Raises UsageError for a service that is unknown, not ready, or generates no text.
+    """
+    with connected(inventory.hosts, credentials) as transports:
+        survey = take_survey(inventory, transports)
+        survey.require_supervised_head()
+        (document,) = asked_for([name] if name else [], survey)
+        require_ready(document.name, states_of(document.name, survey))
+        key = read_key(inventory, transports[inventory.head.name])
+        rounds: list[SoakRound] = []
+        first = _restarts(survey, document)
+        end = time.monotonic() + seconds
+        with interruptible(sink) as cancelled:
+            while not rounds or (time.monotonic() < end and not cancelled.is_set()):
+                try:
+                    rounds.append(_round(survey, document, load, key, first, cancelled, sink))
+                except Interrupted:
+                    break
+                left = max(0.0, end - time.monotonic())
+                sink(Note(f"round {len(rounds)} is done, {left / 60:.0f} min left"))
+        return rounds
+
+
+def _round(
+    survey: Survey,
+    document: ServiceDocument,
+    load: BenchLoad,
+    key: str,
+    first: Mapping[str, int],
+    cancelled: Event,
+    sink: EventSink,
+) -> SoakRound:
+    inventory, transports = survey.inventory, survey.transports
+    head, problems = transports[inventory.head.name], list[str]()
+
+    def tried(step: Callable[[], T]) -> T | None:
+        try:
+            return step()
+        except Interrupted:
+            raise
+        except ClusterctlError as error:
+            problems.append(str(error))
+            return None
+
+    replicas = survey.replicas(document.name) or [document]
+    before = service_counters(head, replicas, time.time)
+    result = tried(lambda: measure(survey, document, load, key, cancelled, sink))
+    after = service_counters(head, replicas, time.time)
+    now = take_survey(inventory, transports)
+    proof = None
+    if len(inventory.hosts) > 1:
+        proof = tried(
+            lambda: ensure_proven(
+                require_fit(now, inventory.hosts).gate_scope, sink, cancelled, again=True
+            )
+        )
+    between = proof.record.network[:1] if proof else []
+    since = _restarts(now, document)
+    return SoakRound(
+        time=time.time(),
+        figures=result.figures if result else None,
+        gate_mbit_s=between[0].bandwidth * 8 / 1e6 if between else None,
+        problems=(*problems, *assess(now).problems),
+        restarts={each: count - first.get(each, 0) for each, count in since.items()},
+        request=_median_requests(before, after),
+    )
+
+
+def _restarts(survey: Survey, document: ServiceDocument) -> dict[str, int]:
+    names = [one.name for one in survey.replicas(document.name)] or [document.name]
+    return {each: survey.reported[each].restarts for each in names if each in survey.reported}
+
+
+def _median_requests(
+    before: Mapping[str, ServiceCounters], after: Mapping[str, ServiceCounters]
+) -> dict[str, float]:
+    """Return the median seconds of a request between two looks, by replica."""
+    loads = {name: service_load(after[name], before.get(name)) for name in after}
+    return {name: load.request["p50"] for name, load in loads.items() if load.request}

@@ -1,0 +1,100 @@
+"""Measure a service: which one is asked for, and one run of vLLM's own benchmark against it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from threading import Event
+
+from clusterctl.engine.events import EventSink, Note, StepFinished, StepStarted
+from clusterctl.engine.step import Change
+from clusterctl.errors import Interrupted, UsageError
+from clusterctl.node.documents import ServiceDocument, ServiceState
+from clusterctl.node.endpoint import COMPLETIONS
+from clusterctl.ray_cluster.topology import base_url, reached_at
+from clusterctl.serving.bench import BenchLoad, BenchResult, bench_job, read_figures
+from clusterctl.serving.declaration import require_service, served_at
+from clusterctl.serving.job import JobOutput, run_job
+from clusterctl.survey.survey import Survey
+
+_LOG_TAIL = 8192  # Bytes of the benchmark's output that are kept for errors
+
+
+def asked_for(names: Sequence[str], survey: Survey) -> list[ServiceDocument]:
+    """Return the services `names`; without any, the only one. One with replicas is measured as its
+    clients reach it, through the gateway. Raises UsageError."""
+    known = {one.name: one for one in survey.services.values() if one.name == one.service}
+    for service in survey.members:
+        if replicas := survey.replicas(service):
+            api = served_at(survey, service)
+            known[service] = replace(replicas[0], name=service, host=api.address, port=api.port)
+    if not names and len(known) != 1:
+        have = ", ".join(sorted(known)) or "none"
+        raise UsageError(f"name the services to measure: {have}", hint="clusterctl bench NAME")
+    return [require_service(name, {**survey.services, **known}) for name in names or known]
+
+
+def states_of(name: str, survey: Survey) -> list[ServiceState]:
+    """Return what supervisors report of a service, or of each of its replicas."""
+    names = [one.name for one in survey.replicas(name)] or [name]
+    return [survey.reported[each] for each in names if each in survey.reported]
+
+
+def require_ready(name: str, states: Sequence[ServiceState]) -> None:
+    """Raise UsageError if the service is not ready, or generates no text."""
+    ready = [state for state in states if state.state == "ready"]
+    if not ready:
+        condition = states[0].state if states else "declared"
+        raise UsageError(
+            f"{name} is {condition}, and only a ready service can be measured",
+            hint="clusterctl status",
+        )
+    if ready[0].task not in ("", COMPLETIONS.name):
+        raise UsageError(f"{name} serves {ready[0].task}, and bench measures generated tokens")
+
+
+def measure(
+    survey: Survey,
+    document: ServiceDocument,
+    load: BenchLoad,
+    key: str,
+    cancelled: Event,
+    sink: EventSink,
+) -> BenchResult:
+    """Run the benchmark once. Raises StepFailed without a result; Interrupted once `cancelled` is
+    set."""
+    inventory = survey.inventory
+    head, state = survey.transports[inventory.head.name], survey.states[inventory.head.name]
+    title = f"measure {document.name}: {load}, {load.requests} requests"
+    sink(StepStarted(head.host.name, title, Change(title)))
+    started, log = time.monotonic(), bytearray()
+
+    def write(data: bytes) -> None:
+        log.extend(data)
+        del log[:-_LOG_TAIL]
+
+    output = JobOutput(write, write, lambda text: sink(Note(text)))
+    url = base_url(reached_at(document.host, "127.0.0.1"), document.port)
+    job = bench_job(document, url, key, load)
+    done = run_job(head, inventory.cluster, job, output, cancelled)
+    if cancelled.is_set():
+        raise Interrupted("interrupted: earlier results are kept on the head")
+    said = log.decode(errors="replace")
+    figures = read_figures(done.result, said, document.name, state.vllm_version)
+    sink(StepFinished(head.host.name, title, "changed", time.monotonic() - started))
+    return BenchResult(
+        time=time.time(),
+        service=document.name,
+        model=document.model,
+        versions={
+            "vllm": state.vllm_version,
+            "ray": state.ray_version,
+            "image": inventory.image,
+        },
+        fingerprint=document.fingerprint,
+        tensor_parallel=document.tensor_parallel,
+        pipeline_parallel=document.pipeline_parallel,
+        load=load,
+        figures=figures,
+    )
