@@ -17,7 +17,7 @@ from clusterctl.serving.bench import BenchLoad
 from clusterctl.serving.declaration import read_key
 from clusterctl.serving.measuring import asked_for, measure, require_ready, states_of
 from clusterctl.serving.soak import SoakRound
-from clusterctl.survey.cluster import require_fit
+from clusterctl.survey.cluster import require_fit, single
 from clusterctl.survey.load import ServiceCounters, service_counters, service_load
 from clusterctl.survey.status import assess
 from clusterctl.survey.survey import Survey, connected, take_survey
@@ -78,7 +78,7 @@ def _round(
         except Interrupted:
             raise
         except ClusterctlError as error:
-            problems.append(str(error))
+            problems.extend(map(str, single(error)))
             return None
 
     replicas = survey.replicas(document.name) or [document]
