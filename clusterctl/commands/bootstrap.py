@@ -34,6 +34,7 @@ from clusterctl.steps.engines import Engines
 from clusterctl.steps.files import OLD_CACHES, PathsAbsent
 from clusterctl.steps.firewall import Firewall, FirewallAbsent
 from clusterctl.steps.gateway_certificate import GatewayCertificate
+from clusterctl.steps.host_proxy import HostProxy
 from clusterctl.steps.host_python import HostPython
 from clusterctl.steps.node_container import NodeContainer
 from clusterctl.steps.secrets import (
@@ -65,8 +66,9 @@ def host_stages(inventory: Inventory, names: tuple[str, ...]) -> tuple[Stage, ..
     bundles = open_bundles(packages.offline, packages.sums)
     gpu_access = accelerator_named(inventory.accelerator).host_steps(packages, bundles)
     trusted = TrustedCa(inventory.cluster, outside.certificates, inventory.image)
+    proxy = HostProxy(inventory.cluster, outside.proxy)
     return (
-        Stage("Trusted CAs", names, (trusted,)),
+        Stage("Access to outside", names, (trusted, proxy)),
         Stage("Python", names, (HostPython(bundles),)),
         Stage("Container engine", names, (ContainerEngine(packages, bundles),)),
         *([Stage("GPUs in containers", names, gpu_access)] if gpu_access else []),
@@ -161,8 +163,8 @@ class Bootstrapped:
 
 def plan_for(cluster: Cluster, names: tuple[str, ...]) -> Plan:
     """Return the plan of bootstrap for the hosts called `names`. Changes nothing."""
-    trusted, python, *engine = host_stages(cluster.inventory, names)
-    host = (trusted, python, firewall_stage(cluster, names), *engine)
+    outside, python, *engine = host_stages(cluster.inventory, names)
+    host = (outside, python, firewall_stage(cluster, names), *engine)
     later = cluster_stages(cluster, ClusterImages(cluster, names, Engines(driver_for)))
     return plan_stages((*host, *later), cluster.views)
 
@@ -227,8 +229,8 @@ def run(
         if silent:
             sink(Note(f"left out by --limit, and does not answer: {', '.join(silent)}"))
         with ClusterLock(cluster.head.transport, inventory.cluster, "bootstrap") as lock:
-            trusted, python, *engine = host_stages(inventory, names)
-            first = (trusted, python, firewall_stage(cluster, names))
+            outside, python, *engine = host_stages(inventory, names)
+            first = (outside, python, firewall_stage(cluster, names))
             later = cluster_stages(cluster, ClusterImages(cluster, names, engines))
             plan = plan_stages((*first, *engine, *later), cluster.views)
             agree(plan)

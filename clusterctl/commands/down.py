@@ -21,6 +21,7 @@ from clusterctl.steps.engines import Engines
 from clusterctl.steps.files import OLD_CACHES, OWN_FILES, PathsAbsent
 from clusterctl.steps.firewall import MARKER as FIREWALL_PACKAGES
 from clusterctl.steps.firewall import FirewallAbsent
+from clusterctl.steps.host_proxy import HostProxy
 from clusterctl.steps.host_python import MARKER as PYTHON_PACKAGES
 from clusterctl.steps.host_python import PackagesAbsent
 from clusterctl.steps.node_container import ContainersAbsent
@@ -52,6 +53,7 @@ def stages(inventory: Inventory, names: tuple[str, ...], *, purge: bool) -> tupl
     everything = (*(f"{PRIVATE}/{name}" for name in OWN_FILES), OLD_CACHES, ROOT)
     shared = PathsAbsent("caches and programs", everything, last_of=own)
     image = ImagesAbsent(inventory.image, engines, own)
+    access = TrustedCa(cluster, (), inventory.image), HostProxy(cluster, {})
     # The modules of all accelerators: an earlier inventory may have named another one.
     brought = (step for name in MODULES for step in accelerator_named(name).purge_steps(own))
     return (
@@ -60,7 +62,7 @@ def stages(inventory: Inventory, names: tuple[str, ...], *, purge: bool) -> tupl
         Stage("Container engine", names, (*brought, EngineAbsent(inventory.cluster)), aside),
         Stage("Firewall", names, (PackagesAbsent("nftables", FIREWALL_PACKAGES, own),), aside),
         Stage("Python", names, (PackagesAbsent("Python", PYTHON_PACKAGES, own),), aside),
-        Stage("Trusted CAs", names, (TrustedCa(cluster, (), inventory.image),), aside),
+        Stage("Access to outside", names, access, aside),
     )
 
 

@@ -15,7 +15,7 @@ from clusterctl.engine.events import EventSink, Note, StepFinished, StepProgress
 from clusterctl.engine.plan import Plan
 from clusterctl.engine.step import HostView
 from clusterctl.errors import UsageError, raise_all
-from clusterctl.inventory.outside import outside_of
+from clusterctl.inventory.outside import Outside, outside_of
 from clusterctl.models.name import resolve
 from clusterctl.transfer.weights import delivery, staging
 from clusterctl.transfer.weights.delivery import Destination, FindModel, PushedModel
@@ -86,12 +86,11 @@ def hub_model(
 def make_plan(pull: HubModel, to: Destination, credentials: Credentials) -> Plan:
     """Return the plan of `run`. Lists the model's files on the hub, from the host `to.holder` if it
     is set, else from this machine. Changes nothing."""
-    ca = outside_of(to.inventory).ca
+    outside = outside_of(to.inventory)
 
     def find(views: Mapping[str, HostView]) -> Supply:
-        with hub_session(
-            HostTransport(views[to.holder].transport, ca) if to.holder else None, ca=ca
-        ):
+        through = HostTransport(views[to.holder].transport, outside) if to.holder else None
+        with hub_session(through, ca=outside.ca):
             listing = pull.listing(pull.client())
         there = _held(listing, pull.name, to.inventory.models, views)
         return there or Supply(listing.manifest(pull.name), pull.hub)
@@ -118,10 +117,10 @@ def run(
         return delivery.deliver(to, find, credentials, agree=agree, sink=sink)
 
     models, hub, holder = to.inventory.models, pull.client(), to.holder
-    ca = outside_of(to.inventory).ca
+    outside = outside_of(to.inventory)
     if holder:
-        return deliver(lambda views: _through_host(pull, hub, models, holder, views, sink, ca))
-    with hub_session(ca=ca):
+        return deliver(lambda views: _through_host(pull, hub, models, holder, views, sink, outside))
+    with hub_session(ca=outside.ca):
         listing = pull.listing(hub)
         _note_unhashed(listing, sink)
         directory = download_directory(listing)
@@ -157,12 +156,12 @@ def _through_host(
     holder: str,
     views: Mapping[str, HostView],
     sink: EventSink,
-    ca: str,
+    outside: Outside,
 ) -> Supply:
     """Make `holder` list and download the model, and return a supply from there. Checks before the
     download that all hosts have room."""
     view = views[holder]
-    with hub_session(HostTransport(view.transport, ca)):
+    with hub_session(HostTransport(view.transport, outside)):
         listing = pull.listing(hub)
     if there := _held(listing, pull.name, models, views):
         return there
@@ -179,7 +178,9 @@ def _through_host(
     staged = staging_path(expected, models)
     staging.prepare(view.transport, expected, need(expected, HostModels(models, 0)), models)
     progress = DownloadProgress(listing, holder, sink)
-    found = download_on_host(view.transport, hub, listing, staged, told=progress.came, ca=ca)
+    found = download_on_host(
+        view.transport, hub, listing, staged, told=progress.came, outside=outside
+    )
     sink(StepFinished(holder, "download", "unchanged", 0.0))
     manifest = listing.manifest(pull.name, found)
     staging.rename_staged(view.transport, staged, manifest, models)

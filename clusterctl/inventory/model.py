@@ -35,7 +35,9 @@ from clusterctl.inventory.values import (
     Memory,
     Name,
     NicName,
+    NoProxy,
     PackageVersion,
+    ProxyUrl,
     RdmaDevice,
     Sha256,
     Subnet,
@@ -226,6 +228,24 @@ class PackageSource(_Model):
     )
 
 
+class Proxy(_Model):
+    """An HTTP proxy between the hosts and everything outside the cluster."""
+
+    http: ProxyUrl | None = Field(default=None, description="Proxy for http:// URLs.")
+    https: ProxyUrl | None = Field(default=None, description="Proxy for https:// URLs.")
+    no_proxy: tuple[NoProxy, ...] = Field(
+        default=(),
+        description="Hosts (registry.corp), domains (.corp) and networks that are reached without "
+        "it. The cluster's own names and addresses are always added.",
+    )
+
+    @model_validator(mode="after")
+    def _has_a_url(self) -> Self:
+        if self.http is None and self.https is None:
+            raise ValueError("needs `http` or `https`: the URL of the proxy")
+        return self
+
+
 class Packages(_Model):
     """Where hosts get packages from. Default: the sources that a host already has."""
 
@@ -262,6 +282,11 @@ class Packages(_Model):
         description="CA certificates in PEM on the operator's machine, which registries, package "
         "sources, the package index and model hubs are trusted by, besides the usual ones. "
         "Relative paths start at the inventory file.",
+    )
+    proxy: Proxy | None = Field(
+        default=None,
+        description="HTTP proxy of the hosts for all that is fetched: by Docker, the package "
+        "manager, pip in an image build, and from model hubs. Ray and vLLM never use it.",
     )
 
 

@@ -1,4 +1,5 @@
-"""How servers outside the cluster are reached: the CA certificates that they are trusted by.
+"""How servers outside the cluster are reached: the CA certificates that they are trusted by, and
+the variables of the hosts' HTTP proxy.
 
 The CA file is read when it is used, not by `load`: a CA that has expired does not keep anyone from
 looking at a cluster or stopping it.
@@ -9,7 +10,8 @@ from __future__ import annotations
 import re
 import ssl
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from clusterctl.inventory.document import Problem, file_error, read
@@ -38,6 +40,7 @@ class Outside:
     """What it takes to reach servers outside the cluster; empty where that takes nothing."""
 
     certificates: tuple[Certificate, ...] = ()
+    proxy: Mapping[str, str] = field(default_factory=dict)  # Environment variables, for hosts only
 
     @property
     def ca(self) -> str:
@@ -45,10 +48,28 @@ class Outside:
         return "".join(one.pem for one in self.certificates)
 
 
+NOTHING = Outside()
+
+
 def outside_of(inventory: Inventory) -> Outside:
-    """Return what `packages.ca` says. Raises InventoryError, with the place in the file, for a CA
-    file that cannot be used."""
-    return Outside(_certificates(inventory))
+    """Return what `packages.ca` and `packages.proxy` say. Raises InventoryError, with the place in
+    the file, for a CA file that cannot be used."""
+    return Outside(_certificates(inventory), proxy_variables(inventory))
+
+
+def proxy_variables(inventory: Inventory) -> dict[str, str]:
+    """Return the variables of the hosts' HTTP proxy. `no_proxy` names the cluster's hosts one by
+    one, and its network too: not every program knows networks."""
+    proxy = inventory.packages.proxy
+    if proxy is None:
+        return {}
+    own = ["localhost", "127.0.0.1", "::1"]
+    for host in inventory.hosts:
+        own += [host.name, host.address, *([host.node_ip] if host.node_ip else [])]
+    own += [str(inventory.network.subnet)] if inventory.network.subnet else []
+    without = ",".join(dict.fromkeys([*own, *proxy.no_proxy]))
+    named = {"http_proxy": proxy.http, "https_proxy": proxy.https, "no_proxy": without}
+    return {name: value.rstrip("/") for name, value in named.items() if value}
 
 
 def _certificates(inventory: Inventory) -> tuple[Certificate, ...]:

@@ -41,6 +41,8 @@ LABEL_VALUE = r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$"
 SHA256 = r"^[0-9a-f]{64}$"
 PACKAGE_VERSION = r"^[0-9]+(\.[0-9]+)+-[0-9]+$"
 INDEX_URL = r"^https?://[^\s@/]+(/\S*)?$"
+PROXY_URL = r"^https?://([A-Za-z0-9_][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/?$"
+NO_PROXY = r"^(\.|\*\.)?[A-Za-z0-9_:][A-Za-z0-9._:/-]*$"
 _PATH_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REGISTRY = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(?::[0-9]+)?"
 # [registry[:port]/]path[:tag][@digest], the grammar of the OCI distribution project.
@@ -67,6 +69,10 @@ PATTERN_MEANS = {
     PACKAGE_VERSION: "must be a version with its package revision, such as 1.19.1-1",
     INDEX_URL: "must be an http:// or https:// URL without user or password; "
     "what must stay secret belongs in the hosts' own pip.conf or .netrc",
+    PROXY_URL: "must be http://HOST:PORT or https://HOST:PORT, without user or password, which "
+    "everyone who may ask Docker would see: let the hosts' addresses through at the proxy, or run "
+    "one inside the network that knows the password",
+    NO_PROXY: "must be a host name, a domain such as .example.com, an address or a network",
     IMAGE: "must be an image name such as vllm/vllm-openai:v0.33.0: "
     "[registry/]name[:tag][@sha256:digest], the name in lower case",
 }
@@ -284,6 +290,8 @@ HostPath = Annotated[AbsolutePath, AfterValidator(not_of_the_host)]
 LabelName = Annotated[str, Field(pattern=LABEL), AfterValidator(_not_role)]
 LabelValue = Annotated[str, Field(pattern=LABEL_VALUE)]
 IndexUrl = Annotated[str, Field(pattern=INDEX_URL)]
+ProxyUrl = Annotated[str, Field(pattern=PROXY_URL)]
+NoProxy = Annotated[str, Field(pattern=NO_PROXY)]
 Sha256 = Annotated[str, Field(pattern=SHA256)]
 PackageVersion = Annotated[str, Field(pattern=PACKAGE_VERSION)]
 ImageReference = Annotated[str, Field(pattern=IMAGE)]

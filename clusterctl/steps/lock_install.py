@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import ssl
 import subprocess
 import sys
 import tempfile
@@ -48,6 +47,8 @@ def main(requirement: str, lock: str, ca: str = os.devnull) -> None:
 def trusting(ca: str, path: str) -> dict[str, str]:
     """Write `ca` and the usual CAs to `path`, and return the variables that name it: for pip and
     uv the file replaces what they trust otherwise."""
+    import ssl  # not every image's Python has it
+
     usual = [ssl.get_default_verify_paths().cafile]
     try:
         from pip._vendor import certifi

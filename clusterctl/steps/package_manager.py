@@ -11,8 +11,19 @@ from collections.abc import Callable, Sequence
 from clusterctl import deadlines
 from clusterctl.engine.step import HostView
 from clusterctl.errors import CommandFailed
+from clusterctl.node.documents import PRIVATE
 from clusterctl.packages.target import PackageSystem, target_of
 from clusterctl.transport.base import CommandResult
+
+PROXIES = f"{PRIVATE}/proxy"  # Directory with the variables of each cluster's proxy
+
+# What follows runs with these variables, without a host's own configuration being changed.
+WITH_PROXY = f"""\
+set -a
+for file in {PROXIES}/*.env; do [ ! -f "$file" ] || . "$file"; done
+set +a
+"""
+RUN = f'{WITH_PROXY}exec "$@"\n'
 
 
 def target(view: HostView) -> PackageSystem:
@@ -65,6 +76,12 @@ class PackageManager(ABC):
     @abstractmethod
     def purge(self, packages: Sequence[str]) -> None: ...
 
+    def _run_as_root(
+        self, argv: Sequence[str], timeout: float = deadlines.COMMAND
+    ) -> CommandResult:
+        run = ["sh", "-c", RUN, "clusterctl", *argv]
+        return self._view.transport.run(run, sudo=True, timeout=timeout)
+
     def _waiting_for_lock(
         self, argv: Sequence[str], whose: str, locked: Sequence[str], timeout: float
     ) -> CommandResult:
@@ -72,7 +89,7 @@ class PackageManager(ABC):
         deadlines.PACKAGE_LOCK; return its result. `whose`: programs that may hold the lock."""
         deadline = time.monotonic() + deadlines.PACKAGE_LOCK
         while True:
-            result = self._view.transport.run(argv, sudo=True, timeout=timeout)
+            result = self._run_as_root(argv, timeout)
             text = (result.stdout + result.stderr).lower()
             if result.ok or not any(words in text for words in locked):
                 return result
@@ -166,7 +183,7 @@ class Apt(PackageManager):
     def offers(self, package: str) -> bool:
         name, _, version = package.partition("=")
         argv = [*_APT_ENVIRONMENT, "apt-cache", *self._sources, "policy", name]
-        policy = self._view.transport.run(argv, sudo=True).stdout
+        policy = self._run_as_root(argv).stdout
         if version:
             return re.search(rf"^ [ *]*{re.escape(version)} ", policy, re.MULTILINE) is not None
         return "Candidate:" in policy and "Candidate: (none)" not in policy
@@ -267,7 +284,7 @@ class Dnf(PackageManager):
             names = (file.rpartition("/")[2] for file in self._files)
             return any(re.match(rf"{re.escape(package)}-\d", name) for name in names)
         argv = [*_DNF, "--quiet", "list", "--available", package]
-        return self._view.transport.run(argv, sudo=True, timeout=deadlines.PACKAGE_INDEX).ok
+        return self._run_as_root(argv, deadlines.PACKAGE_INDEX).ok
 
     def pinned(self, package: str, version: str) -> str:
         return f"{package}-{version}"

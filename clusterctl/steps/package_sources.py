@@ -26,7 +26,7 @@ from clusterctl.steps.files import (
     make_private,
     root_script,
 )
-from clusterctl.steps.package_manager import Apt, Dnf, PackageManager, target
+from clusterctl.steps.package_manager import WITH_PROXY, Apt, Dnf, PackageManager, target
 
 CACHE = f"{PRIVATE}/packages"
 
@@ -120,8 +120,9 @@ def manager_of(
 
 
 # A minimal Debian has neither curl nor wget; apt has its own downloader
-FETCH = """\
+FETCH = f"""\
 set -e
+{WITH_PROXY}\
 if command -v curl >/dev/null; then exec curl -fsSL --max-time 60 "$1"; fi
 if command -v wget >/dev/null; then exec wget -q -T 60 -O - "$1"; fi
 directory=$(mktemp -d)

@@ -42,7 +42,7 @@ class ClusterImages(Closing):
         sink: EventSink = lambda _: None,
     ) -> None:
         inventory, topology = cluster.inventory, cluster.topology
-        self._ca = outside_of(inventory).ca
+        self._outside = outside_of(inventory)
         self._inventory, self.names, self.engines = inventory, names, engines
         self._head = inventory.head.name
         self._workers = tuple(name for name in names if name != self._head)
@@ -60,7 +60,7 @@ class ClusterImages(Closing):
             self._drivers,
             (self._head, *others),
             archive=inventory.image_archive,
-            ca=self._ca,
+            ca=self._outside.ca,
             operator=operators_engine(),
             say=lambda text: sink(Note(text)),
             recorded=lambda name: read_record(cluster.views[name].transport, inventory.image),
@@ -93,7 +93,7 @@ class ClusterImages(Closing):
             self.node,
             self.engines,
             pip_index=inventory.packages.pip_index,
-            ca=self._ca,
+            outside=self._outside,
             allow_unauthenticated=inventory.allow_unauthenticated_ray,
         )
         return (

@@ -18,12 +18,14 @@ from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host
 from clusterctl.steps import container_engine, files, service_documents
 from clusterctl.steps import secrets as secret_files
+from clusterctl.steps.package_manager import RUN
 from clusterctl.transport.base import ABSENT, Channel, CommandResult
 from tests.fakes.container_engine import FakeDriver, FakeEngine
 from tests.fakes.host_firewall import FakeTables, FirewallScripts
 from tests.fakes.host_gpus import FakeGpus, GpuScripts
 from tests.fakes.host_packages import DOCKER_PACKAGES as DOCKER_PACKAGES
 from tests.fakes.host_packages import ManagedPackages
+from tests.fakes.host_proxies import ProxyScripts
 from tests.fakes.host_trust import TrustScripts
 
 
@@ -53,6 +55,7 @@ class FakeHost:
     gpus: FakeGpus = field(default_factory=FakeGpus)
     tables: FakeTables = field(default_factory=FakeTables)
     systemd: bool = True
+    engine_proxy: dict[str, str] = field(default_factory=dict)
     has_store: bool = True
     trusted: set[str] = field(default_factory=set)
     """Base64 of the certificates in the store."""
@@ -73,7 +76,7 @@ class FakeHost:
     def picture(self) -> str:
         """All of its state, to see whether anything changed."""
         state = (self.files, self.directories, sorted(self.packages), self.engine, self.gpus,
-                 self.tables, sorted(self.trusted))  # fmt: skip
+                 self.tables, sorted(self.trusted), self.engine_proxy)  # fmt: skip
         return repr(state)
 
 
@@ -91,6 +94,7 @@ class FakeTransport:
             **GpuScripts(state).scripts(),
             **self._firewall.scripts(),
             **TrustScripts(state).scripts(),
+            **ProxyScripts(state).scripts(),
             files.LOOK_AT_DIRECTORIES: self._look_at_directories,
             files.MAKE_DIRECTORIES: self._make_directories,
             files.LOOK_AT_FILES: self._look_at_files,
@@ -126,6 +130,8 @@ class FakeTransport:
         sudo: bool = False,
         timeout: float = deadlines.COMMAND,
     ) -> CommandResult:
+        if list(argv[:3]) == ["sh", "-c", RUN]:
+            argv = argv[4:]
         self.seen.append(tuple(argv))
         if list(argv[:2]) == ["sh", "-c"]:
             return self._result(argv, self._scripts[argv[2]](list(argv[4:]), stdin))

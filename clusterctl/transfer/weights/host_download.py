@@ -13,6 +13,7 @@ import httpx2
 
 from clusterctl import deadlines
 from clusterctl.errors import MALFORMED, ClusterctlError, CommandTimedOut, StepFailed, raise_all
+from clusterctl.inventory.outside import NOTHING, Outside
 from clusterctl.transfer.chain_link import PIECE
 from clusterctl.transfer.weights.hashing import Hashed
 from clusterctl.transfer.weights.hub import UNTRUSTED, Hub, Listing
@@ -33,8 +34,8 @@ CREDENTIALS = frozenset({"authorization", "cookie"})
 class HostTransport(httpx2.BaseTransport):
     """Sends the requests of this machine's HTTP client from a host, which follows redirects."""
 
-    def __init__(self, transport: Transport, ca: str = "") -> None:
-        self._transport, self._ca = transport, ca
+    def __init__(self, transport: Transport, outside: Outside = NOTHING) -> None:
+        self._transport, self._outside = transport, outside
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """See httpx2. Raises StepFailed when the host gets no answer from the hub."""
@@ -42,7 +43,8 @@ class HostTransport(httpx2.BaseTransport):
             self._transport,
             PROGRAM,
             {
-                "ca": self._ca,
+                "ca": self._outside.ca,
+                "proxy": dict(self._outside.proxy),
                 "url": str(request.url),
                 "headers": _credentials(request.headers),
             },
@@ -55,7 +57,7 @@ class HostTransport(httpx2.BaseTransport):
                 host=self._transport.host.name,
                 hint=UNTRUSTED
                 if "certificate" in said["failed"]
-                else "does the host have internet access? It uses the proxies of its environment",
+                else "does the host have internet access? A proxy is named by packages.proxy",
             )
         # The body is already decoded and complete, so these headers no longer apply.
         framing = {"transfer-encoding", "content-length", "content-encoding"}
@@ -70,18 +72,19 @@ def download_on_host(
     directory: str,
     *,
     told: Callable[[int], None],
-    ca: str = "",
+    outside: Outside = NOTHING,
 ) -> dict[str, Hashed]:
     """Have the host download all files of `listing` below `directory` (owned by root). Return their
     hashes by path.
 
-    `told` is called with the bytes present. `ca`: CA certificates in PEM to trust besides the
-    host's. Raises the errors of all files together; what arrived
+    `told` is called with the bytes present. `outside`: how the host reaches
+    the hub. Raises the errors of all files together; what arrived
     is kept, and the next call resumes there.
     """
     by_path = {file.path: file for file in listing.files}
     asked = {
-        "ca": ca,
+        "ca": outside.ca,
+        "proxy": dict(outside.proxy),
         "headers": _credentials(hub.headers),
         "piece": PIECE,
         "directory": directory,

@@ -1,7 +1,8 @@
 """Runs on a host: send a request to a hub, or download files from it, resumed and verified.
 
 Python 3.9, standard library only. The argument of `main`, which comes over stdin since the headers
-are secret, has CA certificates in PEM as "ca", which may be empty, and is one of
+are secret, has CA certificates in PEM as "ca" and the variables of a proxy as "proxy", which may
+both be empty, and is one of
 
     {"headers": {...}, "url": URL}
         one request, answered as {"status", "headers", "body"} or {"failed": TEXT}
@@ -70,14 +71,23 @@ NETWORK = (
     ConnectionError,
 )
 
-# urllib knows no ALL_PROXY, which curl and this machine's HTTP client use.
-PROXIES = urllib.request.getproxies()
-if "all" in PROXIES:
-    PROXIES = {"http": PROXIES["all"], "https": PROXIES["all"], **PROXIES}
+
 TRUST = ssl.create_default_context()
 OPENER = urllib.request.build_opener(
-    urllib.request.ProxyHandler(PROXIES), urllib.request.HTTPSHandler(context=TRUST), Redirects()
+    urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=TRUST), Redirects()
 )
+
+
+def reach(ca: str, proxy: dict[str, str]) -> None:
+    """Trust `ca` besides this host's CAs; use `proxy`, whose variables replace this host's."""
+    if ca:
+        TRUST.load_verify_locations(cadata=ca)
+    os.environ.update(proxy)
+    # urllib knows no ALL_PROXY, which curl and this machine's HTTP client use.
+    proxies = urllib.request.getproxies()
+    if "all" in proxies:
+        proxies = {"http": proxies["all"], "https": proxies["all"], **proxies}
+    OPENER.add_handler(urllib.request.ProxyHandler(proxies))
 
 
 class FetchFault(Exception):
@@ -244,8 +254,7 @@ def main(argument: Optional[dict[str, Any]]) -> None:
     """Run the request or the downloads of `argument`: see the module's docstring."""
     if not argument:
         return
-    if argument["ca"]:
-        TRUST.load_verify_locations(cadata=argument["ca"])
+    reach(argument["ca"], argument["proxy"])
     if "url" in argument:
         print(json.dumps(show(argument["url"], argument["headers"])))
     else:

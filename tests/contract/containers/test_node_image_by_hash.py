@@ -12,6 +12,7 @@ import ssl
 import subprocess
 import sysconfig
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ import pytest
 
 from clusterctl.containers.driver import Image
 from clusterctl.errors import StepFailed
+from clusterctl.inventory.outside import Outside, parse_certificates
 from clusterctl.lab.mirror import build_wheel_index
 from clusterctl.steps import node_image
 from clusterctl.steps.lock_install import entries
@@ -92,9 +94,11 @@ def serving(
             server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.fixture
@@ -191,6 +195,7 @@ def test_an_index_is_trusted_by_the_ca_of_the_inventory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ca = private_ca()
+    outside = Outside(parse_certificates(ca.pem, time.time()))
     tls = ca.server_context(tmp_path / "tls", "127.0.0.1")
     monkeypatch.setattr(node_image, "lock_of", lambda _: locked(wheels))
     with serving(tmp_path / "index", wheels, tls) as port:
@@ -198,5 +203,5 @@ def test_an_index_is_trusted_by_the_ca_of_the_inventory(
         with pytest.raises(StepFailed) as refused:
             make_node_image(engine.driver(), base, pip_index=url, say=lambda _: None)
         assert "certificate" in str(refused.value.detail).lower()
-        make_node_image(engine.driver(), base, pip_index=url, ca=ca.pem, say=lambda _: None)
+        make_node_image(engine.driver(), base, pip_index=url, outside=outside, say=lambda _: None)
     assert installed(engine)["ray"] == RAY

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from clusterctl.errors import Problems, StepFailed
 from clusterctl.inventory.model import Host
+from clusterctl.inventory.outside import Outside, parse_certificates
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.registry_image import registry_image, tag_digest
 from clusterctl.transfer.weights.host_download import HostTransport, download_on_host
@@ -90,17 +92,22 @@ def test_a_hub_is_trusted_by_the_ca_of_the_inventory(ca: PrivateCa, hubs: FakeHu
 def test_a_host_downloads_from_a_hub_that_it_does_not_trust_by_itself(
     ca: PrivateCa, hubs: FakeHubs, tmp_path: Path
 ) -> None:
-    hub = HuggingFace(hubs.endpoint, False)
+    hub, outside = (
+        HuggingFace(hubs.endpoint, False),
+        Outside(parse_certificates(ca.pem, time.time())),
+    )
     here = LocalTransport(Host(name="gpu1", address="localhost"))
     with hub_session(HostTransport(here)), pytest.raises(StepFailed) as refused:
         hub.listing(MODEL, None)
     assert "certificate verify failed" in refused.value.summary
     assert "packages.ca" in str(refused.value.hint)
-    with hub_session(HostTransport(here, ca.pem)):
+    with hub_session(HostTransport(here, outside)):
         listing = needed(hub.listing(MODEL, None))
     with pytest.raises(Problems) as untrusted:
         download_on_host(here, hub, listing, str(tmp_path / "got"), told=lambda _: None)
     assert all("certificate verify failed" in each.summary for each in untrusted.value.errors)
-    download_on_host(here, hub, listing, str(tmp_path / "got"), told=lambda _: None, ca=ca.pem)
+    download_on_host(
+        here, hub, listing, str(tmp_path / "got"), told=lambda _: None, outside=outside
+    )
     for path, data in FILES.items():
         assert (tmp_path / "got" / path).read_bytes() == data

@@ -24,6 +24,7 @@ from clusterctl.steps.files import (
 )
 from clusterctl.steps.firewall import Admission, Firewall, FirewallAbsent
 from clusterctl.steps.gateway_certificate import GatewayCertificate
+from clusterctl.steps.host_proxy import HostProxy
 from clusterctl.steps.node_container import ContainersAbsent, NodeContainer
 from clusterctl.steps.node_image import (
     BASE_LABEL,
@@ -286,11 +287,28 @@ def _other_ca(made: Cluster) -> None:
     TrustedCa("demo", CAS[1:], "old.corp/vllm:1").apply(made.head_view, Change("trust"))
 
 
+PROXY = {"https_proxy": "http://proxy.corp:3128", "no_proxy": "localhost,gpu1"}
+
+
+def _proxy(variables: dict[str, str]) -> HostProxy:
+    return HostProxy("demo", variables, pause=lambda _: None)
+
+
+def _other_proxy(made: Cluster) -> None:
+    _proxy({"http_proxy": "http://old.corp", "no_proxy": "gpu1"}).apply(
+        made.head_view, Change("use")
+    )
+
+
 CASES = (
     Case(
         "CA, none there", lambda _: None, lambda _: TrustedCa("demo", CAS, "registry.corp/vllm:1")
     ),
     Case("CA in place of another", _other_ca, lambda _: TrustedCa("demo", CAS[:1], "vllm:1")),
+    Case("proxy, Docker runs", lambda _: None, lambda _: _proxy(PROXY)),
+    Case("proxy, no Docker there", _bare, lambda _: _proxy(PROXY)),
+    Case("proxy in place of another", _other_proxy, lambda _: _proxy(PROXY)),
+    Case("proxy gone", _other_proxy, lambda _: _proxy({})),
     Case("CA gone", _other_ca, lambda _: TrustedCa("demo", (), "vllm:1")),
     Case("engine on a bare host", _bare, _engine),
     Case("engine that is stopped", _engine_stopped, _engine),

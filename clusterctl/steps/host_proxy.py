@@ -1,0 +1,157 @@
+"""Step that gives a host the inventory's HTTP proxy: Docker by a file beside its unit, and what
+clusterctl runs there to install packages by the same variables. Containers get nothing of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl import deadlines
+from clusterctl.engine.step import Change, HostView
+from clusterctl.errors import MALFORMED, RequirementsNotMet, StepFailed
+from clusterctl.steps.container_engine import await_answer
+from clusterctl.steps.files import make_directories, make_private, root_script
+from clusterctl.steps.package_manager import PROXIES
+
+UNIT_FILES = "/etc/systemd/system/docker.service.d"
+
+LOOK = """\
+for path in "$@"; do
+  [ -f "$path" ] && echo "file=$(sha256sum <"$path" | cut -c1-64)" || echo file=none
+done
+[ -d /run/systemd/system ] && echo systemd=yes
+echo "info=$(timeout 20 docker info --format '{{json .}}' 2>/dev/null)"
+for name in $(timeout 20 docker ps --format '{{.Names}}' 2>/dev/null); do echo "runs=$name"; done
+exit 0
+"""
+
+RESTART = "systemctl daemon-reload && systemctl restart docker.service"
+
+# No daemon-reload, which takes GPUs away from running containers on some hosts.
+REMOVE = """\
+for path in "$@"; do
+  rm -f -- "$path"
+  rmdir -p "${path%/*}" 2>/dev/null
+done
+true
+"""
+
+
+@dataclass(frozen=True)
+class ProxyFound:
+    """The parsed output of `LOOK`."""
+
+    digests: tuple[str, ...]  # Of the files, in order; "none" for a missing one
+    systemd: bool
+    info: Mapping[str, Any]  # Empty unless Docker answers
+    running: tuple[str, ...]
+
+    @property
+    def stopped_by_restart(self) -> tuple[str, ...]:
+        return () if self.info.get("LiveRestoreEnabled") else self.running
+
+    def uses(self, variables: Mapping[str, str]) -> bool:
+        """Whether Docker has these variables, or is not there to have others."""
+        names = {"http_proxy": "HttpProxy", "https_proxy": "HttpsProxy", "no_proxy": "NoProxy"}
+        return not self.info.get("ServerVersion") or all(
+            (self.info.get(said) or "") == variables.get(name, "") for name, said in names.items()
+        )
+
+
+def found_in(text: str) -> ProxyFound:
+    """Parse the output of `LOOK`. Raises what MALFORMED lists if `docker info` is not JSON."""
+    rows = [line.partition("=")[::2] for line in text.splitlines()]
+    info = next((value for name, value in rows if name == "info"), "")
+    return ProxyFound(
+        digests=tuple(value for name, value in rows if name == "file"),
+        systemd=("systemd", "yes") in rows,
+        info=json.loads(info) if info.startswith("{") else {},
+        running=tuple(value for name, value in rows if name == "runs"),
+    )
+
+
+class HostProxy:
+    """Step: Docker and package managers use the proxy in `variables`, none if they are empty."""
+
+    title = "proxy"
+
+    def __init__(
+        self,
+        cluster: str,
+        variables: Mapping[str, str],
+        *,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        own = f"{PROXIES}/{cluster}.env"
+        text = "".join(f"{name}='{value}'\n" for name, value in variables.items())
+        unit = f"# Written by clusterctl.\n[Service]\nEnvironmentFile=-{own}\n"
+        self.files = {own: text, f"{UNIT_FILES}/clusterctl.{cluster}.conf": unit}
+        self._variables = variables
+        self._pause = pause
+
+    def check(self, view: HostView) -> Change | None:
+        found = self._look(view)
+        if not self._variables:
+            if set(found.digests) == {"none"}:
+                return None
+            return Change("remove the proxy, which a running Docker keeps until its next start")
+        restart = not found.uses(self._variables)
+        if restart and not found.systemd:
+            raise RequirementsNotMet(
+                "packages.proxy needs systemd, which starts Docker with it",
+                host=view.host.name,
+                hint="leave the key out, and start dockerd with HTTPS_PROXY there",
+            )
+        if not restart and not self._differing(found):
+            return None
+        name = self._variables.get("https_proxy") or self._variables["http_proxy"]
+        summary = f"use the proxy {name}"
+        stopped = found.stopped_by_restart
+        if restart:
+            summary += f" and restart Docker, which stops {', '.join(stopped) or 'no container'}"
+        return Change(summary, disruptive=restart and bool(stopped))
+
+    def apply(self, view: HostView, change: Change) -> None:
+        del change
+        found = self._look(view)
+        if not self._variables:
+            root_script(view, REMOVE, *self.files, doing="removing the proxy")
+            return
+        make_private(view, PROXIES)
+        make_directories(view, UNIT_FILES)
+        for path in self._differing(found):
+            view.transport.put(self.files[path].encode(), path, sudo=True)
+        if found.uses(self._variables):
+            return
+        view.say("restarting docker.service")
+        root_script(view, RESTART, doing="restarting docker.service", timeout=deadlines.SYSTEMD)
+        await_answer(view, self._pause)
+        if not self._look(view).uses(self._variables):
+            raise StepFailed(
+                "Docker was restarted with the proxy, but uses another one",
+                host=view.host.name,
+                hint="look at `proxies` in /etc/docker/daemon.json there, and at: "
+                "systemctl cat docker.service",
+            )
+
+    def _differing(self, found: ProxyFound) -> list[str]:
+        pairs = zip(self.files.items(), found.digests, strict=True)
+        return [
+            path
+            for (path, text), digest in pairs
+            if digest != hashlib.sha256(text.encode()).hexdigest()
+        ]
+
+    def _look(self, view: HostView) -> ProxyFound:
+        doing = "looking at the proxy"
+        text = root_script(view, LOOK, *self.files, doing=doing, timeout=deadlines.ENGINE_LOOK)
+        try:
+            return found_in(text)
+        except MALFORMED as error:
+            raise StepFailed(
+                "`docker info` printed malformed JSON", host=view.host.name, hint="docker info"
+            ) from error
