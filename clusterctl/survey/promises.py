@@ -25,7 +25,7 @@ TITLES = (
     "The key leaves the head by SSH only",
     "Ports between nodes answer inventory hosts only",
     "No secret and no dangerous switch passes by accident",
-    "An unknown or changed key stops, and no password goes to an unproven host",
+    "An unknown or changed key stops, and no password goes to an unverified host",
     "Users of hosts without root do not steer a run",
 )
 
@@ -110,7 +110,7 @@ def _seen(survey: Survey) -> dict[int, tuple[State, str]]:
         ports = ("by design", "no firewall: the network of the node addresses is the boundary")
     trusting = [host.name for host in inventory.hosts if host.ssh.accept_new]
     known = "every key must be in known_hosts"
-    first = f"accept_new: the first key of {', '.join(trusting)} is taken unproven"
+    first = f"accept_new: the first key of {', '.join(trusting)} is accepted unverified"
     image = "every host has the same image, by its layers"
     digest = next(iter(survey.image_digests.values()), None)
     if digest and "@" not in inventory.image:
