@@ -55,10 +55,13 @@ def run(
     `Rollout.run`.
     """
     with connected(inventory.hosts, credentials) as transports:
-        agree(_plan(take_survey(inventory, transports), name))
+        shown = _plan(take_survey(inventory, transports), name)
+        agree(shown)
         with ClusterLock(transports[inventory.head.name], inventory.cluster, "restart") as lock:
             survey = take_survey(inventory, transports)
             plan = _plan(survey, name)
+            if plan.interrupts and not shown.interrupts:  # Another run has stopped the others
+                agree(plan)
             replicas = [
                 replace(each, again=True)
                 for each in as_declared(
