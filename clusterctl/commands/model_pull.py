@@ -122,7 +122,7 @@ def run(
         return deliver(lambda views: _through_host(pull, hub, models, holder, views, sink, outside))
     with hub_session(ca=outside.ca):
         listing = pull.listing(hub)
-        _note_unhashed(listing, sink)
+        note_unhashed(listing, sink)
         directory = download_directory(listing)
         with only_one(directory, pull.model_id):
             tell = DownloadProgress(listing, pull.hub, sink)
@@ -166,7 +166,7 @@ def _through_host(
     if there := _held(listing, pull.name, models, views):
         return there
     hub.require_downloadable(listing, here=False)
-    _note_unhashed(listing, sink)
+    note_unhashed(listing, sink)
     expected = listing.manifest(pull.name)
 
     def require_room_on(view: HostView) -> None:
@@ -188,7 +188,7 @@ def _through_host(
     return Supply.held_by(view, manifest, f"{models}/{manifest.name}")
 
 
-def _note_unhashed(listing: Listing, sink: EventSink) -> None:
+def note_unhashed(listing: Listing, sink: EventSink) -> None:
     """Report the files without a published hash, of which only the size can be checked."""
     for file in listing.files:
         if not file.sha256 and not file.git_sha1:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.commands.model_pull import DownloadProgress, hub_model
+from clusterctl.commands.model_pull import DownloadProgress, hub_model, note_unhashed
 from clusterctl.containers.drivers import driver_for
-from clusterctl.engine.events import Event, StepProgress
+from clusterctl.engine.events import Event, Note, StepProgress
 from clusterctl.errors import UsageError
 from clusterctl.facts.model import ImageFacts
 from clusterctl.transfer.chain_link import LinkProgress
@@ -57,6 +57,13 @@ def test_what_was_got_and_is_read_once_more_is_said_too() -> None:
     assert came.startswith("2.00 of 4.00 GiB here, ")
     assert "hashed" not in came
     assert hashed == "0.00 of 4.00 GiB here, 0.0 MiB/s, 1.00 GiB hashed"
+
+
+def test_a_file_whose_hash_no_hub_publishes_is_named() -> None:
+    files = (HubFile("a", 1, "u", "0" * 64), HubFile("b", 1, "u"), HubFile("c", 1, "u", "", "1"))
+    told = list[Event]()
+    note_unhashed(Listing("hf", "Org/Tiny", "c", files), told.append)
+    assert told == [Note("b: the hub publishes no hash of it, only its size is checked")]
 
 
 def test_a_name_that_leads_out_of_the_models_directory_is_refused() -> None:
