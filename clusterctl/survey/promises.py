@@ -101,7 +101,7 @@ def promise_states(
 
 def _seen(survey: Survey) -> dict[int, tuple[State, str]]:
     """Return the state of each promise that nothing speaks against."""
-    inventory, hosts = survey.inventory, len(survey.containers)
+    inventory = survey.inventory
     if inventory.network.firewall:
         ports: tuple[State, str] = ("holds", "the firewall's rules are loaded on every host")
     elif inventory.network.public:
@@ -116,11 +116,11 @@ def _seen(survey: Survey) -> dict[int, tuple[State, str]]:
     if digest and "@" not in inventory.image:
         image += f"; to pin it, `image: {pinned(inventory.image, digest)}`"
     return {
-        1: ("holds", f"{hosts} containers are as this version makes them"),
+        1: ("holds", "every container is as this version makes it"),
         2: ("by design", "answers of hosts are parsed as hostile"),
         3: ("by design", "output is escaped and limited"),
         4: ("holds", image),
-        5: ("holds", f"the files are as they should be on {hosts} hosts"),
+        5: ("holds", "the files are as they should be on every host"),
         6: ("holds", "vLLM is told to keep the key; its file is on the head, for root alone"),
         7: ports,
         8: ("holds", "the inventory has neither"),
