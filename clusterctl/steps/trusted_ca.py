@@ -52,6 +52,8 @@ set -e
 PATH=$PATH:/usr/sbin:/sbin
 pending=$1; shift
 [ -z "$pending" ] || : >"$pending"
+fresh=
+[ $# -eq 0 ] || fresh=--fresh  # Otherwise links to files that are gone may stay
 for file in "$@"; do
   rm -f -- "$file"
   case $file in {DOCKER_CERTIFICATES}/*)
@@ -59,7 +61,7 @@ for file in "$@"; do
   esac
 done
 [ -n "$pending" ] || exit 0
-if command -v update-ca-certificates >/dev/null; then update-ca-certificates >/dev/null
+if command -v update-ca-certificates >/dev/null; then update-ca-certificates $fresh >/dev/null
 elif command -v update-ca-trust >/dev/null; then update-ca-trust extract
 fi
 rm -f "$pending"

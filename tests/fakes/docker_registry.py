@@ -54,7 +54,7 @@ def _scheme(certificate: Path | None) -> str:
 
 
 def _configuration(
-    home: Path, port: int, login: tuple[str, str] | None, certificate: Path | None
+    home: Path, address: str, login: tuple[str, str] | None, certificate: Path | None
 ) -> str:
     tls = ""
     if certificate:
@@ -62,7 +62,7 @@ def _configuration(
     text = (
         "version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\n"
         f"storage: {{filesystem: {{rootdirectory: {home}/data}}}}\n"
-        f"http: {{addr: '127.0.0.1:{port}'{tls}}}\n"
+        f"http: {{addr: '{address}'{tls}}}\n"
     )
     if login:
         hashed = bcrypt.hashpw(login[1].encode(), bcrypt.gensalt(4)).decode()
@@ -73,26 +73,29 @@ def _configuration(
 
 @contextmanager
 def docker_registry(
-    home: Path, login: tuple[str, str] | None = None, certificate: Path | None = None
+    home: Path,
+    login: tuple[str, str] | None = None,
+    certificate: Path | None = None,
+    ip: str = "127.0.0.1",
 ) -> Iterator[Registry]:
     """`certificate`: speak TLS with it; its key is beside it."""
     with reserved() as reservation, (home / "log").open("wb") as log:
-        yield from _running(home, port_of(reservation), login, log, certificate)
+        yield from _running(home, f"{ip}:{port_of(reservation)}", login, log, certificate)
 
 
 def _running(
     home: Path,
-    port: int,
+    address: str,
     login: tuple[str, str] | None,
     log: BinaryIO,
     certificate: Path | None,
 ) -> Iterator[Registry]:
-    (home / "config.yml").write_text(_configuration(home, port, login, certificate))
+    (home / "config.yml").write_text(_configuration(home, address, login, certificate))
     argv = ["docker-registry", "serve", str(home / "config.yml")]
     process = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT)
     try:
-        _await(f"{_scheme(certificate)}://127.0.0.1:{port}/v2/", process, home / "log")
-        yield Registry(f"127.0.0.1:{port}", login, certificate)
+        _await(f"{_scheme(certificate)}://{address}/v2/", process, home / "log")
+        yield Registry(address, login, certificate)
     finally:
         process.terminate()
         process.wait(30)

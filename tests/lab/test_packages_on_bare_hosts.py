@@ -24,7 +24,10 @@ from clusterctl.lab.layout import CONTROL
 from clusterctl.lab.paths import LabPaths
 from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transport.credentials import Credentials
+from tests.fakes.docker_registry import docker_registry
+from tests.fakes.image_archives import MadeImage, layer_tar
 from tests.fakes.nvidia_packages import CALLS, build_packages, build_repository, served
+from tests.fakes.private_ca import private_ca
 from tests.lab.cluster import Operator, quiet
 from tests.lab.conftest import OnHost
 
@@ -173,3 +176,39 @@ def test_a_signed_mirror_brings_the_toolkit(
         versions = on_host("gpu1", "dpkg-query -W -f '${Version}\\n' '*nvidia-container*'")
         assert versions.stdout.split() == ["1.19.1-1"] * 4
     purge(operator, file, on_host, "gpu1")
+
+
+def test_docker_trusts_a_ca_and_uses_a_proxy_until_they_are_taken_away(
+    write: Write, bundle: Path, operator: Operator, on_host: OnHost, tmp_path: Path
+) -> None:
+    ca, ip = private_ca(), str(CONTROL.controller)
+    (tmp_path / "corp.pem").write_text(ca.pem)
+    image = MadeImage("acme/vllm:1", (layer_tar("base", 5000),))
+    certificate = ca.issue(tmp_path, ip)
+    proxy = {"https": "http://proxy.invalid:3128", "no_proxy": [ip]}
+    with docker_registry(tmp_path, certificate=certificate, ip=ip) as registry:
+        reference = registry.push(image)
+
+        def site(**packages: object) -> Path:
+            file = write("gpu1", offline=str(bundle), **packages)
+            document = yaml.safe_load(file.read_text())
+            file.write_text(yaml.safe_dump({**document, "image": reference}))
+            return file
+
+        install(site())
+        assert "unknown authority" in on_host("gpu1", f"docker pull {reference}").stderr
+        started = on_host("gpu1", "systemctl show -p ActiveEnterTimestamp docker").stdout
+        install(site(ca=str(tmp_path / "corp.pem")))
+        assert on_host("gpu1", f"docker pull {reference}").returncode == 0
+        assert on_host("gpu1", "systemctl show -p ActiveEnterTimestamp docker").stdout == started
+
+        plan = install(site(ca=str(tmp_path / "corp.pem"), proxy=proxy))
+        assert "restart Docker, which stops no container" in str(plan.changes[0].change)
+        away = on_host("gpu1", "docker pull registry.invalid/acme:1").stderr
+        assert "proxy.invalid" in away, away
+        assert on_host("gpu1", f"docker pull {reference}").returncode == 0
+        assert install(site(ca=str(tmp_path / "corp.pem"), proxy=proxy)).empty
+    on_host("gpu1", f"docker rmi {reference}")
+    purge(operator, site(), on_host, "gpu1")
+    left = on_host("gpu1", "find / -xdev -name 'clusterctl.*' -not -path '/proc/*' 2>/dev/null")
+    assert left.stdout == ""

@@ -111,6 +111,7 @@ def test_a_host_trusts_the_ca_until_it_is_another_and_then_none(host: HostWithOw
 
     do(trusting(), host)
     assert host.picture == before
+    assert not list(host.at("/etc").rglob("clusterctl*")), "links to nowhere"
 
 
 def test_clusters_on_one_host_leave_each_other_s_alone(host: HostWithOwnStore) -> None:
