@@ -21,6 +21,7 @@ from clusterctl.ray_cluster.topology import base_url
 from clusterctl.serving.endpoint import (
     ServiceEndpoint,
     ask,
+    certificate_line,
     curl_line,
     key_line,
     python_client,
@@ -232,3 +233,11 @@ def test_the_http_library_is_loaded_only_when_asking() -> None:
     check = "import sys, clusterctl.serving.endpoint; sys.exit('httpx2' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", check]).returncode == 0
+
+
+def test_clients_are_shown_how_to_trust_a_certificate_made_for_the_gateway() -> None:
+    endpoint = ServiceEndpoint("https://10.0.0.1:8000", "m", chat=True, trust="demo.crt")
+    assert "curl -s --cacert demo.crt https://10.0.0.1:8000/v1/chat" in curl_line(endpoint)
+    assert "create_default_context(cafile='demo.crt')" in python_client(endpoint)
+    line = certificate_line("gpu1", "/etc/clusterctl/demo/gateway.crt", "demo.crt", sudo=False)
+    assert line == "clusterctl ssh gpu1 cat /etc/clusterctl/demo/gateway.crt > demo.crt"
