@@ -43,6 +43,13 @@ class PolledCommand:
         """Whether the command is not running now."""
         return self._process is None
 
+    def close(self) -> None:
+        """End the command if it runs."""
+        if self._process:
+            self._process.kill()
+            if self._process.stdout:
+                self._process.stdout.close()
+
     def tick(self, now: float) -> Optional[RanCommand]:
         """Start the command or collect its output, once. `now`: monotonic seconds."""
         process = self._process

@@ -22,6 +22,7 @@ _LEAST_FREE = 256  # MiB
 _LOST_PACKETS = 100  # Between two readings, and 1 % of all
 _RESENT = 50  # TCP segments between two readings, and 2 % of all
 _CLOCK_STEP = 0.5  # Seconds
+_OF_CONTAINERS = ("lo", "veth", "docker", "br-", "cni", "virbr")  # And the loopback
 _STOOD_STILL = 4.0  # Times the pause between two readings
 
 

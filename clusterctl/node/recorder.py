@@ -40,7 +40,8 @@ class Recorder:
         self._broken: List[BrokenNic] = []
 
     def close(self) -> None:
-        """Close the file of readings."""
+        """Close the file of readings, and end what reads GPUs."""
+        self._query.close()
         self._log.__exit__()
 
     def tick(self, now: float, broken: List[BrokenNic]) -> None:
