@@ -178,6 +178,7 @@ def download(staged: Path) -> subprocess.CompletedProcess[bytes]:
     """What `model pull --on` runs on the host, for a file that is empty."""
     files = [["http://127.0.0.1:9/", "config.json", 0, "", ""]]
     argument = {"headers": {}, "piece": 0, "directory": str(staged), "files": files}
+    argument |= {"ca": "", "proxy": {}}
     argv = [sys.executable, *python.argv(("python3",))[1:]]
     sent = host_download.PROGRAM.sent(argument)
     return subprocess.run(argv, input=sent, capture_output=True, check=False)
