@@ -22,7 +22,7 @@ _LEAST_FREE = 256  # MiB
 _LOST_PACKETS = 100  # Between two readings, and 1 % of all
 _RESENT = 50  # TCP segments between two readings, and 2 % of all
 _CLOCK_STEP = 0.5  # Seconds
-_OF_CONTAINERS = ("lo", "veth", "docker", "br-", "cni", "virbr")  # And the loopback
+_OF_CONTAINERS = ("lo", "veth", "docker", "br-", "cni", "virbr")  # The loopback, too
 _STOOD_STILL = 4.0  # Times the pause between two readings
 
 
@@ -190,35 +190,28 @@ def _disks(paths: Sequence[str]) -> Iterator[Tuple[str, Tuple[int, int]]]:
 
 
 def _nics(root: Path) -> Iterator[Tuple[str, NicReading]]:
-    """Yield the NICs with a carrier to lose: the loopback and those that are switched off have
-    none to read."""
+    """Yield the NICs of the host, without the loopback and what containers come and go with."""
     with contextlib.suppress(OSError):
         for path in sorted(root.iterdir()):
+            if path.name.startswith(_OF_CONTAINERS):
+                continue
             with contextlib.suppress(OSError, ValueError):
-                if path.name == "lo":
-                    continue
-                carrier = _number(path / "carrier") == 1
-                counts = {
-                    name: _number(path / "statistics" / name)
-                    for way in ("rx", "tx")
-                    for name in (
-                        f"{way}_packets",
-                        f"{way}_errors",
-                        f"{way}_dropped",
-                        f"{way}_bytes",
-                    )
-                }
+                packets, errors, drops, count = (
+                    sum(_number(path / "statistics" / f"{way}_{kind}") for way in ("rx", "tx"))
+                    for kind in ("packets", "errors", "dropped", "bytes")
+                )
+                losses = _number(path / "carrier_down_count")
                 yield (
                     path.name,
-                    NicReading(
-                        carrier,
-                        _number(path / "carrier_down_count"),
-                        counts["rx_packets"] + counts["tx_packets"],
-                        counts["rx_errors"] + counts["tx_errors"],
-                        counts["rx_dropped"] + counts["tx_dropped"],
-                        counts["rx_bytes"] + counts["tx_bytes"],
-                    ),
+                    NicReading(_has_carrier(path), losses, packets, errors, drops, count),
                 )
+
+
+def _has_carrier(nic: Path) -> bool:
+    try:
+        return _number(nic / "carrier") == 1
+    except OSError:
+        return False  # EINVAL: it is switched off
 
 
 def _number(path: Path) -> int:
