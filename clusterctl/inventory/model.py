@@ -290,7 +290,7 @@ class Packages(_Model):
     )
 
 
-class Gateway(_Model):
+class GatewayAccess(_Model):
     """How clients reach services with replicas."""
 
     tls: bool = Field(
@@ -386,8 +386,8 @@ class Inventory(_Model):
     network: Network = Field(default=Network(), description="What holds for all hosts.")
     ray_ports: RayPorts = Field(default=RayPorts(), description="Ports of Ray, on all hosts.")
     packages: Packages = Field(default=Packages(), description="Where packages come from.")
-    gateway: Gateway = Field(
-        default=Gateway(), description="How clients reach services with replicas."
+    gateway: GatewayAccess = Field(
+        default=GatewayAccess(), description="How clients reach services with replicas."
     )
     allow_unauthenticated_ray: bool = Field(
         default=False,

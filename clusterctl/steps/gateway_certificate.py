@@ -21,7 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import RequirementsNotMet
-from clusterctl.inventory.model import Gateway
+from clusterctl.inventory.model import GatewayAccess
 from clusterctl.node.files import NodePaths
 from clusterctl.steps.files import root_script
 from clusterctl.steps.secrets import LOOK
@@ -39,7 +39,7 @@ class GatewayCertificate:
 
     title = "gateway certificate"
 
-    def __init__(self, cluster: str, wanted: Gateway, names: Sequence[str]) -> None:
+    def __init__(self, cluster: str, wanted: GatewayAccess, names: Sequence[str]) -> None:
         paths = NodePaths(cluster)
         self._pem, self._public = str(paths.certificate), str(paths.public_certificate)
         self._cluster = cluster

@@ -148,12 +148,14 @@ def test_a_node_address_outside_the_subnet_is_named(problems: Problems) -> None:
     assert problems(text) == ["6:14: 10.1.0.1 is outside network.subnet 10.0.0.0/24"]
 
 
-@pytest.mark.parametrize("jump", ["gate", "me@gate", "me@gate:2222", "[fd00::1]:22", "10.0.0.1"])
+@pytest.mark.parametrize(
+    "jump", ["gate", "me@gate", "me@gate:2222", "[fd00::1]:22", "10.0.0.1", "me@a,you@b:2222"]
+)
 def test_jump_hosts_are_read(loaded: Callable[[str], Inventory], jump: str) -> None:
     assert loaded(HOST + f"ssh: {{proxy_jump: '{jump}'}}").head.ssh.proxy_jump == jump
 
 
-@pytest.mark.parametrize("jump", ["-oProxyCommand=x", "a b", "a,b", "me@", "gate:ssh"])
+@pytest.mark.parametrize("jump", ["-oProxyCommand=x", "a b", "a,,b", "me@", "gate:ssh"])
 def test_what_is_no_jump_host_is_named(problems: Problems, jump: str) -> None:
     (found,) = problems(HOST + f"ssh: {{proxy_jump: '{jump}'}}")
     assert "must be written as host, user@host or user@host:port" in found

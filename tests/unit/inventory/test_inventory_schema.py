@@ -17,7 +17,7 @@ from clusterctl.errors import InventoryError
 from clusterctl.inventory.document import read
 from clusterctl.inventory.load import load
 from clusterctl.inventory.model import (
-    Gateway,
+    GatewayAccess,
     Gpu,
     Host,
     Inventory,
@@ -56,7 +56,7 @@ def test_an_example_names_its_schema_to_editors(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [Inventory, Ssh, Network, Gateway, RayPorts, Packages, Host, Nics, Gpu]
+    "model", [Inventory, Ssh, Network, GatewayAccess, RayPorts, Packages, Host, Nics, Gpu]
 )
 def test_every_key_appears_in_the_example(model: type[BaseModel]) -> None:
     text = (EXAMPLES / "example.yaml").read_text()
@@ -220,7 +220,16 @@ def test_what_load_accepts_the_schema_accepts(
 
 def test_the_reference_names_every_key_and_every_reserved_variable() -> None:
     text = (EXAMPLES.parent / "docs" / "inventory.md").read_text()
-    models: list[type[BaseModel]] = [Inventory, Ssh, Network, Gateway, Host, Nics, Gpu, Packages]
+    models: list[type[BaseModel]] = [
+        Inventory,
+        Ssh,
+        Network,
+        GatewayAccess,
+        Host,
+        Nics,
+        Gpu,
+        Packages,
+    ]
     keys = {name for model in models for name, f in model.model_fields.items() if not f.exclude} | {
         *SET_BY_CLUSTERCTL,
         *DANGEROUS,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec
 from clusterctl.engine.step import Change, HostView, Step
 from clusterctl.facts.model import EngineFacts, GpuReport, HostFacts, Os
-from clusterctl.inventory.model import Gateway
+from clusterctl.inventory.model import GatewayAccess
 from clusterctl.inventory.outside import Certificate
 from clusterctl.node.documents import DELETED, ServiceDocument, UnreadableDocument, to_json
 from clusterctl.steps.container_engine import ContainerEngine, EngineAbsent
@@ -332,7 +332,7 @@ CASES = (
     Case(
         "certificate made for the gateway",
         _etc,
-        lambda _: GatewayCertificate("demo", Gateway(tls=True), ["10.0.0.1", "gpu1"]),
+        lambda _: GatewayCertificate("demo", GatewayAccess(tls=True), ["10.0.0.1", "gpu1"]),
     ),
     Case(
         "secret on a worker",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import RequirementsNotMet
-from clusterctl.inventory.model import Gateway
+from clusterctl.inventory.model import GatewayAccess
 from clusterctl.steps import gateway_certificate
 from clusterctl.steps.gateway_certificate import GatewayCertificate, made, problem_of
 from tests.fakes.host import FakeHost, fake_view
@@ -19,24 +19,24 @@ PEM, PUBLIC = f"{ETC}/gateway.pem", f"{ETC}/gateway.crt"
 
 
 @pytest.fixture
-def given(tmp_path: Path) -> Gateway:
+def given(tmp_path: Path) -> GatewayAccess:
     """A certificate for gate.example, with its key."""
     chain, pem = made("demo", ["gate.example"])
     certificate, key = tmp_path / "gate.crt", tmp_path / "gate.key"
     certificate.write_bytes(chain)
     key.write_bytes(pem.removeprefix(chain))
-    return Gateway(tls=True, certificate=certificate, key=key)
+    return GatewayAccess(tls=True, certificate=certificate, key=key)
 
 
 def bare() -> FakeHost:
     return FakeHost("gpu1", directories={ETC: 0o700})
 
 
-def step(wanted: Gateway, *names: str) -> GatewayCertificate:
+def step(wanted: GatewayAccess, *names: str) -> GatewayCertificate:
     return GatewayCertificate("demo", wanted, names or ("10.0.0.1",))
 
 
-def test_a_given_one_is_written_with_a_warning_about_its_names(given: Gateway) -> None:
+def test_a_given_one_is_written_with_a_warning_about_its_names(given: GatewayAccess) -> None:
     host = bare()
     view = fake_view(host, facts())
     change = step(given).check(view)
@@ -64,7 +64,7 @@ def test_a_given_one_is_written_with_a_warning_about_its_names(given: Gateway) -
     ],
 )
 def test_what_the_gateway_cannot_use_is_refused(
-    given: Gateway, file: str, content: bytes | None, why: str
+    given: GatewayAccess, file: str, content: bytes | None, why: str
 ) -> None:
     path: Path = getattr(given, file)
     path.unlink() if content is None else path.write_bytes(content)
@@ -81,9 +81,9 @@ def test_a_certificate_is_valid_from_one_day_to_another() -> None:
 
 
 def test_one_that_was_made_is_made_again_for_other_names_and_before_it_ends(
-    monkeypatch: pytest.MonkeyPatch, given: Gateway
+    monkeypatch: pytest.MonkeyPatch, given: GatewayAccess
 ) -> None:
-    host, wanted = bare(), Gateway(tls=True)
+    host, wanted = bare(), GatewayAccess(tls=True)
     view = fake_view(host, facts())
     change = step(wanted).check(view)
     assert change
