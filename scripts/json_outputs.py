@@ -251,6 +251,37 @@ class Drained(TypedDict):
     changed: bool
 
 
+class AppliedService(TypedDict):
+    service: str
+    endpoint: str
+    replicas: dict[str, str]
+    changed: bool
+
+
+class Applied(TypedDict):
+    changes: list[str]
+    services: list[AppliedService]
+    stopped: list[str]
+    notes: list[str]
+
+
+class ApplyPlan(TypedDict):
+    changes: list[str]
+    notes: list[str]
+
+
+class Removed(TypedDict):
+    host: str
+    changed: bool
+    file: str
+    line: int
+
+
+class RemovalPlan(TypedDict):
+    moves: list[str]
+    changes: list[PlannedStep]
+
+
 class ServiceStatus(TypedDict):
     """A service or replica."""
 
@@ -544,6 +575,8 @@ OUTPUTS: dict[str, tuple[Any, ...]] = {
     "stop": (Stopped, Plan),
     "drain": (Drained, DrainPlan),
     "undrain": (Drained,),
+    "apply": (Applied, ApplyPlan),
+    "remove": (Removed, RemovalPlan),
     "down": (Down, Plan),
     "metrics": (WrittenFiles,),
     "report": (Report,),

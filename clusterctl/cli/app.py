@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli import (
+    apply,
     batch,
     bench,
     bootstrap,
@@ -26,6 +27,7 @@ from clusterctl.cli import (
     metrics,
     model,
     packages,
+    remove,
     report,
     restart,
     run,
@@ -83,6 +85,7 @@ app.command("plan")(bootstrap.plan)
 app.command("check")(check.check)
 app.command("fit", cls=VllmCommand)(fit.fit)
 app.command("serve", cls=VllmCommand)(serve.serve)
+app.command("apply")(apply.apply)
 app.command("batch")(batch.batch)
 app.command("bench")(bench.bench)
 app.command("soak")(soak.soak)
@@ -92,6 +95,7 @@ app.command("restart")(restart.restart)
 app.command("stop")(stop.stop)
 app.command("drain")(drain.drain)
 app.command("undrain")(drain.undrain)
+app.command("remove")(remove.remove)
 app.command("down")(down.down)
 app.command("logs")(logs.logs)
 app.command("metrics")(metrics.metrics)

@@ -13,7 +13,7 @@ from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
 
 if TYPE_CHECKING:
-    from clusterctl.commands.serve import Changes, Served
+    from clusterctl.operations.serving import Changes, Served
     from clusterctl.serving.endpoint import ServiceAnswer
 
 
@@ -64,6 +64,20 @@ _Replicas = Annotated[
 ]
 
 
+_DataParallel = Annotated[
+    int | None,
+    typer.Option(
+        "--dp",
+        metavar="N",
+        min=1,
+        help="Data parallel size: vLLM's own copies, for mixtures of experts; default: 1.",
+    ),
+]
+_ExpertParallel = Annotated[
+    bool, typer.Option("--ep", help="Split the experts over all ranks (expert parallel).")
+]
+
+
 @guarded
 def serve(
     model: _Model = None,
@@ -72,6 +86,8 @@ def serve(
     pp: options.PipelineParallel = None,
     replicas: _Replicas = None,
     on: options.On = None,
+    dp: _DataParallel = None,
+    ep: _ExpertParallel = False,
     name: _Name = None,
     port: _Port = None,
     config: options.VllmConfig = None,
@@ -91,7 +107,7 @@ def serve(
     from clusterctl.serving.vllm_flags import parse_arguments
 
     request = read_request(
-        Options(model, tp, pp, name, port, stall_timeout, replicas, on),
+        Options(model, tp, pp, name, port, stall_timeout, replicas, on, {}, dp, ep),
         read_config_file(config) if config else (),
         parse_arguments(arguments or ()),
     )

@@ -26,13 +26,13 @@ from clusterctl.network.pairs import judgement
 from clusterctl.network.pairs.probe import IN_USE, probe_pairs, ray_ports
 from clusterctl.node.documents import config_dir
 from clusterctl.node.files import NodePaths
+from clusterctl.operations.nodes import firewall_stage
 from clusterctl.packages.bundle import open_bundles
-from clusterctl.ray_cluster.node_files import admission, directories_present, files_present
+from clusterctl.ray_cluster.node_files import directories_present, files_present
 from clusterctl.ray_cluster.nodes import container_spec
 from clusterctl.steps.container_engine import ContainerEngine
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.files import OLD_CACHES, PathsAbsent
-from clusterctl.steps.firewall import Firewall, FirewallAbsent
 from clusterctl.steps.gateway_certificate import GatewayCertificate
 from clusterctl.steps.host_proxy import HostProxy
 from clusterctl.steps.host_python import HostPython
@@ -73,19 +73,6 @@ def host_stages(inventory: Inventory, names: tuple[str, ...]) -> tuple[Stage, ..
         Stage("Container engine", names, (ContainerEngine(packages, bundles),)),
         *([Stage("GPUs in containers", names, gpu_access)] if gpu_access else []),
     )
-
-
-def firewall_stage(cluster: Cluster, names: tuple[str, ...]) -> Stage:
-    """Return the stage that comes before the proof of links between hosts: a host that is new in
-    the inventory is proven from hosts that admit it."""
-    inventory = cluster.inventory
-    step: Step = FirewallAbsent(inventory.cluster)
-    if inventory.network.firewall:
-        packages = inventory.packages
-        admitted = admission(inventory, cluster.topology, cluster.survey.facts)
-        bundles = open_bundles(packages.offline, packages.sums)
-        step = Firewall(inventory.cluster, admitted, bundles)
-    return Stage("Firewall", names, (step,))
 
 
 def cluster_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]:

@@ -7,12 +7,9 @@ from dataclasses import dataclass
 
 from clusterctl.engine.events import EventSink
 from clusterctl.inventory.model import Inventory
-from clusterctl.node.documents import DrainedHosts, to_json
+from clusterctl.operations.moving import mark, move
 from clusterctl.planning.draining import ServiceMoves, moves_from, require_known
-from clusterctl.serving.brought_files import carry
-from clusterctl.serving.declaration import read_key
-from clusterctl.serving.rollout import Rollout, as_declared
-from clusterctl.survey.survey import Survey, connected, drained_file, take_survey
+from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
@@ -50,7 +47,7 @@ def drain(
     with connected(inventory.hosts, credentials) as transports:
 
         def look() -> tuple[Survey, DrainPlan]:
-            survey = take_survey(inventory, transports)
+            survey = take_survey(inventory, transports).without_dead()
             require_known(survey, host)
             survey.require_answers()
             return survey, DrainPlan(host, host not in survey.drained, moves_from(survey, host))
@@ -65,13 +62,8 @@ def drain(
             survey, plan = look()
             if plan.lines != shown:  # Another run may have changed services meanwhile
                 agree(plan)
-            _mark(survey, sorted({*survey.drained, host}), lock)
-            key = read_key(inventory, head)
-            for each in plan.moves:
-                for new in each.new:
-                    carry(new.document, inventory.cluster, head, transports[new.layout.hosts[0]])
-                replicas = as_declared(survey, (*each.staying, *each.new))
-                Rollout(survey, replicas, each.leaving, each.members, key, lock, sink).run()
+            mark(survey, sorted({*survey.drained, host}), lock)
+            move(survey, plan.moves, lock, sink)
     return True
 
 
@@ -85,14 +77,5 @@ def undrain(inventory: Inventory, host: str, credentials: Credentials) -> bool:
             require_known(survey, host)
             if host not in survey.drained:
                 return False
-            _mark(survey, [name for name in survey.drained if name != host], lock)
+            mark(survey, [name for name in survey.drained if name != host], lock)
     return True
-
-
-def _mark(survey: Survey, hosts: list[str], lock: ClusterLock) -> None:
-    """Write which hosts are drained, unless the head's file says so already."""
-    if hosts == list(survey.drained):
-        return
-    path = drained_file(survey.inventory.cluster)
-    data = to_json(DrainedHosts(hosts)).encode() if hosts else None
-    lock.replace(path, data, before=survey.head_file(path))

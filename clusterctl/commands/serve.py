@@ -6,83 +6,23 @@ after this run has ended.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-
-from clusterctl.engine.events import EventSink, Note, StageFinished, StageStarted
-from clusterctl.errors import UsageError
+from clusterctl.engine.events import EventSink
 from clusterctl.inventory.model import Inventory
-from clusterctl.models.location import copy_from
-from clusterctl.models.name import Model, resolve
-from clusterctl.network.gate import GateScope, ensure_proven
-from clusterctl.node.files import NodePaths
-from clusterctl.planning.cluster_hardware import measurements
-from clusterctl.planning.report import FitReport
-from clusterctl.planning.reported import (
-    StartOutcome,
-    keep,
-    lessons,
-    measured_file,
-    outcome_of,
-    with_lessons,
+from clusterctl.operations.serving import (
+    Agree,
+    Decision,
+    Served,
+    Wanted,
+    bring_up,
+    decide_again,
+    decide_on,
+    look,
+    prepare,
 )
-from clusterctl.planning.service_plan import ServicePlan, plan_service
-from clusterctl.serving.brought_files import bring, with_brought
-from clusterctl.serving.declaration import read_key
-from clusterctl.serving.notices import noticed
-from clusterctl.serving.proof import Proof, await_gateway
 from clusterctl.serving.request import ServiceRequest
-from clusterctl.serving.rollout import Replica, Rollout, as_declared
-from clusterctl.serving.service import difference, needs_restart
-from clusterctl.survey.survey import Survey, connected, read_reported_state, take_survey
-from clusterctl.transfer.weights.comparison import ComparedWeights, require_same
-from clusterctl.transport.base import Transport
+from clusterctl.survey.survey import connected
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
-
-
-@dataclass(frozen=True)
-class Changes:
-    """The changes that serving would make; no lines if the service already runs like this."""
-
-    lines: tuple[str, ...]
-    restarts: bool  # a running service is stopped and started again
-    notes: tuple[str, ...] = ()
-    fit: FitReport | None = None  # predicted memory and speed
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The result of one survey and its planning."""
-
-    survey: Survey
-    plan: ServicePlan
-    replicas: tuple[Replica, ...]  # with their current declarations
-    changes: Changes
-    # The cluster's new API key; None if it does not change
-    new_key: str | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True)
-class Served:
-    """A service that has answered."""
-
-    plan: ServicePlan
-    proof: Proof  # of the first replica
-    changed: bool
-    proofs: Mapping[str, Proof]  # of each replica, by its name
-    head: str  # the host that the API runs on
-    key_file: str  # path of the API key on that host
-    certificate_file: str  # path of the gateway's certificate there, for clients
-    sudo: bool  # whether reading the key file needs sudo
-    # vLLM's reported memory compared with the prediction; None if one of them is missing
-    outcome: StartOutcome | None = None
-    notices: tuple[str, ...] = ()  # from vLLM's log: why it is slower or answers otherwise
-
-
-# Shows the changes and returns, or raises if the user declines
-Agree = Callable[[Changes], None]
 
 
 def run(
@@ -97,196 +37,20 @@ def run(
 
     Raises UsageError, RequirementsNotMet, DoesNotFit, RayNotFormed, StepFailed, LockHeld.
     """
-    model = resolve(request.model, inventory.models)  # refuses bad names before asking any host
-    request, brought = with_brought(request, inventory.cluster)
+    wanted = Wanted.of(request, inventory)
     with connected(inventory.hosts, credentials) as transports:
-        head = transports[inventory.head.name]
 
         def decide() -> Decision:
-            files = measurements(inventory.cluster)
-            survey = take_survey(inventory, transports, files=files).require_answers()
-            survey.require_supervised_head()
-            key = new_key(
-                inventory, head, request, sorted({one.service for one in survey.services.values()})
-            )
-            plan = plan_service(survey, request, model)
-            replicas = tuple(as_declared(survey, plan.replicas))
-            changes = changes_of(survey, plan, replicas)
-            if key:
-                file = NodePaths(inventory.cluster).api_key
-                line = f"API key: the config file's, kept in {file} (0600)"
-                changes = replace(changes, lines=(*changes.lines, line))
-            return Decision(survey, plan, replicas, changes, key)
+            return decide_on(look(inventory, transports), wanted)
 
         decision = decide()
         agree(decision.changes)
         if not decision.changes.lines:
-            return _bring_up(decision, None, sink)
-        with ClusterLock(head, inventory.cluster, "serve") as lock:
+            return bring_up(decision, None, sink)
+        with ClusterLock(transports[inventory.head.name], inventory.cluster, "serve") as lock:
             decision = decide_again(decision, decide, agree)
-            weights = None
-            used = {host for each in decision.plan.replicas for host in each.layout.hosts}
-            if (
-                decision.changes.lines
-                and len(used) > 1
-                and (decision.plan.members or decision.plan.layout.spans_hosts)
-            ):
-                weights = _compare_weights(decision, model, used, sink)
-            if decision.changes.lines and decision.plan.layout.spans_hosts:
-                # The fabric gate runs if ranks use links that were not proven since the hosts'
-                # containers started.
-                survey = decision.survey
-                scope = GateScope(inventory, survey.topology, transports, survey.facts)
-                ensure_proven(scope.only({inventory.head.name, *used}), sink)
-            if decision.changes.lines:
-                bring(brought, inventory.cluster, transports)
-            served = _bring_up(decision, lock, sink)
+            weights = prepare(decision, sink)
+            served = bring_up(decision, lock, sink)
             if weights:
                 weights.hash_rest()
             return served
-
-
-def new_key(
-    inventory: Inventory, head: Transport, request: ServiceRequest, declared: Collection[str]
-) -> str | None:
-    """Return the config file's key if it differs from the cluster's; else None.
-
-    One key protects all services, and vLLM reads it when it starts. So a new key is accepted only
-    while no service is declared: otherwise clients of other services would be locked out at some
-    later restart, unexpectedly. Raises UsageError then.
-    """
-    key = request.api_key
-    if key is None or key == read_key(inventory, head):
-        return None
-    if declared:
-        raise UsageError(
-            "the api-key in the config file differs from the cluster's key, which "
-            f"{', '.join(declared)} already {'uses' if len(declared) == 1 else 'use'}",
-            host=head.host.name,
-            hint="remove api-key from the file, or first: "
-            + " && ".join(f"clusterctl stop {name}" for name in declared),
-        )
-    return key
-
-
-def decide_again(first: Decision, decide: Callable[[], Decision], agree: Agree) -> Decision:
-    """Decide again under the lock: another run may have taken the port or the GPUs since `first`
-    was decided. Asks the user again only about changes that were not shown yet."""
-    again = decide()
-    if again.changes.lines and again.changes.lines != first.changes.lines:
-        agree(again.changes)
-    return again
-
-
-def _compare_weights(
-    decision: Decision, model: Model, used: Collection[str], sink: EventSink
-) -> ComparedWeights | None:
-    """Compare the model's files on the hosts in `used`; None if there is nothing to compare."""
-    survey, location = decision.survey, decision.plan.location
-    if location is None or location.random_weights:
-        return None
-
-    def fix(source: str) -> str:
-        return copy_from(model, survey.inventory.models, location.path, source)
-
-    hosts = {name: survey.transports[name] for name in survey.transports if name in used}
-    head = survey.inventory.head.name
-    return require_same(location.path, hosts, head=head, fix=fix, sink=sink)
-
-
-def changes_of(survey: Survey, plan: ServicePlan, replicas: Sequence[Replica]) -> Changes:
-    """Return what would change; a replica's lines begin with its name where there are several."""
-    lines: list[str] = []
-    changed: dict[str, list[str]] = {}
-    for each in replicas:
-        new, name = each.planned.document, each.name
-        where = f"{name} on {each.host}" if plan.members else name
-        if each.old is None:
-            lines.append(f"start {where}: {' '.join(new.argv)}")
-        elif each.differs:
-            changed[name] = difference(each.old, new)
-    if len({tuple(each) for each in changed.values()}) == 1 and len(changed) == len(replicas):
-        lines += next(iter(changed.values()))
-    else:
-        lines += [f"{name}: {line}" for name, each in changed.items() for line in each]
-    restarted = [
-        each for each in replicas if each.old and needs_restart(each.old, each.planned.document)
-    ]
-    if restarted and len(replicas) > 1:
-        names = ", ".join(each.name for each in restarted)
-        lines.append(f"restart, one at a time while the others serve: {names}")
-    lines += [
-        f"stop {document.name} on {survey.host_of(document.name)}, after its running requests"
-        for document in plan.surplus
-    ]
-    before = survey.members.get(plan.document.service)
-    if plan.members and plan.members.on != (before.on if before else ""):
-        lines.append(f"hosts of the replicas: {plan.members.on or 'all'}")
-    if plan.members and not lines and plan.members != before:
-        lines.append("gateway: its list of replicas")
-    outage = bool(restarted) and len(replicas) == 1
-    return Changes(tuple(lines), restarts=outage, notes=plan.notes, fit=plan.fit)
-
-
-def _bring_up(decision: Decision, lock: ClusterLock | None, sink: EventSink) -> Served:
-    """Declare the replicas if anything changes (then `lock` is set), wait for them, and prove
-    them."""
-    survey, plan, started = decision.survey, decision.plan, time.monotonic()
-    inventory = survey.inventory
-    head = survey.transports[inventory.head.name]
-    paths = NodePaths(inventory.cluster)
-    key_file = str(paths.api_key)
-    service = plan.document.service
-    title = f"Serve {service}"
-    first = decision.replicas[0]
-    hosts = [each.host for each in decision.replicas]
-    if plan.gateway_url:
-        hosts.append(inventory.head.name)
-    sink(StageStarted(title, tuple(dict.fromkeys(hosts))))
-    for note in plan.notes:
-        sink(Note(note))
-    if decision.new_key and lock:
-        # Not `lock.replace`: that would put the digest of a user-chosen key into arguments.
-        lock.ensure_held()
-        head.put(decision.new_key.encode(), key_file, mode=0o600, sudo=True)
-    key = read_key(inventory, head)
-    rollout = Rollout(
-        survey,
-        decision.replicas,
-        plan.surplus,
-        plan.members,
-        key,
-        lock if decision.changes.lines else None,
-        sink,
-    )
-    proofs = rollout.run()
-    if plan.members and plan.gateway_url:
-        await_gateway(
-            service,
-            plan.members.port,
-            head.host.name,
-            lambda: read_reported_state(inventory, head),
-            sink,
-        )
-    outcome, host = None, survey.transports[first.host]
-    if plan.fit:
-        # Compare the log with the prediction; corrections learned from it are kept on the head.
-        outcome = outcome_of(host, inventory.cluster, first.name, plan.fit.plan)
-    if plan.fit and outcome:
-        kept = measured_file(inventory.cluster)
-        on_hosts = {rank.host for rank in proofs[first.name].ranks}
-        learned = lessons(plan.fit.plan, outcome.reported, inventory.image, on_hosts)
-        keep(head, kept, with_lessons(survey.head_file(kept), learned))
-    sink(StageFinished(title, time.monotonic() - started))
-    return Served(
-        plan=plan,
-        proof=proofs[first.name],
-        changed=bool(decision.changes.lines),
-        proofs=proofs,
-        head=head.host.name,
-        key_file=key_file,
-        certificate_file=str(paths.public_certificate),
-        sudo=survey.facts[head.host.name].user != "root",
-        outcome=outcome,
-        notices=noticed(host, inventory.cluster, first.name),
-    )

@@ -7,19 +7,16 @@ from collections.abc import Mapping, Sequence
 from clusterctl.engine.events import EventSink, Note
 from clusterctl.engine.plan import Plan, PlannedChange
 from clusterctl.engine.step import Change
-from clusterctl.errors import ClusterctlError, UsageError, raise_all
+from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import ServiceDocument, service_of
+from clusterctl.operations.stopping import end
 from clusterctl.serving.declaration import (
-    HostServices,
-    members_file,
     served_at,
-    service_file,
 )
 from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
-from clusterctl.transport.fanout import failures, fan_out
 from clusterctl.transport.lock import ClusterLock
 
 
@@ -77,19 +74,7 @@ def run(inventory: Inventory, name: str, credentials: Credentials, sink: EventSi
             survey, documents = _replicas(inventory, name, transports)
             for note in left_running(survey, name):
                 sink(note)
-
-            def stop(document: ServiceDocument) -> None:
-                host = survey.host_of(document.name)
-                file = survey.answers[host].files.get(
-                    service_file(inventory.cluster, document.name)
-                )
-                HostServices(inventory, transports[host], sink).stop(lock, document, file)
-
-            stopped = fan_out({document.name: document for document in documents}, stop)
-            raise_all([*failures(stopped), *survey.errors.values()])
-            path = members_file(inventory.cluster, name)
-            if survey.head_file(path) is not None:
-                lock.replace(path, None, before=survey.head_file(path))
+            end(survey, name, documents, lock, sink)
 
 
 def _replicas(

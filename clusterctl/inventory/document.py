@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from clusterctl.errors import InventoryError
+from clusterctl.errors import ClusterctlError, InventoryError
 
 # Bytes; enough for 2000 hosts without anchors. PyYAML reads about 250 KiB/s.
 LARGEST_FILE = 512 * 1024
@@ -26,7 +26,26 @@ DEEPEST = 20  # Levels; an inventory has 5
 
 _CORE = "tag:yaml.org,2002:"
 _MERGE = _CORE + "merge"
-_NAME_A_FILE = "name the file: clusterctl -i FILE ...   (how to write one: docs/inventory.md)"
+
+
+@dataclass(frozen=True)
+class FileKind:
+    """What a file is, for messages about it."""
+
+    name: str
+    error: type[ClusterctlError]
+    which: str  # How the user names another file
+    again: str  # How the user tries an edited file, `{path}`
+    page: str  # Of the documentation
+
+
+INVENTORY = FileKind(
+    "the inventory",
+    InventoryError,
+    "name the file: clusterctl -i FILE ...   (how to write one: docs/inventory.md)",
+    "edit it, then: clusterctl check {path}   (every key: docs/inventory.md)",
+    "docs/inventory.md",
+)
 
 # Path of keys and indexes to a value: ("hosts", "gpu1", "gpus", 0).
 Trail = tuple[str | int, ...]
@@ -91,34 +110,32 @@ def dotted(trail: Iterable[str | int]) -> str:
     return text
 
 
-def read(path: Path) -> Document:
+def read(path: Path, kind: FileKind = INVENTORY) -> Document:
     """Read a YAML file as plain data with positions. Problems of single values are in the document.
 
-    Raises InventoryError if the file cannot be read, is not UTF-8 or YAML, or is empty.
+    Raises the kind's error if the file cannot be read, is not UTF-8 or YAML, or is empty.
     """
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             what = "a directory" if stat.S_ISDIR(mode) else "not a file"
-            raise InventoryError(f"the inventory {path} is {what}", hint=_NAME_A_FILE)
+            raise kind.error(f"{kind.name} {path} is {what}", hint=kind.which)
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise InventoryError(
-            f"the inventory {path} cannot be read: {reason}", hint=_NAME_A_FILE
-        ) from error
+        raise kind.error(f"{kind.name} {path} cannot be read: {reason}", hint=kind.which) from error
     if len(content) > LARGEST_FILE:
-        raise InventoryError(
-            f"the inventory {path} is larger than {LARGEST_FILE // 1024} KiB",
-            hint="use anchors and `<<` for what many hosts share: docs/inventory.md",
+        raise kind.error(
+            f"{kind.name} {path} is larger than {LARGEST_FILE // 1024} KiB",
+            hint=f"use anchors and `<<` for what many entries share: {kind.page}",
         )
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         where = _after(content[: error.start].decode("utf-8-sig"))
         problem = Problem(where, "not UTF-8 text; save the file as UTF-8")
-        raise file_error(path, [problem]) from None
+        raise file_error(kind, path, [problem]) from None
     builder = _Builder()
     document = builder.document
     try:
@@ -126,28 +143,30 @@ def read(path: Path) -> Document:
         if root is not None:
             document.data = builder.value(root, ())
     except yaml.YAMLError as error:
-        raise file_error(path, [_from_yaml(error, text)]) from None
+        raise file_error(kind, path, [_from_yaml(error, text)]) from None
     except RecursionError:
-        raise file_error(path, [Problem(Position(), "values are nested too deeply")]) from None
+        raise file_error(
+            kind, path, [Problem(Position(), "values are nested too deeply")]
+        ) from None
     except (ValueError, OverflowError) as error:
         problem = Problem(Position(), f"an invalid number or escape: {error}")
-        raise file_error(path, [problem]) from None
+        raise file_error(kind, path, [problem]) from None
     except _TooMany as error:
         problem = Problem(error.args[0], "aliases expand to too many values")
-        raise file_error(path, [problem]) from None
+        raise file_error(kind, path, [problem]) from None
     if document.data is None and not document.problems:
-        raise file_error(path, [Problem(Position(), "the file is empty")])
+        raise file_error(kind, path, [Problem(Position(), "the file is empty")])
     return document
 
 
-def file_error(path: Path, problems: Iterable[Problem]) -> InventoryError:
+def file_error(kind: FileKind, path: Path, problems: Iterable[Problem]) -> ClusterctlError:
     """Return an error with a line for each problem, in the order of the file."""
     lines = [f"{path}:{p.position.line}:{p.position.column}: {p.text}" for p in sorted(problems)]
     count = "a problem" if len(lines) == 1 else f"{len(lines)} problems"
-    return InventoryError(
-        f"the inventory {path} has {count}",
+    return kind.error(
+        f"{kind.name} {path} has {count}",
         detail="\n".join(lines),
-        hint=f"edit it, then: clusterctl check {path}   (every key: docs/inventory.md)",
+        hint=kind.again.format(path=path),
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from clusterctl.inventory.document import Document, Trail, dotted, file_error, read
+from clusterctl.inventory.document import INVENTORY, Document, Trail, dotted, file_error, read
 from clusterctl.inventory.model import Inventory, Ssh
 from clusterctl.inventory.values import did_you_mean, shown, value_problem
 
@@ -39,8 +39,13 @@ def load(path: Path) -> Inventory:
     elif not document.problems:
         document.report(document.at(()), "an inventory is a mapping: cluster, image, hosts")
     if document.problems or inventory is None:
-        raise file_error(path, document.problems)
+        raise file_error(INVENTORY, path, document.problems)
     return inventory
+
+
+def line_of(inventory: Inventory, host: str) -> int:
+    """Return the line of the inventory's file on which the host begins."""
+    return read(inventory.source).at_key(("hosts", host)).line
 
 
 def _validated(document: Document, data: Mapping[str, Any], path: Path) -> Inventory | None:
@@ -148,29 +153,32 @@ def _shaped(document: Document, data: Mapping[str, Any], hosts: _Hosts) -> dict[
     """Return the data for the pydantic classes, without parts whose problems are reported
     already."""
 
-    def with_texts(owner: Mapping[str, Any], trail: Trail) -> dict[str, Any]:
-        """Keep numbers in environments and labels as their original text: 1.10 stays 1.10."""
-        result = dict(owner)
-        for key in ("env", "labels"):
-            values = owner.get(key)
-            if isinstance(values, dict):
-                result[key] = {
-                    name: document.texts.get((*trail, key, name), value)
-                    if isinstance(value, int | float) and not isinstance(value, bool)
-                    else value
-                    for name, value in values.items()
-                }
-        return result
-
     own = {k: v for k, v in data.items() if not k.startswith(EXTENSION) and k != "source"}
-    shaped = with_texts(own, ())
+    shaped = with_texts(document, own, ())
     if "hosts" in shaped:
         shaped["hosts"] = [
-            {**with_texts(host, ("hosts", name)), "name": name} for name, host in hosts.items()
+            {**with_texts(document, host, ("hosts", name)), "name": name}
+            for name, host in hosts.items()
         ]
         if len(hosts) == 1:
             shaped["hosts"][0].setdefault("role", "head")
     return shaped
+
+
+def with_texts(document: Document, owner: Mapping[str, Any], trail: Trail) -> dict[str, Any]:
+    """Return `owner`, with the original text of numbers in its environment and labels: 1.10 stays
+    1.10."""
+    result = dict(owner)
+    for key in ("env", "labels"):
+        values = owner.get(key)
+        if isinstance(values, dict):
+            result[key] = {
+                name: document.texts.get((*trail, key, name), value)
+                if isinstance(value, int | float) and not isinstance(value, bool)
+                else value
+                for name, value in values.items()
+            }
+    return result
 
 
 def _report(document: Document, error: Mapping[str, Any], names: list[str]) -> None:
@@ -178,23 +186,30 @@ def _report(document: Document, error: Mapping[str, Any], names: list[str]) -> N
     trail: Trail = error["loc"]
     if len(trail) > 1 and trail[0] == "hosts":  # pydantic has the host's index, the file its name
         trail = ("hosts", names[int(trail[1])], *trail[2:])
+    if len(trail) == 3 and trail[0] == "hosts" and trail[2] == "name":  # Its key in the file
+        problem = value_problem(error, shown(error["input"], document.texts.get(trail)))
+        document.report(document.at_key(trail[:-1]), f"the host name {problem}")
+    elif trail != ("hosts",) or error["type"] == "missing":
+        report_problem(document, error, trail, Inventory)
+
+
+def report_problem(
+    document: Document, error: Mapping[str, Any], trail: Trail, root: type[BaseModel]
+) -> None:
+    """Report one of pydantic's errors about `root` at `trail`, its place in the file."""
     if error["input"] is None:
         return  # `read` has reported values that are missing or unreadable
     if trail and trail[-1] == "[key]":
         problem = value_problem(error, shown(trail[-2]))
         document.report(document.at_key(trail[:-1]), f"`{dotted(trail[:-1])}`: {problem}")
     elif error["type"] == "extra_forbidden":
-        document.report(document.at_key(trail), _unknown(trail))
+        document.report(document.at_key(trail), _unknown(trail, root))
     elif error["type"] == "missing":
         if trail not in document.keys:
             document.report(document.at_key(trail[:-1]), f"`{dotted(trail)}` is missing")
-    elif trail != ("hosts",):
+    else:
         problem = value_problem(error, shown(error["input"], document.texts.get(trail)))
-        name_is_key = len(trail) == 3 and trail[0] == "hosts" and trail[2] == "name"
-        if name_is_key:
-            document.report(document.at_key(trail[:-1]), f"the host name {problem}")
-        else:
-            document.report(document.at(trail), f"`{dotted(trail)}` {problem}")
+        document.report(document.at(trail), f"`{dotted(trail)}` {problem}")
 
 
 # Keys that people write under `ssh`, and the variables that clusterctl reads instead.
@@ -205,9 +220,9 @@ _SECRETS = {
 }
 
 
-def _unknown(trail: Trail) -> str:
+def _unknown(trail: Trail, root: type[BaseModel]) -> str:
     """Describe an unknown key, with the nearest known one or the section that has it."""
-    owner: type[BaseModel] = Inventory
+    owner = root
     for part in trail[:-1]:
         field = owner.model_fields.get(str(part)) if isinstance(part, str) else None
         owner = (_model_of(field.annotation) if field else None) or owner

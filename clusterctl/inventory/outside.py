@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.inventory.document import Problem, file_error, read
+from clusterctl.inventory.document import INVENTORY, Problem, file_error, read
 from clusterctl.inventory.model import Inventory
 
 LARGEST_CA_FILE = 1 << 20  # Bytes; all CAs of a browser take a quarter of it
@@ -87,7 +87,9 @@ def _certificates(inventory: Inventory) -> tuple[Certificate, ...]:
     else:
         return found
     position = read(inventory.source).at(("packages", "ca"))
-    raise file_error(inventory.source, [Problem(position, f"`packages.ca`: {path} {problem}")])
+    raise file_error(
+        INVENTORY, inventory.source, [Problem(position, f"`packages.ca`: {path} {problem}")]
+    )
 
 
 def parse_certificates(text: str, now: float) -> tuple[Certificate, ...]:

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic import BaseModel
+
 from clusterctl.inventory.load import EXTENSION
 from clusterctl.inventory.model import MOST_GPUS, Inventory
 from clusterctl.inventory.unsafe import DANGEROUS
@@ -25,7 +27,19 @@ _Schema = dict[str, Any]
 
 def schema() -> _Schema:
     """Return the schema as plain data."""
-    root = Inventory.model_json_schema()
+    root = readable(Inventory)
+    _as_in_the_file(root)
+    return {
+        "$schema": DRAFT,
+        "title": "clusterctl inventory",
+        **root,
+        "description": "The hosts of a cluster and how to reach them; every key: docs/inventory.md",
+    }
+
+
+def readable(model: type[BaseModel]) -> _Schema:
+    """Return pydantic's schema of the model, without what does not help readers of a file."""
+    root = model.model_json_schema()
     for part in _parts(root):
         # Titles, nulls and defaults of whole sections do not help readers.
         if isinstance(part.get("title"), str):
@@ -45,13 +59,7 @@ def schema() -> _Schema:
             part.update(choices[0])
         elif choices:
             part["anyOf"] = choices
-    _as_in_the_file(root)
-    return {
-        "$schema": DRAFT,
-        "title": "clusterctl inventory",
-        **root,
-        "description": "The hosts of a cluster and how to reach them; every key: docs/inventory.md",
-    }
+    return root
 
 
 def render() -> str:

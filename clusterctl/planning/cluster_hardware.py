@@ -12,7 +12,7 @@ from clusterctl.accelerators.protocol import Accelerator
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.containers.driver import ContainerDriver
 from clusterctl.containers.drivers import driver_for
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.errors import ClusterctlError, RequirementsNotMet, UsageError
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
@@ -27,8 +27,6 @@ from clusterctl.planning.speed import SOCKET_LATENCY, LinkSpeed
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.survey.survey import Survey
 from clusterctl.units import MIB
-
-ANY_HOST = "*"  # `--on` that ends an earlier choice of hosts
 
 
 @dataclass(frozen=True)
@@ -205,10 +203,16 @@ def gpus_held(
     return HeldGpus([HostGpus(*each) for each in free.items()], tuple(holders))
 
 
-def hosts_on(inventory: Inventory, on: str) -> tuple[str, ...]:
-    """Return the hosts that `--on` selects; all for an empty one. Raises UsageError."""
-    chosen = select(inventory, on, "--on") if on else inventory.hosts
-    return tuple(host.name for host in chosen)
+def hosts_on(survey: Survey, on: str) -> tuple[str, ...]:
+    """Return the hosts that `--on` selects, without dead ones; all for an empty one. Raises
+    UsageError, and RequirementsNotMet if all of them are dead."""
+    inventory, dead = survey.inventory, survey.left_out
+    every = inventory.model_copy(update={"hosts": (*inventory.hosts, *dead.values())})
+    chosen = select(every, on, "--on") if on else inventory.hosts
+    found = tuple(host.name for host in chosen if host.name not in dead)
+    if not found:
+        raise RequirementsNotMet(f"no host of --on {on} answers", hint="clusterctl status")
+    return found
 
 
 def only_on(held: HeldGpus, hosts: Collection[str], on: str) -> HeldGpus:

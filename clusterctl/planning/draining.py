@@ -8,14 +8,13 @@ from itertools import count
 
 from clusterctl.errors import RequirementsNotMet, UsageError, raise_all
 from clusterctl.node.documents import (
-    Member,
     MembersDocument,
     ServiceDocument,
     replica_name,
 )
 from clusterctl.planning.cluster_hardware import gpus_held, hosts_on, without_drained
 from clusterctl.planning.replicas import Seats, seat_replicas, sites_of_unknown_gpus
-from clusterctl.planning.service_plan import replica_layout
+from clusterctl.planning.service_plan import members_of, replica_layout
 from clusterctl.serving.arguments import UNDECIDED
 from clusterctl.serving.service import PlannedService, fingerprint, replica_port
 from clusterctl.survey.survey import Survey
@@ -29,6 +28,7 @@ class ServiceMoves:
     staying: tuple[PlannedService, ...]
     new: tuple[PlannedService, ...]  # In place of those that leave
     leaving: tuple[ServiceDocument, ...]
+    lost: tuple[str, ...]  # Replicas of the host, if it is dead: nothing of them is left to stop
     members: MembersDocument  # In the end
 
     @property
@@ -37,9 +37,12 @@ class ServiceMoves:
             f"{self.service}: start {each.document.name} on {each.layout.hosts[0]}"
             for each in self.new
         ]
-        names = ", ".join(document.name for document in self.leaving)
-        found.append(f"{self.service}: stop {names}, after the running requests")
-        lost = len(self.leaving) - len(self.new)
+        if self.leaving:
+            names = ", ".join(document.name for document in self.leaving)
+            found.append(f"{self.service}: stop {names}, after the running requests")
+        if self.lost:
+            found.append(f"{self.service}: give up {', '.join(self.lost)}, whose host is dead")
+        lost = len(self.leaving) + len(self.lost) - len(self.new)
         if lost:
             left, on = len(self.staying) + len(self.new), self.members.on
             found.append(
@@ -57,11 +60,17 @@ class ServiceMoves:
 def moves_from(survey: Survey, host: str) -> list[ServiceMoves]:
     """Return what to do with each service that has replicas on `host`, so that it has none.
 
-    Raises RequirementsNotMet for services that cannot be moved: those without replicas, whose hosts
-    Ray chose.
+    The host may be one that is left out as dead. Raises RequirementsNotMet for services that cannot
+    be moved: those without replicas, whose hosts Ray chose.
     """
-    node_ip = survey.topology.node(host).node_ip
-    services: dict[str, list[ServiceDocument]] = {}
+    in_ray = {node.name: node.node_ip for node in survey.require_supervised_head().nodes}
+    dead = host in survey.left_out
+    node_ip = in_ray.get(host, "") if dead else survey.topology.node(host).node_ip
+    services: dict[str, list[ServiceDocument]] = {
+        service: []
+        for service, known in survey.members.items()
+        if dead and any(member.host == host for member in known.members)
+    }
     stuck = []
     for document in survey.services.values():
         ranks = survey.reported[document.name].ranks if document.name in survey.reported else []
@@ -93,19 +102,25 @@ def moves_from(survey: Survey, host: str) -> list[ServiceMoves]:
     found = []
     for service, leaving in sorted(services.items()):
         staying = [one for one in survey.replicas(service) if one not in leaving]
-        first = leaving[0]
-        sizes = (first.tensor_parallel, first.pipeline_parallel)
+        away = survey.lost_members(service)
+        lost = [member for member in away if member.host == host]
         known = survey.members.get(service)
-        allowed = hosts_on(survey.inventory, known.on if known else "")
+        new: list[PlannedService] = []
+        first = next(iter((*leaving, *staying)), None)
+        if first is None:  # What it was asked to be is lost with the host
+            assert known  # noqa: S101 - its members are on the host
+            members = replace(known, members=[each for each in away if each not in lost])
+            names = tuple(replica_name(service, member.replica) for member in lost)
+            found.append(ServiceMoves(service, (), (), (), names, members))
+            continue
+        sizes = (first.tensor_parallel, first.pipeline_parallel)
+        number_of_new = len(leaving) + len(lost)
+        allowed = hosts_on(survey, known.on if known else "")
         there = [each for each in free if each.host in allowed]
-        seats = seat_replicas(sites_of_unknown_gpus(there), sizes, (), len(leaving))
-        numbers = (
-            number
-            for number in count(1)
-            if number not in {document.replica for document in (*staying, *leaving)}
-        )
+        seats = seat_replicas(sites_of_unknown_gpus(there), sizes, (), number_of_new)
+        in_use = {each.replica for each in (*staying, *leaving)} | {each.replica for each in away}
+        numbers = (number for number in count(1) if number not in in_use)
         public = known.port if known else first.port
-        new = []
         for number, hosts in zip(numbers, seats, strict=False):
             ports = {public, *(port for name, port in taken if name == hosts[0])}
             port = replica_port(ports, survey.facts[hosts[0]].listening_ports)
@@ -124,23 +139,12 @@ def moves_from(survey: Survey, host: str) -> list[ServiceMoves]:
                 staying=tuple(kept),
                 new=tuple(new),
                 leaving=tuple(leaving),
+                lost=tuple(replica_name(service, member.replica) for member in lost),
                 members=MembersDocument(
                     service=service,
                     served_names=known.served_names if known else [first.served_name],
                     port=public,
-                    members=[
-                        Member(
-                            each.document.replica,
-                            each.layout.hosts[0],
-                            each.document.host,
-                            each.document.port,
-                        )
-                        for each in sorted(
-                            (*kept, *new), key=lambda planned: planned.document.replica
-                        )
-                        # One that Ray placed is reached at the service's own port.
-                        if each.document.node_ips
-                    ],
+                    members=members_of((*kept, *new), [one for one in away if one not in lost]),
                     stall_timeout=first.stall_timeout,
                     listen=known.listen if known else "",
                     on=known.on if known else "",
@@ -153,7 +157,7 @@ def moves_from(survey: Survey, host: str) -> list[ServiceMoves]:
 def require_known(survey: Survey, host: str) -> None:
     """Raise UsageError unless the inventory has the host."""
     names = [each.name for each in survey.inventory.hosts]
-    if host not in names:
+    if host not in {*names, *survey.left_out}:
         raise UsageError(
             f"no host named {host} in {survey.inventory.file}", hint=f"hosts: {', '.join(names)}"
         )

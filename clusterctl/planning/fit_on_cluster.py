@@ -18,7 +18,6 @@ from clusterctl.models.probe import ModelDirectory, look_for
 from clusterctl.models.version import parse_version
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.planning.cluster_hardware import (
-    ANY_HOST,
     HeldGpus,
     gpus_held,
     gpus_of,
@@ -47,6 +46,7 @@ from clusterctl.planning.placement import HostGpus
 from clusterctl.planning.planner import request_for
 from clusterctl.planning.report import FitReport, Hardware, PlanRequest
 from clusterctl.ray_cluster.nodes import container_name
+from clusterctl.serving.request import ANY_HOST
 from clusterctl.serving.service import document_name, served_names
 from clusterctl.survey.survey import Survey
 from clusterctl.transport.base import Transport
@@ -98,7 +98,7 @@ def hardware_for_fit(
         as_if_free = not any(host.free for host in now.free)
         held = replace(held, holders=now.holders) if as_if_free else now
     on = "" if asked.on == ANY_HOST else asked.on or ""
-    held = only_on(without_drained(held, survey.drained), hosts_on(inventory, on), on)
+    held = only_on(without_drained(held, survey.drained), hosts_on(survey, on), on)
     tag = inventory.image if parse_version(inventory.image) else None
     version = asked.vllm or (state.vllm_version if state else "") or tag
     hardware = replace(hardware_of(survey, held, version, model), as_if_free=as_if_free)

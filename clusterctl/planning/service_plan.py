@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from clusterctl.accelerators.registry import accelerator_named
-from clusterctl.errors import UsageError, raise_all
+from clusterctl.errors import RayNotFormed, UsageError, raise_all
 from clusterctl.facts.network_requirements import public_ips
 from clusterctl.models.location import ModelLocation, locate
 from clusterctl.models.name import Model
@@ -18,7 +18,6 @@ from clusterctl.node.documents import Member, MembersDocument, ServiceDocument, 
 from clusterctl.node.gateway_config import LOOPBACK
 from clusterctl.node.rank_placement import NODE_IPS
 from clusterctl.planning.cluster_hardware import (
-    ANY_HOST,
     gpus_held,
     gpus_of,
     hardware_of,
@@ -41,7 +40,7 @@ from clusterctl.planning.rules import rules_for
 from clusterctl.ray_cluster.topology import base_url, head_address, reached_at
 from clusterctl.serving.arguments import UNDECIDED, Launch, Layout
 from clusterctl.serving.endpoint import ServiceEndpoint
-from clusterctl.serving.request import ServiceRequest
+from clusterctl.serving.request import ANY_HOST, ServiceRequest
 from clusterctl.serving.service import (
     PlannedService,
     build_service,
@@ -78,9 +77,16 @@ class ServicePlan(PlannedService):
         return (self, *self.others)
 
 
-def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> ServicePlan:
+def plan_service(
+    survey: Survey,
+    request: ServiceRequest,
+    model: Model,
+    leaving: Sequence[ServiceDocument] = (),
+) -> ServicePlan:
     """Decide everything about the service. Every host must have answered the survey. Raises
     UsageError, RequirementsNotMet, DoesNotFit, RayNotFormed.
+
+    `leaving`: services and replicas that will have stopped by then, whose GPUs count as free.
     """
     inventory, answers, declared = survey.inventory, survey.answers, survey.services
     state = require_formed(survey)
@@ -91,7 +97,7 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
     known = survey.members.get(name)
     asked_on = known.on if known and request.on is None else request.on or ""
     request = replace(request, on="" if asked_on == ANY_HOST else asked_on)
-    hosts = hosts_on(inventory, request.on or "")
+    hosts = hosts_on(survey, request.on or "")
     # None for a Hub id that none of these hosts has
     location: ModelLocation | None = None
     transports = {host: survey.transports[host] for host in hosts}
@@ -135,7 +141,7 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
         random_weights=bool(location and location.random_weights),
     )
     build_service(launch)  # first of all, refuse flags that this vLLM lacks
-    held = gpus_held(topology, state.nodes, survey.reported, declared, own)
+    held = gpus_held(topology, state.nodes, survey.reported, declared, [*own, *leaving])
     held = only_on(without_drained(held, survey.drained), hosts, request.on or "")
     try:
         named = model.hub_id or model.served_name
@@ -151,6 +157,7 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
         node_ips = [topology.node(host).node_ip for host in forecast.places]
         env |= {NODE_IPS: ",".join(node_ips)}
     notes = [
+        *(f"{host} has left Ray: planned without it" for host in sorted(survey.left_out)),
         f"TP {layout.tensor_parallel}, PP {layout.pipeline_parallel}: {layout.reason}",
         *layout.notes,
     ]
@@ -167,11 +174,28 @@ def plan_service(survey: Survey, request: ServiceRequest, model: Model) -> Servi
         notes=(*notes, *forecast.notes),
         fit=forecast.report,
     )
-    # The list of members may be lost, with a directory that was deleted on the head.
-    has_replicas = known is not None or any(document.node_ips for document in own)
-    if not has_replicas and request.replicas in (None, 1) and not request.on:
+    if _placed_by_ray(survey, request, name, layout):
         return one
     return with_replicas(one, replace(launch, layout=layout), survey, hardware, forecast)
+
+
+def _placed_by_ray(survey: Survey, request: ServiceRequest, name: str, layout: Layout) -> bool:
+    """Whether Ray chooses the hosts: of a service that was never asked for replicas. Raises
+    RayNotFormed for copies of vLLM's own while a host is dead."""
+    own = survey.replicas(name)
+    # The list of members may be lost, with a directory that was deleted on the head.
+    if name in survey.members or any(document.node_ips for document in own) or request.on:
+        return False
+    if request.replicas is not None and not (own and request.replicas == 1):
+        return False
+    if survey.left_out and layout.data_parallel > 1:
+        raise RayNotFormed(
+            "vLLM's own copies need every host, and it does not answer",
+            host=min(survey.left_out),
+            hint="clusterctl status",
+        )
+    # What Ray places waits for all hosts of the inventory; a replica needs only its own.
+    return not survey.left_out
 
 
 def with_replicas(
@@ -189,10 +213,11 @@ def with_replicas(
     topology, service, asked = survey.topology, plan.document.name, launch.request.replicas
     own, known = survey.replicas(service), survey.members.get(service)
     sizes = (launch.layout.tensor_parallel, launch.layout.pipeline_parallel)
-    hosts = {node.node_ip: node.host for node in topology.nodes}
     on = launch.request.on or ""
-    kept = kept_seats(survey, own, sizes, hosts_on(survey.inventory, on))
-    wanted = max(len(own), 1) if asked is None else None if asked == "max" else asked
+    kept = kept_seats(survey, own, sizes, hosts_on(survey, on))
+    lost = survey.lost_members(service)
+    before = len(known.members) if known else len(own)
+    wanted = max(before, 1) if asked is None else None if asked == "max" else asked
     for replica in sorted(kept)[wanted:] if wanted is not None else ():
         del kept[replica]
     request = forecast.request
@@ -205,8 +230,12 @@ def with_replicas(
         fits=(lambda placement: fits_on(request, placement)) if request else lambda _: True,
     )
     width = sizes[0] * sizes[1]
-    require_replicas(service, wanted or 1, len(kept) + len(new), width)
-    in_use = {document.replica for document in own}
+    possible = len(kept) + len(new)
+    # Where there is no room for replicas of a dead host, they stay members, until it is back.
+    waiting = lost if wanted is None else lost[: max(0, wanted - possible)]
+    if not possible or possible + len(waiting) < (wanted or 1):
+        require_replicas(service, wanted or 1, possible, width)
+    in_use = {each.replica for each in own} | {each.replica for each in lost}
     numbers = (number for number in count(1) if number not in in_use)
     seated = sorted({**kept, **dict(zip(numbers, new, strict=False))}.items())
     public = launch.api_port
@@ -236,19 +265,18 @@ def with_replicas(
                 document=document, layout=layout, head_address=first.node_ip, chat=plan.chat
             )
         )
-    documents = [replica.document for replica in replicas]
     members = MembersDocument(
         service=service,
         served_names=list(launch.served_names),
         port=public,
-        members=[
-            Member(one.replica, hosts[one.node_ips[0]], one.host, one.port) for one in documents
-        ],
+        members=members_of(replicas, waiting),
         stall_timeout=plan.document.stall_timeout,
         listen=listen if listen != topology.head.node_ip else "",
         on=on,
     )
     notes = plan.notes
+    if waiting:
+        notes = (_waiting_note(waiting, possible), *notes)
     door, trust = gateway_door(survey, members, plan.head_address)
     if not door:
         notes = ("this image has no gateway: clients use the replicas' own addresses", *notes)
@@ -283,6 +311,23 @@ def gateway_door(survey: Survey, members: MembersDocument, head_address: str) ->
     made = tls and not survey.inventory.gateway.certificate
     url = base_url(reached_at(listens, head_address), members.port, tls=tls)
     return url, f"{survey.inventory.cluster}.crt" if made else ""
+
+
+def members_of(planned: Sequence[PlannedService], away: Sequence[Member]) -> list[Member]:
+    """Return the replicas as members, with those of dead hosts, by number. One that Ray placed is
+    reached at the service's own port, and is none."""
+    found = [
+        Member(one.document.replica, one.layout.hosts[0], one.document.host, one.document.port)
+        for one in planned
+        if one.document.node_ips
+    ]
+    return sorted([*away, *found], key=lambda member: member.replica)
+
+
+def _waiting_note(waiting: Sequence[Member], possible: int) -> str:
+    away = ", ".join(sorted({member.host for member in waiting}))
+    count = f"{len(waiting)} of {possible + len(waiting)}"
+    return f"no room for {count} replicas until {away} is back"
 
 
 def kept_seats(

@@ -18,6 +18,7 @@ from clusterctl.serving.release_flags import (
 )
 from clusterctl.serving.request import ServiceRequest
 from clusterctl.serving.vllm_flags import (
+    EXPERT_PARALLEL,
     TRUST,
     Argument,
     drop_idle_negations,
@@ -154,8 +155,20 @@ def serve_arguments(launch: Launch) -> tuple[Argument, ...]:
     # named, config/parallel.py): otherwise Ray counts its GPU as free and assigns it again.
     flags.append(Argument("distributed-executor-backend", ("ray",)))
     arguments = drop_idle_negations(lay_over(flags, engine_arguments(launch)))
-    raise_all([*refused_flags(arguments, launch.version), *_undecided_trust(launch)])
+    refused = [*_undecided_trust(launch), *_no_experts(launch, arguments)]
+    raise_all([*refused_flags(arguments, launch.version), *refused])
     return arguments
+
+
+def _no_experts(launch: Launch, arguments: Iterable[Argument]) -> Iterator[UsageError]:
+    """Yield an error if experts are to be split that the model does not have, which vLLM refuses
+    once it loads."""
+    split = any(one.name == EXPERT_PARALLEL and not one.negated for one in arguments)
+    if split and launch.shape and not any(layer.experts for layer in launch.shape.layers):
+        yield UsageError(
+            f"{launch.request.model} is not a mixture of experts, so --ep has nothing to split",
+            hint="leave --ep out",
+        )
 
 
 def _undecided_trust(launch: Launch) -> Iterator[UsageError]:

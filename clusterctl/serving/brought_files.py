@@ -42,9 +42,10 @@ def directory(cluster: str) -> str:
 
 
 def with_brought(
-    request: ServiceRequest, cluster: str
+    request: ServiceRequest, cluster: str, base: Path = Path()
 ) -> tuple[ServiceRequest, tuple[BroughtFile, ...]]:
-    """Return the request with the paths that its files get on the hosts, and these files.
+    """Return the request with the paths that its files get on the hosts, and these files. Relative
+    paths start at `base`.
 
     Raises UsageError for every file that is missing, cannot be read or is too large.
     """
@@ -58,7 +59,7 @@ def with_brought(
         if argument.key == "chat-template" and _TEMPLATE.search(text):
             return argument
         try:
-            file = _read(Path(text).expanduser(), argument, cluster)
+            file = _read(base / Path(text).expanduser(), argument, cluster)
         except UsageError as problem:
             problems.append(problem)
             return argument

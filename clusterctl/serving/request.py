@@ -4,17 +4,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from clusterctl.errors import ClusterctlError, UsageError, raise_all
 from clusterctl.serving.release_flags import is_vllm_flag
-from clusterctl.serving.vllm_flags import Argument, last_value, lay_over, without
+from clusterctl.serving.vllm_flags import (
+    EXPERT_PARALLEL,
+    Argument,
+    last_value,
+    lay_over,
+    without,
+)
 
-_NAME = re.compile(r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")
+SERVICE_NAME = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 
 _KEY = re.compile(r"^[!-~]+\Z")
+
+ANY_HOST = "*"  # `--on` that ends an earlier choice of hosts
 
 # Names of logs (`ray.log`), of files on the node, of a subject in its ledger and of targets of
 # `tunnel`
@@ -68,6 +76,9 @@ class Options:
     stall_timeout: float | None = None
     replicas: str | None = None  # A number, or `max`
     on: str | None = None  # Hosts, as `inventory.select` reads them
+    env: Mapping[str, str] = field(default_factory=dict)
+    data_parallel: int | None = None
+    expert_parallel: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +100,8 @@ class ServiceRequest:
     # None: as many as there are now, or one for a new service
     replicas: int | Literal["max"] | None = None
     on: str | None = None  # Hosts that may have ranks; None: as before, or all
+    # Variables of vLLM's processes on all hosts, besides those of the inventory
+    env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def random_weights(self) -> bool:
@@ -157,13 +170,17 @@ def read_request(
         ),
         tensor_parallel=number(options.tensor_parallel, "--tp", "tensor-parallel-size"),
         pipeline_parallel=number(options.pipeline_parallel, "--pp", "pipeline-parallel-size"),
-        data_parallel=number(None, "--data-parallel-size", "data-parallel-size") or 1,
+        data_parallel=number(options.data_parallel, "--dp", "data-parallel-size") or 1,
         host=last_value(merged, "host"),
         port=number(options.port, "--port", "port", 65535),
-        given=without(merged, _SERVICE_FLAGS),
+        given=lay_over(
+            [Argument(EXPERT_PARALLEL)] if options.expert_parallel else [],
+            without(merged, _SERVICE_FLAGS),
+        ),
         api_key=keys[-1] if keys else None,
         stall_timeout=options.stall_timeout,
         on=options.on,
+        env=options.env,
     )
     request = replace(request, replicas=_replicas(options.replicas, request, fail))
     raise_all(problems)
@@ -173,15 +190,15 @@ def read_request(
 def _replicas(
     given: str | None, request: ServiceRequest, fail: Callable[..., None]
 ) -> int | Literal["max"] | None:
-    if request.on is not None and request.data_parallel > 1:
+    if request.on not in (None, ANY_HOST) and request.data_parallel > 1:
         fail(
-            "--on cannot be combined with --data-parallel-size, whose ranks Ray places",
+            "--on cannot be combined with --dp, whose ranks Ray places",
             "--replicas N instead: each on GPUs of these hosts",
         )
     if given is None:
         return None
     if request.data_parallel > 1:
-        fail("--replicas and --data-parallel-size are two ways to have replicas", "give only one")
+        fail("--replicas and --dp are two ways to have copies of a model", "give only one")
     if given == "max":
         return "max"
     if given.isdecimal() and int(given) > 0:
@@ -214,7 +231,7 @@ def _abbreviated(key: str) -> str | None:
 
 def is_service_name(name: str) -> bool:
     """Return whether `name` can be a service's name, which is also a file name on the head."""
-    return bool(_NAME.match(name)) and ".." not in name
+    return bool(re.match(SERVICE_NAME, name)) and ".." not in name
 
 
 def service_name(served_name: str) -> str:

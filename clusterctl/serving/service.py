@@ -98,7 +98,7 @@ def build_service(
     if launch.model_argument.startswith("/"):
         # With the weights on disk, no rank must contact the Hub.
         environment["HF_HUB_OFFLINE"] = "1"
-    environment |= env or {}
+    environment |= {**(env or {}), **launch.request.env}
     try:
         given = last_value(parse_arguments(argv[3:]), "shutdown-timeout")
         shutdown = float(given or deadlines.SHUTDOWN)

@@ -57,6 +57,8 @@ ON_BY_DEFAULT = frozenset(
 
 COMMAND_LINE = "command line"
 
+EXPERT_PARALLEL = "enable-expert-parallel"  # Split experts by number over all TP x DP ranks
+
 TRUST = "trust-remote-code"  # Run the Python code that comes with a model
 
 _OPTION = re.compile(r"^--?[A-Za-z]")

@@ -232,14 +232,24 @@ def assess(
         certificate_days=int(max(0.0, state.gateway.tls_until - state.time) // 86400)
         if state and state.gateway.tls_until
         else None,
-        lost=tuple(
-            f"service {service}: replica {member.replica} is not declared on {member.host}"
-            if member.host in survey.answers
-            else f"service {service}: replica {member.replica} is on {member.host}, "
-            "which does not answer"
-            for service, declared in survey.members.items()
-            for member in declared.members
-            if replica_name(service, member.replica) not in survey.services
+        lost=(
+            *(
+                f"service {service}: replica {member.replica} is not declared on {member.host}"
+                if member.host in survey.answers
+                else f"service {service}: replica {member.replica} is on {member.host}, "
+                "which does not answer"
+                for service, declared in survey.members.items()
+                for member in declared.members
+                if replica_name(service, member.replica) not in survey.services
+            ),
+            *(
+                f"service {row.document.service}: {row.name} on {row.host} gets no requests: it "
+                "was replaced while its host was dead, and the next serve or apply ends it"
+                for row in services
+                if row.member is None
+                and row.document.node_ips
+                and row.document.service in survey.members
+            ),
         ),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from clusterctl import deadlines
@@ -13,7 +13,14 @@ from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.containers.reference import tagged
 from clusterctl.containers.spec import CLUSTER_LABEL
 from clusterctl.engine.step import HostView
-from clusterctl.errors import ClusterctlError, RayNotFormed, RequirementsNotMet, raise_all
+from clusterctl.errors import (
+    AuthenticationRejected,
+    ClusterctlError,
+    HostKeyProblem,
+    RayNotFormed,
+    RequirementsNotMet,
+    raise_all,
+)
 from clusterctl.facts.gather import probe
 from clusterctl.facts.model import ContainerFacts, HostFacts
 from clusterctl.facts.parse import Probe
@@ -23,6 +30,7 @@ from clusterctl.node.contract import breaches
 from clusterctl.node.documents import (
     DELETED,
     DrainedHosts,
+    Member,
     MembersDocument,
     NodeDocument,
     NodeState,
@@ -40,7 +48,7 @@ from clusterctl.steps.image_digest import parse_record, record_file
 from clusterctl.transport.base import Transport
 from clusterctl.transport.connect import Connections
 from clusterctl.transport.credentials import Credentials
-from clusterctl.transport.fanout import Outcome, failures, fan_out, values
+from clusterctl.transport.fanout import Done, Outcome, failures, fan_out, values
 
 # NVML's message if a control group denies access to the device nodes: with the toolkit's classic
 # mode, `systemctl daemon-reload` causes that in running containers (nvidia-docker issue 1730).
@@ -106,6 +114,8 @@ class Survey:
     inventory: Inventory
     transports: Mapping[str, Transport]
     outcomes: Mapping[str, Outcome[Probe]]
+    # Dead hosts by name, of which `inventory` knows nothing
+    left_out: Mapping[str, Host] = field(default_factory=dict)
 
     # Who answered
 
@@ -151,6 +161,37 @@ class Survey:
         """The topology of all hosts. Raises RequirementsNotMet if a host did not answer or has no
         suitable interface; Problems for several."""
         return resolve(self.inventory, self.facts)
+
+    def without_dead(self) -> Survey:
+        """Return the survey as if the inventory had no dead workers: those that do not answer and
+        that Ray has lost. One that only SSH does not reach may serve, and is not dead."""
+        head = self.inventory.head.name
+        state = self.fresh_state(head)
+        alive = {node.name for node in (state.nodes if state else ()) if node.alive}
+        dead = {
+            name
+            for name, error in self.errors.items()
+            if head in alive
+            and name not in alive
+            and not isinstance(error, AuthenticationRejected | HostKeyProblem)
+        }
+        hosts = tuple(host for host in self.inventory.hosts if host.name not in dead)
+        return Survey(
+            self.inventory.model_copy(update={"hosts": hosts}) if dead else self.inventory,
+            {name: each for name, each in self.transports.items() if name not in dead},
+            {name: each for name, each in self.outcomes.items() if name not in dead},
+            {host.name: host for host in self.inventory.hosts if host.name in dead},
+        )
+
+    def with_files(self, written: Mapping[str, Mapping[str, bytes | None]]) -> Survey:
+        """Return the survey as it would be with these files, by host and path; None: no file."""
+        outcomes = {
+            name: Done(replace(found.value, files={**found.value.files, **written[name]}))
+            if isinstance(found, Done) and name in written
+            else found
+            for name, found in self.outcomes.items()
+        }
+        return replace(self, outcomes=outcomes)
 
     # Node containers
 
@@ -337,6 +378,12 @@ class Survey:
     def replicas(self, service: str) -> list[ServiceDocument]:
         """Return the declared replicas of a service, by number."""
         return [document for document in self.services.values() if document.service == service]
+
+    def lost_members(self, service: str) -> list[Member]:
+        """Return the members of a service on hosts that are left out. Such a replica starts again
+        by itself when its host is back."""
+        known = self.members.get(service)
+        return [each for each in (known.members if known else ()) if each.host in self.left_out]
 
     @cached_property
     def reported(self) -> dict[str, ServiceState]:

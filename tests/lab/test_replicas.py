@@ -29,6 +29,19 @@ SHORT = ("--", "--max-model-len", "512")
 LONGER = ("--", "--max-model-len", "1024")
 
 
+# What these commands would be in a fleet file
+LIKE_LONGER = {
+    "model": "/data/models/tiny", "tp": 1, "replicas": 2, "flags": {"max-model-len": 1024},
+}  # fmt: skip
+
+
+def fleet(operator: Operator, **services: dict[str, Any]) -> str:
+    """A fleet file of these services; JSON is YAML."""
+    path = operator.home / "fleet.yaml"
+    path.write_text(json.dumps({"services": services}))
+    return str(path)
+
+
 def replicas(operator: Operator) -> dict[str, dict[str, Any]]:
     """What status says of each replica, by its name."""
     services = operator.run("status", "--json").json["services"]
@@ -185,6 +198,37 @@ def test_a_drained_host_has_no_replicas_until_it_is_undrained(operator: Operator
     operator.ok("undrain", "gpu2")
     operator.ok(*SERVE, "--replicas", "max", *LONGER, timeout=1500)
     assert [each["host"] for each in replicas(operator).values()] == ["gpu1", "gpu2"]
+
+
+def test_a_fleet_file_of_what_runs_changes_nothing(operator: Operator, on_host: OnHost) -> None:
+    before = pids(on_host)
+    ran = operator.ok("apply", fleet(operator, tiny=LIKE_LONGER), "--json")
+    assert (ran.json["changes"], ran.json["services"][0]["changed"]) == ([], False), ran.text
+    assert pids(on_host) == before
+
+
+def test_a_fleet_is_planned_as_a_whole_before_anything_changes(
+    operator: Operator, on_host: OnHost
+) -> None:
+    before = pids(on_host)
+    refused = operator.run("apply", fleet(operator, tiny=LIKE_LONGER, other=LIKE_LONGER))
+    assert refused.status == 11, refused.text
+
+    one = {**LIKE_LONGER, "replicas": 1}
+    shrinks = operator.run("apply", fleet(operator, other=one, tiny=one), "--dry-run")
+    assert shrinks.status == 10, shrinks.text
+    assert "tiny: stop tiny@2 on gpu2" in shrinks.stderr
+    assert "other: start other on gpu2" in shrinks.stderr
+
+    pruned = operator.run("apply", fleet(operator, other=one), "--prune", "--dry-run")
+    assert (pruned.status, "tiny: stop tiny on gpu1" in pruned.stderr) == (10, True), pruned.text
+    assert pids(on_host) == before
+
+
+def test_the_head_cannot_be_removed(operator: Operator) -> None:
+    refused = operator.run("remove", "gpu1", "--yes")
+    assert (refused.status, "is the head" in refused.stderr) == (2, True), refused.text
+    assert operator.run("remove", "gpu2", "--dry-run").status == 10
 
 
 def test_a_restart_changes_the_processes_one_at_a_time_and_nothing_else(

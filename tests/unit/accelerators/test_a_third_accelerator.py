@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.accelerators.names import MODULES
 from clusterctl.accelerators.registry import accelerator_named
-from clusterctl.commands import bootstrap, down
+from clusterctl.commands import bootstrap
 from clusterctl.errors import InventoryError
 from clusterctl.facts.gather import probe_script
 from clusterctl.facts.model import GpuFacts, GpuReport, HostFacts
@@ -23,6 +23,7 @@ from clusterctl.network.choice import resolve
 from clusterctl.node.documents import NodeDocument, from_json, to_json
 from clusterctl.node.fabric_documents import FabricSpec
 from clusterctl.node.fabric_gate import seats
+from clusterctl.operations.nodes import removal_stages
 from clusterctl.planning.cluster_hardware import HeldGpus, hardware_of
 from clusterctl.planning.placement import HostGpus
 from clusterctl.ray_cluster.nodes import container_spec, expected_nodes, node_document
@@ -147,7 +148,9 @@ def test_bootstrap_and_down_do_what_it_needs(tmp_path: Path) -> None:
     steps = {stage.title: stage.steps for stage in stages}
     assert steps["GPUs in containers"] == (Nothing("abaci oiled"),)
     assert steps["GPUs in the image"] == (Nothing("beads in the image"),)
-    purged = [step for stage in down.stages(demo, ("a", "b"), purge=True) for step in stage.steps]
+    purged = [
+        step for stage in removal_stages(demo, ("a", "b"), purge=True) for step in stage.steps
+    ]
     assert Nothing("abaci shelved") in purged
 
 

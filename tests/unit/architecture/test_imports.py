@@ -65,7 +65,15 @@ ALLOWED = {
     "steps": {
         "packages", "node", "containers", "engine", "facts", "transport", "inventory", "errors",
     },
+    "operations": {
+        "monitoring", "diagnosis", "planning", "serving", "models", "transfer", "survey", "network",
+        "ray_cluster", "accelerators", "steps", "packages", "node", "containers", "engine", "facts",
+        "transport",
+        "inventory",
+        "errors",
+    },
     "commands": {
+        "operations",
         "monitoring", "diagnosis", "planning", "serving", "models", "transfer", "survey", "network",
         "ray_cluster", "accelerators", "steps", "packages", "node", "containers", "engine", "facts",
         "transport",

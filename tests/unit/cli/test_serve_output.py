@@ -7,7 +7,7 @@ import json
 import pytest
 
 from clusterctl.cli.serve import _answer, _show_plan
-from clusterctl.commands.serve import Changes
+from clusterctl.operations.serving import Changes
 from clusterctl.serving.endpoint import ServiceAnswer
 from tests.fakes.fit_requests import fit_request
 

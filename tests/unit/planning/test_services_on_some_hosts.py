@@ -65,7 +65,7 @@ def test_a_misspelt_host_gets_the_nearest() -> None:
 
 
 def test_data_parallel_ranks_cannot_be_kept_on_hosts() -> None:
-    with pytest.raises(UsageError, match="--on cannot be combined with --data-parallel-size"):
+    with pytest.raises(UsageError, match="--on cannot be combined with --dp"):
         Cluster("nvidia").prepare("--data-parallel-size", "2", on="gpu2")
 
 

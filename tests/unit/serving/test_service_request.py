@@ -87,3 +87,18 @@ def test_random_weights_can_be_asked_for() -> None:
 
     assert request.random_weights
     assert not ServiceRequest("m").random_weights
+
+
+def test_dp_and_ep_are_vllms_flags_of_data_and_expert_parallel() -> None:
+    ours = read_request(Options("m", data_parallel=2, expert_parallel=True))
+    flags = ("--data-parallel-size", "2", "--enable-expert-parallel")
+    vllms = read_request(Options("m"), extra=parse_arguments(flags))
+    assert ours.data_parallel == vllms.data_parallel == 2
+    assert [one.tokens() for one in ours.given] == [one.tokens() for one in vllms.given]
+
+    with pytest.raises(UsageError, match="--dp 2 and -- --data-parallel-size 4 contradict"):
+        read_request(
+            Options("m", data_parallel=2), extra=parse_arguments(("--data-parallel-size", "4"))
+        )
+    with pytest.raises(UsageError, match="--replicas and --dp"):
+        read_request(Options("m", data_parallel=2, replicas="2"))

@@ -61,6 +61,14 @@ def test_data_parallel_over_ray_names_its_backend() -> None:
     assert "--data-parallel-size-local" not in argv  # where the head cannot hold one
 
 
+def test_only_a_mixture_of_experts_has_experts_to_split() -> None:
+    with pytest.raises(UsageError, match="is not a mixture of experts"):
+        serve_argv(launch("--enable-expert-parallel", alias="qwen2.5-1.5b"))
+    for alias in ("qwen3-30b-a3b", None):  # of None nothing is known
+        argv = serve_argv(launch("--enable-expert-parallel", alias=alias))
+        assert argv.count("--enable-expert-parallel") == 1
+
+
 def test_replicas_of_the_head_are_told_and_the_user_may_say_another_number() -> None:
     layout = Layout(
         1, 1, PAIR, 2, keeps_tp_in_host=True, reason="", data_parallel=4, copies_on_head=2

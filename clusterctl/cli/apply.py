@@ -1,0 +1,94 @@
+"""`apply`: all services of a fleet file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clusterctl.cli import options
+from clusterctl.cli.guard import guarded
+
+if TYPE_CHECKING:
+    from clusterctl.operations.serving import Changes
+
+
+@guarded
+def apply(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Fleet file: all services.")],
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Stop services that are not in the file.")
+    ] = False,
+    dry_run: options.DryRun = False,
+    yes: options.Yes = False,
+    inventory: options.Inventory = None,
+    as_json: options.Json = False,
+) -> None:
+    """Bring all services to what FILE says. A second run changes nothing."""
+    from clusterctl.cli.session import confirm, session
+    from clusterctl.commands.apply import run
+    from clusterctl.errors import CHANGES_PENDING, UsageError
+    from clusterctl.reporting.text import each_below_itself, line_width
+    from clusterctl.serving.fleet_file import read_fleet
+
+    requests = read_fleet(file)  # Edited while this runs, it is applied as it was read
+    with session("apply", inventory, quiet=as_json) as opened:
+
+        def agree(changes: Changes) -> None:
+            if not as_json:
+                notes = each_below_itself("note: ", changes.notes, line_width(sys.stderr))
+                todo = ["To do:", *(f"  {line}" for line in changes.lines)]
+                lines = todo if changes.lines else ["0 changes: all services run like this."]
+                print("\n".join([*notes, *lines]), file=sys.stderr)
+            if dry_run:
+                if as_json:
+                    document = {"changes": list(changes.lines), "notes": list(changes.notes)}
+                    print(json.dumps(document, indent=2))
+                raise typer.Exit(CHANGES_PENDING if changes.lines else 0)
+            if changes.restarts and not confirm(
+                "This stops running services, or restarts a service's only replica. Continue?",
+                yes=yes,
+                progress=opened.progress,
+            ):
+                raise UsageError(
+                    "not confirmed: services would stop or restart",
+                    hint="add --yes, or --dry-run to only show the changes",
+                )
+
+        applied = run(
+            opened.inventory,
+            requests,
+            file.absolute().parent,
+            opened.credentials,
+            prune=prune,
+            agree=agree,
+            sink=opened.progress,
+        )
+    decision = applied.decision
+    services = [
+        {
+            "service": name,
+            "endpoint": f"{one.plan.endpoint.url}/v1",
+            "replicas": {each.name: each.host for each in one.replicas},
+            "changed": decision.changed(name),
+        }
+        for name, one in decision.services.items()
+    ]
+    if as_json:
+        document = {
+            "changes": list(decision.changes.lines),
+            "services": services,
+            "stopped": list(decision.pruned),
+            "notes": list(decision.changes.notes),
+        }
+        print(json.dumps(document, indent=2))
+        return
+    for name, one in decision.services.items():
+        state = "changed" if decision.changed(name) else "unchanged"
+        hosts = ", ".join(each.host for each in one.replicas)
+        print(f"{name}  {one.plan.endpoint.url}/v1  on {hosts}  {state}")
+    for name in decision.pruned:
+        print(f"{name} is stopped")

@@ -1,0 +1,76 @@
+"""`remove`: take a worker out of a running cluster."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clusterctl.cli import options
+from clusterctl.cli.guard import guarded
+
+if TYPE_CHECKING:
+    from clusterctl.commands.remove import Removal
+
+
+@guarded
+def remove(
+    host: Annotated[
+        str,
+        typer.Argument(metavar="HOST", autocompletion=options.complete_hosts, help="A worker."),
+    ],
+    purge: Annotated[
+        bool, typer.Option("--purge", help="Also remove what bootstrap installed there.")
+    ] = False,
+    dry_run: options.DryRun = False,
+    yes: options.Yes = False,
+    inventory: options.Inventory = None,
+    as_json: options.Json = False,
+) -> None:
+    """Take a worker out of the cluster while the others serve; a dead one, too."""
+    from clusterctl.cli.session import confirm, session
+    from clusterctl.commands.remove import run
+    from clusterctl.errors import CHANGES_PENDING, UsageError
+    from clusterctl.reporting.plan_view import plan_document, plan_lines
+    from clusterctl.reporting.text import line_width
+
+    with session("remove", inventory, quiet=as_json) as opened:
+
+        def agree(removal: Removal) -> None:
+            moves = [line for each in removal.moves for line in each.lines]
+            if not as_json and removal.changes:
+                plan = plan_lines(removal.plan, width=line_width(sys.stderr))
+                print(
+                    "\n".join(["To do:", *(f"  {line}" for line in moves), *plan]), file=sys.stderr
+                )
+            if dry_run:
+                if as_json:
+                    print(json.dumps({"moves": moves, **plan_document(removal.plan)}, indent=2))
+                raise typer.Exit(CHANGES_PENDING if removal.changes else 0)
+            ended = ", ".join(each.service for each in removal.moves if each.ends)
+            if ended and not confirm(
+                f"This stops the last replica of {ended}. Continue?",
+                yes=yes,
+                progress=opened.progress,
+            ):
+                raise UsageError(
+                    f"not confirmed: {host} has the last replica of {ended}", hint="add --yes"
+                )
+
+        changed, line = run(
+            opened.inventory,
+            host,
+            opened.credentials,
+            purge=purge,
+            agree=agree,
+            sink=opened.progress,
+        )
+        source = opened.inventory.source
+    if as_json:
+        document = {"host": host, "changed": changed, "file": str(source), "line": line}
+        print(json.dumps(document, indent=2))
+        return
+    print(f"{host} is removed" if changed else f"{host} was removed already: nothing to change")
+    print(f"  now delete hosts.{host}, {source}:{line}: `bootstrap` would add the host again")

@@ -1,0 +1,217 @@
+"""`apply`: bring all services of the cluster to what a fleet file says, as `serve` does for one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from clusterctl.engine.events import EventSink
+from clusterctl.errors import ClusterctlError, DoesNotFit, Problems, raise_all
+from clusterctl.inventory.model import Inventory
+from clusterctl.node.documents import ServiceDocument, to_json
+from clusterctl.operations.serving import (
+    Agree,
+    Changes,
+    Decision,
+    Served,
+    Wanted,
+    bring_up,
+    decide_again,
+    decide_on,
+    look,
+    prepare,
+)
+from clusterctl.operations.stopping import end
+from clusterctl.serving.declaration import members_file, service_file
+from clusterctl.serving.request import ServiceRequest
+from clusterctl.survey.survey import Survey, connected
+from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.fanout import failures, fan_out, values
+from clusterctl.transport.lock import ClusterLock
+
+
+@dataclass(frozen=True)
+class FleetDecision:
+    """What one survey and the planning of all services came to."""
+
+    survey: Survey
+    services: Mapping[str, Decision]  # In the order of planning: those that free GPUs come first
+    pruned: Mapping[str, Sequence[ServiceDocument]]
+    changes: Changes
+
+    def changed(self, name: str) -> bool:
+        return bool(self.services[name].changes.lines)
+
+    def unproven(self, name: str) -> bool:
+        """Whether the service changes, or does not serve yet, as after a run that was ended."""
+        states = (self.survey.reported.get(each.name) for each in self.services[name].replicas)
+        return self.changed(name) or any(not state or state.state != "ready" for state in states)
+
+
+@dataclass(frozen=True)
+class Applied:
+    """The services of the file that changed or were not ready, as they are proven now."""
+
+    served: Mapping[str, Served]
+    decision: FleetDecision
+
+
+def run(
+    inventory: Inventory,
+    requests: Sequence[ServiceRequest],
+    base: Path,
+    credentials: Credentials,
+    *,
+    prune: bool,
+    agree: Agree,
+    sink: EventSink,
+) -> Applied:
+    """Bring the cluster to these services. Running it twice changes nothing, and after an
+    interruption it continues. A service that fails does not keep the others from changing.
+
+    base   the directory at which relative paths of flags start
+    prune  whether services that are not among these are stopped
+
+    Raises the errors of all services: before anything changes as `serve`, later as `Rollout.run`.
+    """
+    wanted, problems = list[Wanted](), list[ClusterctlError]()
+    for request in requests:
+        try:
+            wanted.append(Wanted.of(request, inventory, base))
+        except ClusterctlError as error:
+            problems += _named(error, request)
+    raise_all(problems)
+    with connected(inventory.hosts, credentials) as transports:
+
+        def decide() -> FleetDecision:
+            return decide_all(look(inventory, transports), wanted, prune=prune)
+
+        decision = decide()
+        agree(decision.changes)
+        if not decision.changes.lines:
+            return Applied(_carry_out(decision, None, sink), decision)
+        with ClusterLock(transports[inventory.head.name], inventory.cluster, "apply") as lock:
+            decision = decide_again(decision, decide, agree)
+            return Applied(_carry_out(decision, lock, sink), decision)
+
+
+def decide_all(survey: Survey, wanted: Sequence[Wanted], *, prune: bool) -> FleetDecision:
+    """Plan all services, each on what those before it leave. Raises the problems of all."""
+    names = {each.request.name or "": each for each in wanted}
+    declared = dict.fromkeys(document.service for document in survey.services.values())
+    others = [
+        name for name in (*declared, *(survey.members.keys() - declared)) if name not in names
+    ]
+    pruned = {name: survey.replicas(name) for name in (others if prune else ())}
+    leaving = [document for documents in pruned.values() for document in documents]
+    ahead = _without(survey, leaving, pruned)
+    decisions, problems = dict[str, Decision](), list[ClusterctlError]()
+    for name, each in sorted(names.items(), key=lambda item: _claim(survey, item[1].request)):
+        try:
+            found = decide_on(ahead, each, leaving)
+        except ClusterctlError as error:
+            problems += _named(error, each.request)
+            continue
+        decisions[name] = found
+        leaving += found.plan.surplus
+        ahead = _with(_without(ahead, found.plan.surplus), found)
+    raise_all(problems)
+    lines = [
+        f"{name}: stop {document.name} on {survey.host_of(document.name)}, "
+        "after its running requests"
+        for name, documents in pruned.items()
+        for document in documents
+    ]
+    notes = [f"{name} is not in the file, and is left as it is" for name in others if not prune]
+    for name, one in decisions.items():
+        lines += [f"{name}: {line}" for line in one.changes.lines]
+        notes += [f"{name}: {note}" for note in one.changes.notes]
+    outage = any(one.changes.restarts for one in decisions.values())
+    changes = Changes(tuple(lines), restarts=outage or bool(pruned), notes=tuple(notes))
+    return FleetDecision(survey, decisions, pruned, changes)
+
+
+def _claim(survey: Survey, request: ServiceRequest) -> int:
+    """How many replicas more than it has now a service asks for; `max` takes what others leave."""
+    if request.replicas == "max":
+        return 2**31
+    return (request.replicas or 1) - len(survey.replicas(request.name or ""))
+
+
+def _with(survey: Survey, decision: Decision) -> Survey:
+    """Return the survey as it would be once the service runs as planned."""
+    cluster, plan = survey.inventory.cluster, decision.plan
+    written: dict[str, dict[str, bytes | None]] = {}
+    for each in decision.replicas:
+        path = service_file(cluster, each.name)
+        written.setdefault(each.host, {})[path] = to_json(each.planned.document).encode()
+    if plan.members:
+        path = members_file(cluster, plan.members.service)
+        head = written.setdefault(survey.inventory.head.name, {})
+        head[path] = to_json(plan.members).encode()
+    return survey.with_files(written)
+
+
+def _without(
+    survey: Survey, leaving: Sequence[ServiceDocument], services: Collection[str] = ()
+) -> Survey:
+    """Return the survey as it would be without these replicas, and without all of `services`."""
+    cluster = survey.inventory.cluster
+    written: dict[str, dict[str, bytes | None]] = {}
+    for document in leaving:
+        path = service_file(cluster, document.name)
+        written.setdefault(survey.host_of(document.name), {})[path] = None
+    for name in services:
+        head = written.setdefault(survey.inventory.head.name, {})
+        head[members_file(cluster, name)] = None
+    return survey.with_files(written)
+
+
+def _carry_out(
+    decision: FleetDecision, lock: ClusterLock | None, sink: EventSink
+) -> dict[str, Served]:
+    """Stop what is pruned, then change services: those that free GPUs first, the others together.
+
+    Raises the errors of all services that failed."""
+    errors: list[ClusterctlError] = []
+    survey = decision.survey
+    if lock:
+
+        def stop(name: str) -> None:
+            end(survey, name, decision.pruned[name], lock, sink)
+
+        errors += failures(fan_out({name: name for name in decision.pruned}, stop))
+    todo = {name: one for name, one in decision.services.items() if decision.unproven(name)}
+    weights = []
+    for name, one in list(todo.items()):
+        try:
+            weights.append(prepare(one, sink))
+        except ClusterctlError as error:
+            errors += _named(error, one.wanted.request)
+            del todo[name]
+    served: dict[str, Served] = {}
+    for frees in (True, False):
+        wave = {name: one for name, one in todo.items() if bool(one.plan.surplus) == frees}
+        outcomes = fan_out(wave, partial(_bring_up, lock=lock, sink=sink))
+        served |= values(outcomes)
+        errors += failures(outcomes)
+    raise_all(errors)
+    for compared in filter(None, weights):
+        compared.hash_rest()
+    return served
+
+
+def _bring_up(decision: Decision, *, lock: ClusterLock | None, sink: EventSink) -> Served:
+    return bring_up(decision, lock if decision.changes.lines else None, sink)
+
+
+def _named(error: ClusterctlError, request: ServiceRequest) -> list[ClusterctlError]:
+    """Return the single errors, with the service's name and the file's key in place of flags."""
+    found = list(error.errors) if isinstance(error, Problems) else [error]
+    for one in found:
+        if isinstance(one, DoesNotFit) and (one.hint or "").startswith("--replicas "):
+            number = (one.hint or "").partition(" ")[2]
+            one.hint = f"services.{request.name}.replicas: {number}"
+    return found

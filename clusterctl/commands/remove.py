@@ -1,0 +1,120 @@
+"""`remove`: take one worker out of a running cluster, whether it answers or is dead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from clusterctl.engine.events import EventSink, Note
+from clusterctl.engine.executor import execute_held
+from clusterctl.engine.plan import OnFailure, Plan, Stage
+from clusterctl.engine.plan import plan as plan_stages
+from clusterctl.engine.step import HostView
+from clusterctl.errors import UsageError, raise_all
+from clusterctl.inventory.load import line_of
+from clusterctl.inventory.model import Inventory
+from clusterctl.operations.moving import mark, move
+from clusterctl.operations.nodes import firewall_stage, removal_stages
+from clusterctl.planning.draining import ServiceMoves, moves_from, require_known
+from clusterctl.ray_cluster.node_files import directories_present, files_present
+from clusterctl.survey.cluster import Cluster, topology_of
+from clusterctl.survey.survey import Survey, connected, take_survey
+from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.lock import ClusterLock
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What removing a host would change."""
+
+    survey: Survey  # Without dead hosts
+    moves: Sequence[ServiceMoves]
+    stages: Sequence[Stage]  # The host's own, and then the other hosts'
+    views: Mapping[str, HostView]
+    dead: bool
+    drained: bool
+    plan: Plan
+
+    @property
+    def changes(self) -> bool:
+        return bool(self.moves) or self.drained or not self.plan.empty
+
+
+def run(
+    inventory: Inventory,
+    host: str,
+    credentials: Credentials,
+    *,
+    purge: bool,
+    agree: Callable[[Removal], None],
+    sink: EventSink,
+) -> tuple[bool, int]:
+    """Move replicas away from `host`, take down its node, and tell the other hosts that it is none
+    any more. Return whether anything changed, and the line of the inventory to delete.
+
+    A host that is dead can be removed: its replicas start elsewhere where there is room. Running it
+    twice changes nothing, and after an interruption it continues. Raises UsageError for the head
+    and for unknown hosts, RequirementsNotMet for services that cannot be moved, and as
+    `Rollout.run`.
+    """
+    if host == inventory.head.name:
+        raise UsageError(
+            f"{host} is the head, without which there is no cluster: Ray's state and the list of "
+            "services are there",
+            hint=f"clusterctl down -i {inventory.file}; give `role: head` to another host; "
+            f"clusterctl bootstrap {inventory.file}",
+        )
+    with connected(inventory.hosts, credentials) as transports:
+
+        def look() -> Removal:
+            return plan_removal(take_survey(inventory, transports), host, purge=purge)
+
+        removal = look()
+        line = line_of(inventory, host)
+        agree(removal)
+        if not removal.changes:
+            return False, line
+        shown = [each.lines for each in removal.moves], removal.plan
+        with ClusterLock(transports[inventory.head.name], inventory.cluster, "remove") as lock:
+            removal = look()
+            if ([each.lines for each in removal.moves], removal.plan) != shown:
+                agree(removal)
+            # No other run gives it replicas meanwhile.
+            survey = mark(removal.survey, sorted({*removal.survey.drained, host}), lock)
+            move(survey, removal.moves, lock, sink)
+            if removal.dead:
+                sink(Note("does not answer and has left Ray: nothing is taken down there", host))
+            done = execute_held(removal.stages, removal.views, sink, lock.ensure_held)
+            raise_all(done.set_aside.values())
+            # In the inventory again, it is a host like any other.
+            mark(survey, [name for name in survey.drained if name != host], lock)
+    return True, line
+
+
+def plan_removal(full: Survey, host: str, *, purge: bool) -> Removal:
+    """Plan the removal of a worker. `full`: the survey of all hosts."""
+    inventory = full.inventory
+    survey = full.without_dead()
+    require_known(survey, host)
+    survey.require_answers()
+    moves, dead = moves_from(survey, host), host in survey.left_out
+    hosts = tuple(each for each in inventory.hosts if each.name != host)
+    others = Survey(
+        inventory.model_copy(update={"hosts": hosts}),
+        {name: each for name, each in full.transports.items() if name != host},
+        {name: each for name, each in full.outcomes.items() if name != host},
+    )
+    cluster = Cluster(others, topology_of(others), others.views, tuple(others.views))
+    names = tuple(others.views)
+    files = files_present(others.inventory, cluster.topology, others.facts)
+    aside = OnFailure.SET_HOST_ASIDE
+    stages = [
+        *(removal_stages(inventory, (host,), purge=purge) if not dead else ()),
+        Stage("Directories", names, (directories_present(inventory.cluster),), aside),
+        Stage("Node files", names, (files,), aside),
+    ]
+    if inventory.network.firewall:
+        stages.append(firewall_stage(cluster, names))
+    views = {**others.views, **({} if dead else {host: survey.views[host]})}
+    plan, drained = plan_stages(stages, views), host in survey.drained
+    return Removal(survey, moves, stages, views, dead, drained, plan)

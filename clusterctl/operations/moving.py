@@ -1,0 +1,36 @@
+"""Moving replicas away from a host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clusterctl.engine.events import EventSink
+from clusterctl.node.documents import DrainedHosts, to_json
+from clusterctl.planning.draining import ServiceMoves
+from clusterctl.serving.brought_files import carry
+from clusterctl.serving.declaration import read_key
+from clusterctl.serving.rollout import Rollout, as_declared
+from clusterctl.survey.survey import Survey, drained_file
+from clusterctl.transport.lock import ClusterLock
+
+
+def move(survey: Survey, moves: Sequence[ServiceMoves], lock: ClusterLock, sink: EventSink) -> None:
+    """Start replicas where they go, and stop those that leave. Raises as `Rollout.run`."""
+    cluster, head = survey.inventory.cluster, survey.transports[survey.inventory.head.name]
+    key = read_key(survey.inventory, head)
+    for each in moves:
+        for new in each.new:
+            carry(new.document, cluster, head, survey.transports[new.layout.hosts[0]])
+        replicas = as_declared(survey, (*each.staying, *each.new))
+        Rollout(survey, replicas, each.leaving, each.members, key, lock, sink).run()
+
+
+def mark(survey: Survey, hosts: Sequence[str], lock: ClusterLock) -> Survey:
+    """Write which hosts are drained, unless the head's file says so already. Return the survey as
+    it is then."""
+    if list(hosts) == list(survey.drained):
+        return survey
+    path = drained_file(survey.inventory.cluster)
+    data = to_json(DrainedHosts(list(hosts))).encode() if hosts else None
+    lock.replace(path, data, before=survey.head_file(path))
+    return survey.with_files({survey.inventory.head.name: {path: data}})

@@ -1,0 +1,274 @@
+"""The fleet file of `apply`: all services of a cluster, each as `serve` would be asked for it.
+
+Its JSON Schema, for editors, is published with
+
+    python -m clusterctl.serving.fleet_file > inventory/fleet.schema.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PlainValidator,
+    ValidationError,
+    WithJsonSchema,
+)
+
+from clusterctl.errors import ClusterctlError, Problems, UsageError
+from clusterctl.inventory.document import Document, FileKind, Trail, dotted, file_error, read
+from clusterctl.inventory.load import EXTENSION, report_problem, with_texts
+from clusterctl.inventory.schema import DRAFT, readable
+from clusterctl.inventory.values import EnvName, EnvValue
+from clusterctl.serving.config_file import read_config_file
+from clusterctl.serving.request import (
+    ANY_HOST,
+    SERVICE_NAME,
+    Options,
+    ServiceRequest,
+    is_service_name,
+    read_request,
+)
+from clusterctl.serving.vllm_flags import Argument, normal_name
+
+FLEET = FileKind(
+    "the fleet file",
+    UsageError,
+    "clusterctl apply FILE   (how to write one: docs/serving.md#all-services-in-one-file)",
+    "edit it, then: clusterctl apply {path} --dry-run",
+    "docs/serving.md#all-services-in-one-file",
+)
+
+
+def _service_name(name: str) -> str:
+    if not is_service_name(name):
+        raise ValueError(
+            f"{name!r} cannot be a service's name: lower case letters, digits, and . _ - between "
+            "them; at most 63"
+        )
+    return name
+
+
+def _replicas(value: Any) -> int | Literal["max"]:
+    if value == "max" or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+        return value  # type: ignore[no-any-return]  # one of both, as just seen
+    raise ValueError(f"must be a number from 1 on, or max; not {value}")
+
+
+Replicas = Annotated[
+    int | Literal["max"],
+    PlainValidator(_replicas),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "max"}]}),
+]
+
+
+class FleetService(BaseModel):
+    """A service, under its name: what `clusterctl serve` is told of it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    model: str = Field(min_length=1, description="Alias, Hub id, or path on the hosts.")
+    replicas: Replicas | None = Field(
+        default=None,
+        description="Copies of the model, each on GPUs of its own: a number, or max. Default: 1, "
+        "or as many as `dp` with vLLM's own.",
+    )
+    tp: int | None = Field(
+        default=None, ge=1, description="Tensor parallel size. Default: planned."
+    )
+    pp: int | None = Field(
+        default=None, ge=1, description="Pipeline parallel size. Default: planned."
+    )
+    dp: int | None = Field(
+        default=None,
+        ge=1,
+        description="Data parallel size: vLLM's own copies of a mixture of experts, which start, "
+        "fail and change together.",
+    )
+    ep: bool = Field(
+        default=False, description="Split the experts over all ranks, by number: expert parallel."
+    )
+    on: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Hosts that may run it: names, globs, ranges, label=value, !name, separated "
+        "by commas. Default: all.",
+    )
+    port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65535,
+        description="Port of the API. Default: the one it has, else the first free from 8000.",
+    )
+    stall_timeout: float | None = Field(
+        default=None,
+        ge=10,
+        description="Seconds without progress, while requests are pending, after which vLLM is "
+        "restarted. Default: 50.",
+    )
+    config: Path | None = Field(
+        default=None,
+        description="vLLM's own YAML configuration file, which `flags` override. Relative paths "
+        "start at the fleet file.",
+    )
+    flags: dict[str, JsonValue] = Field(
+        default={},
+        description="Flags of vllm serve, without dashes: max-model-len: 8192, "
+        "enable-prefix-caching: false.",
+    )
+    env: dict[EnvName, EnvValue] = Field(
+        default={}, description="Environment of its processes; wins over the inventory's."
+    )
+
+
+class Fleet(BaseModel):
+    """The whole file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    services: dict[Annotated[str, AfterValidator(_service_name)], FleetService] = Field(
+        description="The services, by name."
+    )
+
+
+def read_fleet(path: Path) -> tuple[ServiceRequest, ...]:
+    """Return the services in the file, in its order.
+
+    Raises UsageError with every problem found; `detail` has `file:line:column: text` lines.
+    """
+    document = read(path, FLEET)
+    requests: list[ServiceRequest] = []
+    if isinstance(document.data, dict):
+        fleet = _validated(document, document.data)
+        for name, entry in fleet.services.items() if fleet else ():
+            if request := _request(document, name, entry, path.absolute().parent):
+                requests.append(request)
+        _refuse_shared(document, requests)
+    elif not document.problems:
+        document.report(
+            document.at(()), "a fleet file is a mapping: services: {NAME: {model: ...}}"
+        )
+    if document.problems:
+        raise file_error(FLEET, path, document.problems)
+    return tuple(requests)
+
+
+def _validated(document: Document, data: Mapping[str, Any]) -> Fleet | None:
+    """Return the content, or None after reporting its problems to `document`."""
+    own = {key: value for key, value in data.items() if not key.startswith(EXTENSION)}
+    if isinstance(listed := own.get("services"), dict):
+        own["services"] = {
+            name: with_texts(document, entry, ("services", name))
+            if isinstance(entry, dict)
+            else entry
+            for name, entry in listed.items()
+        }
+    try:
+        return Fleet.model_validate_json(json.dumps(own), strict=True)
+    except ValidationError as error:
+        for item in error.errors(include_url=False):
+            report_problem(document, item, item["loc"], Fleet)
+        return None
+
+
+def _request(
+    document: Document, name: str, entry: FleetService, base: Path
+) -> ServiceRequest | None:
+    """Return the request for one service, or None after reporting its problems to `document`."""
+    trail: Trail = ("services", name)
+    flags = {
+        (*trail, "flags", flag): _argument(document, (*trail, "flags", flag), value)
+        for flag, value in entry.flags.items()
+    }
+    options = Options(
+        model=entry.model,
+        tensor_parallel=entry.tp,
+        pipeline_parallel=entry.pp,
+        name=name,
+        port=entry.port,
+        stall_timeout=entry.stall_timeout,
+        replicas=str(entry.replicas or 1) if entry.replicas or not entry.dp else None,
+        on=entry.on or ANY_HOST,
+        env=entry.env,
+        data_parallel=entry.dp,
+        expert_parallel=entry.ep,
+    )
+    try:
+        config = read_config_file(base / entry.config.expanduser()) if entry.config else ()
+        return read_request(options, config, tuple(flags.values()))
+    except ClusterctlError as error:
+        for one in error.errors if isinstance(error, Problems) else (error,):
+            at = next((key for key, flag in flags.items() if flag.origin in one.summary), trail)
+            fix = f" ({one.hint})" if one.hint else ""
+            document.report(document.at_key(at), f"`{dotted(trail)}`: {one.summary}{fix}")
+        return None
+
+
+def _argument(document: Document, trail: Trail, value: JsonValue) -> Argument:
+    """Return a flag with its values: numbers as written, lists item by item, mappings as JSON."""
+
+    def text(value: JsonValue, at: Trail) -> str:
+        if isinstance(value, dict | list):
+            return json.dumps(value)
+        return value if isinstance(value, str) else document.texts.get(at, json.dumps(value))
+
+    values: tuple[str, ...] = ()
+    if isinstance(value, list):
+        values = tuple(text(item, (*trail, number)) for number, item in enumerate(value))
+    elif not isinstance(value, bool):
+        values = (text(value, trail),)
+    name = normal_name(str(trail[-1]).removeprefix("--"))
+    return Argument(name, values, negated=value is False, origin=dotted(trail))
+
+
+def _refuse_shared(document: Document, requests: list[ServiceRequest]) -> None:
+    """Report ports, and names for API requests, that two services have."""
+    first: dict[tuple[str, str], str] = {}
+    for request in requests:
+        own = request.name or ""
+        shared = [("name for API requests", each) for each in request.served_names or (own,)]
+        if request.port:
+            shared.append(("port", str(request.port)))
+        for what, value in shared:
+            other = first.setdefault((what, value), own)
+            if other != own:
+                key = "port" if what == "port" else "flags"
+                line = document.at_key(("services", other)).line
+                text = f"{own} has the same {what} as {other}, on line {line}: {value}"
+                document.report(document.at(("services", own, key)), text)
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of the file."""
+    root = readable(Fleet)
+    env = root["$defs"]["FleetService"]["properties"]["env"]
+    for value in env["patternProperties"].values():  # The original text of numbers is used
+        value["type"] = ["string", "number"]
+    root["properties"]["services"]["propertyNames"] = {"pattern": SERVICE_NAME}
+    return {
+        "$schema": DRAFT,
+        "title": "clusterctl fleet",
+        **root,
+        "description": "The services of a cluster, for `clusterctl apply`; docs/serving.md",
+        "patternProperties": {
+            f"^{EXTENSION}": {"description": "Yours: a place for anchors; clusterctl skips it."}
+        },
+    }
+
+
+def render() -> str:
+    """Return the schema as the text of inventory/fleet.schema.json."""
+    return json.dumps(schema(), indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

@@ -1,0 +1,82 @@
+"""All services of a fleet file are planned together, before anything changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterctl.commands.apply import FleetDecision, decide_all
+from clusterctl.errors import DoesNotFit
+from clusterctl.operations.serving import Wanted
+from clusterctl.planning.service_plan import ServicePlan
+from clusterctl.serving.request import Options, read_request
+from tests.unit.planning.test_prepared_service import Cluster
+
+
+def decide(
+    cluster: Cluster, *declared: ServicePlan, prune: bool = False, **replicas: str | None
+) -> FleetDecision:
+    """Plan services with these numbers of replicas, one GPU each."""
+    wanted = [
+        Wanted.of(
+            read_request(Options("/data/models/qwen", 1, name=name, replicas=number)),
+            cluster.inventory,
+        )
+        for name, number in replicas.items()
+    ]
+    return decide_all(cluster.survey(*declared), wanted, prune=prune)
+
+
+def hosts(decision: FleetDecision) -> dict[str, list[str]]:
+    return {name: [each.host for each in one.replicas] for name, one in decision.services.items()}
+
+
+def test_no_two_services_get_one_gpu_port_or_place_in_the_list() -> None:
+    found = decide(Cluster("nvidia"), a="1", b="1").services
+    plans = [found[name].plan for name in ("a", "b")]
+    assert [plan.members and plan.members.port for plan in plans] == [8000, 8001]
+    assert [plan.layout.hosts for plan in plans] == [("gpu1",), ("gpu2",)]
+
+    with pytest.raises(DoesNotFit, match="2 replicas of b need 1 GPU each, and 1") as caught:
+        decide(Cluster("nvidia"), a="1", b="2")
+    assert caught.value.hint == "services.b.replicas: 1"
+
+
+def test_max_is_what_the_others_leave_wherever_it_stands_in_the_file() -> None:
+    found = decide(Cluster("nvidia"), qwen="max", b="1")
+    assert {name: len(each) for name, each in hosts(found).items()} == {"b": 1, "qwen": 1}
+
+
+def test_a_service_that_shrinks_leaves_its_gpu_to_one_that_grows() -> None:
+    cluster = Cluster("nvidia")
+    pair = cluster.prepare(tp=1, replicas="2")
+    found = decide(cluster, pair, b="1", qwen="1")
+    assert list(found.services) == ["qwen", "b"], "the one that frees a GPU is planned first"
+    assert found.changes.lines[0] == "qwen: stop qwen@2 on gpu2, after its running requests"
+    assert any(line.startswith("b: start b") for line in found.changes.lines)
+
+
+def test_unlisted_services_are_named_and_stop_only_with_prune() -> None:
+    cluster = Cluster("nvidia")
+    pair = cluster.prepare(tp=1, replicas="2")
+    with pytest.raises(DoesNotFit):
+        decide(cluster, pair, b="1")
+    found = decide(cluster, pair, qwen="2")
+    assert found.changes.lines == ()
+
+    alone = decide(cluster, pair)
+    assert alone.changes.notes == ("qwen is not in the file, and is left as it is",)
+    pruned = decide(cluster, pair, prune=True, b="2")
+    assert [line for line in pruned.changes.lines if "stop" in line] == [
+        "qwen: stop qwen on gpu1, after its running requests",
+        "qwen: stop qwen@2 on gpu2, after its running requests",
+    ]
+    assert sorted(hosts(pruned)["b"]) == ["gpu1", "gpu2"]
+    assert pruned.changes.restarts, "that running services end is asked"
+
+
+def test_what_runs_as_planned_needs_nothing() -> None:
+    cluster = Cluster("nvidia")
+    pair = cluster.prepare(tp=1, replicas="2")
+    found = decide(cluster, pair, qwen="2")
+    assert found.changes.lines == ()
+    assert found.unproven("qwen"), "no supervisor says that it is ready: it is waited for"
