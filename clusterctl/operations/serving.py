@@ -105,8 +105,9 @@ def look(inventory: Inventory, transports: Mapping[str, Transport]) -> Survey:
     """Survey the cluster for decisions about services, without dead hosts. Raises the errors of
     other hosts that do not answer, and RequirementsNotMet if no supervisor is alive on the head."""
     survey = take_survey(inventory, transports, files=measurements(inventory.cluster))
+    survey = survey.without_dead().require_answers()
     survey.require_supervised_head()
-    return survey.without_dead().require_answers()
+    return survey
 
 
 def decide_on(survey: Survey, wanted: Wanted, leaving: Sequence[ServiceDocument] = ()) -> Decision:

@@ -43,7 +43,7 @@ from clusterctl.serving.vllm_flags import Argument, normal_name
 FLEET = FileKind(
     "the fleet file",
     UsageError,
-    "clusterctl apply FILE   (how to write one: docs/serving.md#all-services-in-one-file)",
+    "name the file after `apply`   (how to write one: docs/serving.md#all-services-in-one-file)",
     "edit it, then: clusterctl apply {path} --dry-run",
     "docs/serving.md#all-services-in-one-file",
 )
@@ -256,7 +256,7 @@ def schema() -> dict[str, Any]:
     root["properties"]["services"]["propertyNames"] = {"pattern": SERVICE_NAME}
     return {
         "$schema": DRAFT,
-        "title": "clusterctl fleet",
+        "title": "Fleet file of clusterctl",
         **root,
         "description": "The services of a cluster, for `clusterctl apply`; docs/serving.md",
         "patternProperties": {
