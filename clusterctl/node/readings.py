@@ -166,19 +166,24 @@ def process_state(pid: int) -> str:
 
 def process_name(pid: int) -> str:
     """Return the name of a process's program, or what it calls itself: `raylet`,
-    `ray::RayWorkerWrapper`, `VLLM::EngineCore`."""
+    `ray::RayWorkerWrapper`, `VLLM::EngineCore`. Processes choose it: the journal is printed."""
+    name = _own_name(pid)[:40]
+    return "".join(each if each.isprintable() else "?" for each in name) or "a process"
+
+
+def _own_name(pid: int) -> str:
     with contextlib.suppress(OSError):
         line = Path("/proc", str(pid), "cmdline").read_bytes().decode("utf-8", "replace")
         words = line.split("\0")
         first = words[0].strip()
         if "::" in first:
-            return first[:40]
+            return first
         if first.rpartition("/")[2].startswith("python") and len(words) > 1:
-            return Path(words[1]).name[:40] or "python"
+            return Path(words[1]).name or "python"
         if first:
-            return Path(first).name[:40]
+            return Path(first).name
         return Path("/proc", str(pid), "comm").read_text("utf-8", "replace").strip()
-    return "a process"
+    return ""
 
 
 def _disks(paths: Sequence[str]) -> Iterator[Tuple[str, Tuple[int, int]]]:

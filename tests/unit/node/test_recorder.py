@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -17,7 +18,7 @@ import pytest
 from clusterctl.node import recorder
 from clusterctl.node.documents import BrokenNic, GpuListing
 from clusterctl.node.files import Journal, NodePaths
-from clusterctl.node.readings import HostReading, NicReading, conditions, host_reading
+from clusterctl.node.readings import HostReading, NicReading, conditions, host_reading, process_name
 from clusterctl.node.recorder import Recorder
 from clusterctl.node.timing import Timing
 from tests.fakes.node_bench import await_value
@@ -163,3 +164,12 @@ def test_gpus_are_read_and_the_ring_stays_bounded(
         assert host.paths.readings.stat().st_size < 10_000
         last = json.loads(host.paths.readings.read_text().splitlines()[-1])
         assert last["gpus"] == [{"index": "0", "temperature": "63"}]
+
+
+def test_a_name_that_a_process_chose_cannot_write_lines_or_move_the_cursor() -> None:
+    argv = ["x\x1b[2J\nhost oom-kill", "60"]
+    with subprocess.Popen(argv, executable=shutil.which("sleep")) as process:
+        try:
+            await_value(lambda: process_name(process.pid) == "x?[2J?host oom-kill", "the name")
+        finally:
+            process.kill()
