@@ -80,8 +80,13 @@ class GatewayCertificate:
             raise _unusable(view, error.filename, error.strerror or str(error)) from error
         if problem := problem_of(chain, key, datetime.now(UTC)):
             raise _unusable(view, self._files[0], problem)
-        chain = chain.rstrip() + b"\n"
-        return chain, chain + key.rstrip() + b"\n"
+        # Of a file that has certificates and the key, the public part without the key.
+        found = x509.load_pem_x509_certificates(chain)
+        chain = b"".join(each.public_bytes(Encoding.PEM) for each in found)
+        private = serialization.load_pem_private_key(key, password=None)
+        return chain, chain + private.private_bytes(
+            Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+        )
 
     def _why_made(self, view: HostView, seals: Sequence[str]) -> str:
         """Return why a certificate has to be made; empty if the head's own can stay."""
@@ -106,7 +111,7 @@ def problem_of(chain: bytes, key: bytes, now: datetime) -> str:
     if it can."""
     try:
         [first, *_] = x509.load_pem_x509_certificates(chain)
-    except ValueError:
+    except (ValueError, x509.InvalidVersion):
         return "it has no certificate in PEM format"
     try:
         private = serialization.load_pem_private_key(key, password=None)
@@ -114,7 +119,11 @@ def problem_of(chain: bytes, key: bytes, now: datetime) -> str:
         return "its key is encrypted, and the gateway starts without anybody who knows a password"
     except (ValueError, UnsupportedAlgorithm):
         return "its key is no private key in PEM format"
-    if private.public_key() != first.public_key():
+    try:
+        fits = private.public_key() == first.public_key()
+    except (ValueError, UnsupportedAlgorithm):
+        return "its certificate is for a key of an unknown kind"
+    if not fits:
         return "its key belongs to another certificate"
     if now >= first.not_valid_after_utc:
         return f"it expired on {first.not_valid_after_utc:%Y-%m-%d}"
@@ -138,7 +147,7 @@ def _described(certificate: x509.Certificate, wanted: Sequence[str]) -> str:
     """Return until when a certificate is valid, with a warning if it is for other names."""
     names = sorted(names_of(certificate))
     text = f", valid until {certificate.not_valid_after_utc:%Y-%m-%d}, for {', '.join(names)}"
-    if not set(wanted) & set(names):
+    if not any(name in names or f"*.{name.partition('.')[2]}" in names for name in wanted):
         text += f" (warning: not for {', '.join(wanted)}, so clients must use another name)"
     return text
 

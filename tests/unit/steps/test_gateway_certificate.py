@@ -54,6 +54,33 @@ def test_a_given_one_is_written_with_a_warning_about_its_names(given: GatewayAcc
     assert step(given).check(view) is None
 
 
+def test_the_public_part_of_one_file_with_both_has_no_key(given: GatewayAccess) -> None:
+    assert given.certificate
+    assert given.key
+    both = given.certificate.read_bytes() + given.key.read_bytes()
+    given.certificate.write_bytes(both)
+    given.key.write_bytes(both)
+    host = bare()
+    view = fake_view(host, facts())
+    change = step(given).check(view)
+    assert change
+    step(given).apply(view, change)
+    assert b"PRIVATE" not in host.files[PUBLIC][0]
+    assert host.files[PEM][0].count(b"BEGIN") == 2
+    assert step(given).check(view) is None
+
+
+def test_a_certificate_for_all_names_of_a_domain_is_for_each(given: GatewayAccess) -> None:
+    chain, pem = made("demo", ["*.example.org"])
+    assert given.certificate
+    assert given.key
+    given.certificate.write_bytes(chain)
+    given.key.write_bytes(pem)
+    change = step(given, "gate.example.org").check(fake_view(bare(), facts()))
+    assert change
+    assert "warning" not in change.summary
+
+
 @pytest.mark.parametrize(
     ("file", "content", "why"),
     [
