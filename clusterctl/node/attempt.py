@@ -15,6 +15,7 @@ from clusterctl.node.first_token import MIDDLEWARE
 from clusterctl.node.rank_placement import placement_env
 from clusterctl.node.ray_watch import Snapshot, WorkerActor
 from clusterctl.node.timing import Timing
+from clusterctl.node.vllm_plugins import plugin_env
 
 ARGPARSE_STATUS = 2  # Exit status of argparse, and so of `vllm serve`, when it rejects arguments
 
@@ -92,6 +93,7 @@ class Attempt:
         self._node_ip = node_ip
         self.started = time.monotonic()
         self.was_ready = False
+        self.hung: Optional[Tuple[float, str]] = None  # Until when evidence is taken, and why
         self._ranks: Dict[str, WorkerActor] = {}  # Ranks seen since it was ready, by name
         self._missed: Optional[Tuple[float, List[WorkerActor]]] = None  # The first ranks, and when
         self.stage = ""
@@ -107,7 +109,8 @@ class Attempt:
                 "PYTHONUNBUFFERED": "1",
                 **env,
                 **document.env,
-                **placement_env({**os.environ, **env, **document.env}, document.node_ips),
+                **plugin_env({**os.environ, **env, **document.env}),
+                **placement_env(document.node_ips),
                 "VLLM_API_KEY": key,
             },
             paths.log(document.name),

@@ -20,6 +20,7 @@ On a host, for the cluster NAME:
     /var/log/clusterctl/NAME/journal.jsonl       what the supervisor did, a JSON object a line
     /var/log/clusterctl/NAME/ledger.jsonl        which versions were there since when, likewise
     /var/log/clusterctl/NAME/readings.jsonl      what the host showed every 10 s (node/readings.py)
+    /var/log/clusterctl/NAME/evidence-*.json     of services that hung (node/evidence.py)
     /var/log/clusterctl/NAME/ray.log, SERVICE.log
     /opt/clusterctl/VERSION-HASH/node.pyz        this package, runnable
     /var/lib/clusterctl/caches/NAME/             compile caches and downloads of the container

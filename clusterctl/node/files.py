@@ -64,6 +64,8 @@ class NodePaths:
         self.journal = self.logs / "journal.jsonl"
         self.ledger = self.logs / "ledger.jsonl"
         self.readings = self.logs / "readings.jsonl"
+        self.stacks = self.state.parent / "stacks"
+        self.asked = self.state.parent / "asked.json"
 
     def log(self, name: str) -> Path:
         return self.logs / f"{name}.log"

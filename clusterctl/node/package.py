@@ -13,13 +13,13 @@ import zipfile
 from importlib import resources
 
 from clusterctl import __version__
-from clusterctl.node.rank_placement import ENTRY_POINTS
+from clusterctl.node.vllm_plugins import ENTRY_POINTS
 
 ROOT = "/opt/clusterctl"
 FILE_NAME = "node.pyz"
 _OLDEST = (1980, 1, 1, 0, 0, 0)
 _READABLE = 0o644 << 16
-# By which vLLM finds the plugin that places ranks
+# By which vLLM finds our plugins
 _DIST_INFO = {
     "clusterctl_node-0.dist-info/METADATA": "Metadata-Version: 2.1\nName: clusterctl-node\n"
     "Version: 0\n",

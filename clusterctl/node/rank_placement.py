@@ -3,25 +3,13 @@
 vLLM asks Ray for a placement group with a GPU per rank and lets Ray choose the hosts; it has no
 setting for that (initialize_ray_cluster in v1/executor/ray_utils.py). Ray's nodes each have a
 resource `node:IP`, and a bundle that asks for a little of it can only be placed there.
-
-vLLM loads the plugins of the group `vllm.general_plugins` in each of its processes, the one that
-asks for the placement group included. They are found by entry points, which node.pyz has, on
-PYTHONPATH.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-from pathlib import Path
-from typing import Any, Dict, List, Mapping
-
-ENTRY_POINTS = """\
-[vllm.general_plugins]
-clusterctl_rank_placement = clusterctl.node.rank_placement:register
-"""
-
-PLUGIN = "clusterctl_rank_placement"
+from typing import Any, Dict, List
 
 NODE_IPS = "CLUSTERCTL_NODE_IPS"
 
@@ -29,17 +17,9 @@ NODE_IPS = "CLUSTERCTL_NODE_IPS"
 SHARE = 0.001
 
 
-def placement_env(env: Mapping[str, str], node_ips: List[str]) -> Dict[str, str]:
-    """Return the variables with which vLLM loads this plugin; none if Ray chooses the hosts.
-    NODE_IPS in `env` is as good as `node_ips`."""
-    node_ips = node_ips or list(filter(None, env.get(NODE_IPS, "").split(",")))
-    if not node_ips:
-        return {}
-    python_path = [str(Path(__file__).parents[2]), env.get("PYTHONPATH", "")]
-    found = {NODE_IPS: ",".join(node_ips), "PYTHONPATH": os.pathsep.join(filter(None, python_path))}
-    if env.get("VLLM_PLUGINS"):  # The plugins to load; all if it is not set
-        found["VLLM_PLUGINS"] = f"{env['VLLM_PLUGINS']},{PLUGIN}"
-    return found
+def placement_env(node_ips: List[str]) -> Dict[str, str]:
+    """Return the variable that this plugin follows; none if Ray chooses the hosts."""
+    return {NODE_IPS: ",".join(node_ips)} if node_ips else {}
 
 
 def register() -> None:

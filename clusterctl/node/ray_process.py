@@ -14,13 +14,14 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Dict, FrozenSet, List, Optional
+from typing import Dict, FrozenSet, List, Mapping, Optional
 
 from clusterctl.node.children import Child, session_members
 from clusterctl.node.documents import NodeDocument
 from clusterctl.node.files import Journal, NodePaths
 from clusterctl.node.secret_files import why_no_ray
 from clusterctl.node.timing import Backoff, Timing
+from clusterctl.node.vllm_plugins import plugin_env
 
 # `ray start` prints this once its processes run and the node has joined.
 STARTED_MARK = "Ray runtime started"
@@ -50,13 +51,16 @@ class RayProcess:
         timing: Timing,
         journal: Journal,
         extra_argv: List[str],
+        extra_env: Mapping[str, str],
     ) -> None:
-        """`extra_argv`: options that only the node knows, appended to `ray start`."""
+        """`extra_argv` and `extra_env`: options and variables that only the node knows, for `ray
+        start` and so for all workers."""
         self._document = document
         self._paths = paths
         self._timing = timing
         self._journal = journal
         self._extra = extra_argv
+        self._extra_env = extra_env
         self._backoff = Backoff(timing.ray_backoff_first, timing.ray_backoff_max)
         self._child: Optional[Child] = None
         self._parts = RayParts(0, timing.parts_every)
@@ -138,6 +142,7 @@ class RayProcess:
         has_client = importlib.util.find_spec("grpc") is not None
         argv = [*supported_argv(self._document.ray_argv, has_client=has_client), *self._extra]
         env = {**os.environ, **self._document.env}
+        env = {**env, **plugin_env(env), **self._extra_env}
         try:
             self._child = Child(argv, env, self._paths.log("ray"), self._read)
         except OSError as error:

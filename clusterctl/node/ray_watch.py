@@ -9,6 +9,7 @@ registers a job, and answers in milliseconds (2.60: 8 ms; `ray list nodes` takes
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -21,6 +22,7 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from clusterctl.node.children import Child
 from clusterctl.node.documents import RayNode, from_json
+from clusterctl.node.files import read_file
 from clusterctl.node.timing import Backoff, Timing
 
 # Labels that the supervisor passes to `ray start`: the GCS keeps no version per node.
@@ -49,10 +51,17 @@ class Snapshot:
     nodes: List[RayNode] = field(default_factory=list)
     workers: List[WorkerActor] = field(default_factory=list)
     error: str = ""
+    asked: str = ""  # What a supervisor asks of all (node/evidence.py)
 
 
-def watch(address: str, interval: float) -> None:
-    """Print a snapshot as a JSON line every `interval` seconds, until stdout is closed."""
+# Of the word in the GCS's store of keys and values
+_NAMESPACE, _KEY = b"clusterctl", b"asked"
+_LONGEST_WORD = 2**16  # Bytes
+
+
+def watch(address: str, interval: float, asked: Optional[Path] = None) -> None:
+    """Print a snapshot as a JSON line every `interval` seconds, until stdout is closed. What is in
+    the file `asked` is told to all others."""
     raylet: Any = importlib.import_module("ray._raylet")
     private_state: Any = importlib.import_module("ray._private.state")
     state = private_state.GlobalState()
@@ -60,15 +69,43 @@ def watch(address: str, interval: float) -> None:
         address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
     )
     state._initialize_global_state(options)  # noqa: SLF001
+    words = Words(raylet, address, asked)
     while True:
         try:
             nodes = ray_nodes(state.node_table(), state.available_resources_per_node())
             workers = worker_actors(state.actor_table(None, None, "ALIVE"), state.job_table())
-            snapshot = Snapshot(time.time(), nodes, workers)
+            snapshot = Snapshot(time.time(), nodes, workers, asked=words.exchange())
         except Exception as error:
             snapshot = Snapshot(time.time(), error=f"{type(error).__name__}: {error}")
         print(json.dumps(asdict(snapshot)), flush=True)  # noqa: T201
         time.sleep(interval)
+
+
+class Words:
+    """What supervisors tell each other in the GCS's store of keys and values."""
+
+    def __init__(self, raylet: Any, address: str, file: Optional[Path]) -> None:
+        self._raylet = raylet
+        self._address = address
+        self._file = file
+        self._client: Any = None
+        self._told = b""
+
+    def exchange(self) -> str:
+        """Tell all others what is in the file, if that is new, and return what was told last.
+        Errors are left for the next time: the list of nodes must not wait for this."""
+        with contextlib.suppress(Exception):
+            if self._client is None:
+                self._client = self._raylet.GcsClient(address=self._address)
+            word = b""
+            with contextlib.suppress(OSError):
+                word = read_file(self._file, _LONGEST_WORD) if self._file else b""
+            if word != self._told:
+                self._client.internal_kv_put(_KEY, word, True, namespace=_NAMESPACE, timeout=2)
+                self._told = word
+            heard = self._client.internal_kv_get(_KEY, namespace=_NAMESPACE, timeout=2) or b""
+            return str(heard[:_LONGEST_WORD], "utf-8", "replace")
+        return ""
 
 
 def ray_nodes(

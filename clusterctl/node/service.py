@@ -22,6 +22,7 @@ from clusterctl.node.attempt import Attempt
 from clusterctl.node.contract import breaches, free_gpus
 from clusterctl.node.documents import ExpectedNode, Rank, RayNode, ServiceDocument, ServiceState
 from clusterctl.node.endpoint import Reading
+from clusterctl.node.evidence import Evidence
 from clusterctl.node.files import Journal, NodePaths
 from clusterctl.node.ray_watch import WORKER_PREFIX, Snapshot, WorkerActor
 from clusterctl.node.secret_files import SecretUnusable, read_secret
@@ -121,12 +122,15 @@ class Service:
         timing: Timing,
         journal: Journal,
         previous: Optional[ServiceState] = None,
+        evidence: Optional[Evidence] = None,
     ) -> None:
-        """`previous`: this service's state as written by the supervisor of an earlier container."""
+        """`previous`: this service's state as written by the supervisor of an earlier container.
+        `evidence`: taken before ranks that hang are ended."""
         self._shown = document
         self._paths = paths
         self._timing = timing
         self._journal = journal
+        self._evidence = evidence
         self._backoff = Backoff(timing.service_backoff_first, timing.service_backoff_max)
         self._attempt: Optional[Attempt] = None
         self._retry_at: Optional[float] = None
@@ -181,7 +185,6 @@ class Service:
         # Report a silence only after two readings in a row without a sign of life.
         now = time.monotonic()
         shown = silence and now - silence.since >= self._timing.silence_shown
-        sizes = (self._shown.tensor_parallel, self._shown.pipeline_parallel)
         return ServiceState(
             name=self._shown.name,
             state=self._phase,
@@ -198,9 +201,7 @@ class Service:
             waiting=reading.waiting,
             tokens_per_second=reading.tokens_per_second,
             kv_cache_use=reading.kv_cache_use,
-            ranks=ranks(attempt.owned(snapshot), snapshot.nodes, *sizes)
-            if attempt and snapshot
-            else [],
+            ranks=self._ranks(attempt, snapshot) if attempt and snapshot else [],
             last_error=self._last_error,
             silence=silence.text(now) if silence and shown else "",
             last_failure=self._last_failure,
@@ -297,9 +298,13 @@ class Service:
             self._wait_again(attempt, left)
         elif ended_rank:
             self._retry_later(now, attempt, ended_rank)
+        elif attempt.hung:
+            until, why = attempt.hung
+            if now >= until:
+                self._retry_later(now, attempt, why)
         elif reading.silence and now - reading.silence.since >= self._shown.stall_timeout:
             self._turn("stalled", reading.silence.text(now))
-            self._retry_later(now, attempt, f"stalled: {reading.silence.text(now)}")
+            self._hang(now, attempt, f"stalled: {reading.silence.text(now)}")
         elif reading.ready:
             if not attempt.was_ready:
                 attempt.was_ready = True
@@ -315,13 +320,23 @@ class Service:
             self._give_up(UNPROVABLE, [f"{UNPROVABLE}: {reading.unprovable}"])
         elif now - attempt.started > attempt.document.ready_timeout:
             limit = f"not ready within {attempt.document.ready_timeout:g} s"
-            self._retry_later(now, attempt, f"{limit} ({reading.error})")
+            self._hang(now, attempt, f"{limit} ({reading.error})")
         elif attempt.progress():
             # vLLM logs nothing while Ray starts the ranks' processes and they import vLLM, which
             # takes 30 to 60 s from a cold disk.
             started = len(attempt.owned(self._snapshot)) if attempt.progress() == "ray" else 0
             counted = f"{started} of {attempt.document.gpus} ranks started" if started else ""
             self._turn("loading", counted or attempt.stage_line or reading.error)
+
+    def _hang(self, now: float, attempt: Attempt, why: str) -> None:
+        """Have evidence taken on all hosts, and end all ranks once that has had its time."""
+        placed = self._ranks(attempt, self._snapshot) if self._snapshot else []
+        asked = self._evidence.ask(self._shown.name, why, placed) if self._evidence else 0.0
+        attempt.hung = now + asked, why
+
+    def _ranks(self, attempt: Attempt, snapshot: Snapshot) -> List[Rank]:
+        sizes = (self._shown.tensor_parallel, self._shown.pipeline_parallel)
+        return ranks(attempt.owned(snapshot), snapshot.nodes, *sizes)
 
     def _retry_later(self, now: float, attempt: Attempt, why: str) -> None:
         """End all ranks after a failure of the service itself, and start again after a delay."""

@@ -12,6 +12,7 @@ from typing import Dict, List, Optional
 
 from clusterctl import __version__
 from clusterctl.node.documents import GatewayState, NodeDocument, NodeState, ServiceDocument
+from clusterctl.node.evidence import Evidence
 from clusterctl.node.files import Declared, Journal, NodePaths, StateFile, why_not_written
 from clusterctl.node.gateway import Gateway, MemberProof
 from clusterctl.node.hosts_file import HostsFile
@@ -50,13 +51,16 @@ class Supervisor:
         self._record_versions(time.monotonic())
         self._declared = Declared(paths, journal)
         labels = version_labels(self._versions)
-        self._ray = RayProcess(document, paths, timing, journal, labels)
+        self._evidence = Evidence(paths, document.host, timing, journal)
+        env = self._evidence.env
+        self._ray = RayProcess(document, paths, timing, journal, labels, env)
         if watch_argv is None:
             ip = f"[{document.head_ip}]" if ":" in document.head_ip else document.head_ip
             head = document.role == "head"
             every = timing.watch_interval if head else timing.worker_watch_interval
             address = ["--address", f"{ip}:{document.gcs_port}"]
             watch_argv = [*own_argv(), "ray-watch", *address, "--interval", str(every)]
+            watch_argv += ["--asked", str(paths.asked)]
         self._view = RayView(watch_argv, document.host, timing)
         self._gpus = GpuCount(document.gpu_listing, timing)
         self._links = Links(timing)
@@ -107,6 +111,8 @@ class Supervisor:
         silent_gcs = self._view.unanswered(now) if self._document.role == "head" else ""
         self._ray.tick(now, self._view.unlisted(now) or silent_gcs)
         self._view.tick(now, self._ray.state == "up", self._document.env)
+        if self._view.snapshot:
+            self._evidence.heard(self._view.snapshot.asked)
         self._gpus.tick(now)
         self._links.tick(now, self._document)
         self._recorder.tick(now, self._links.broken)
@@ -133,13 +139,18 @@ class Supervisor:
             if name not in self._services:
                 before = self._before.pop(name, None)
                 self._services[name] = Service(
-                    service_document, self._paths, self._timing, self._journal, before
+                    service_document,
+                    self._paths,
+                    self._timing,
+                    self._journal,
+                    before,
+                    self._evidence,
                 )
         conditions = RayConditions(
             self._document.expected,
             self._view.fresh(),
             self._ray.state == "up",
-            self._document.env,
+            {**self._document.env, **self._evidence.env},
             self._view.taken,
             self._document.node_ip,
         )

@@ -72,6 +72,12 @@ class Timing:
     gpus_every: float = 60.0
     gpus_timeout: float = 20.0
     readings_every: float = 10.0
+    # Ranks hang until their stacks are taken: on this host, and on all, which hear of it by
+    # worker_watch_interval.
+    evidence_here: float = 4.0
+    evidence_everywhere: float = 10.0
+    evidence_pause: float = 1.5  # In which processes write their stacks
+    evidence_age: float = 60.0  # An older word in the GCS is not followed
     versions_every: float = 60.0  # How often installed packages are compared with the ledger
 
 

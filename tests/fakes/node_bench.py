@@ -50,6 +50,9 @@ QUICK = Timing(
     answer_timeout=2.0,
     canary_every=0.3,
     scrape_every=0.1,
+    evidence_here=0.2,
+    evidence_everywhere=0.3,
+    evidence_pause=0.05,
 )
 """Pauses are short, and what bounds a program that works is not: a busy machine is not a fault.
 A test of a limit shortens that one."""

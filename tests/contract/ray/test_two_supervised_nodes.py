@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 import pytest
 
 from clusterctl.node.contract import breaches
 from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
+from clusterctl.node.evidence import AskedEvidence
 from clusterctl.ray_cluster.contract import await_formed
 from clusterctl.ray_cluster.nodes import expected_nodes
 from tests.contract.ray.conftest import TwoNodes
@@ -63,6 +66,12 @@ def test_two_nodes_form_serve_and_recover(
 
     ready = await_ready(nodes)
     assert [(rank.rank, rank.host) for rank in ready.ranks] == [(0, "head"), (1, "worker")]
+
+    asked = AskedEvidence("20261122-chat", time.time(), "chat", "stalled", ready.ranks)
+    nodes.head.paths.asked.write_text(json.dumps(asdict(asked)))
+    began = time.monotonic()
+    await_value(lambda: list(nodes.worker.paths.logs.glob("evidence-20*")), "evidence", 60)
+    record_property("the worker's evidence after", time.monotonic() - began)
 
     began = time.monotonic()
     old = alive_ids(nodes)["worker"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from clusterctl.node import package
 from clusterctl.node.rank_placement import NODE_IPS, pinned, placement_env
 from clusterctl.node.ray_watch import worker_actors
+from clusterctl.node.vllm_plugins import plugin_env
 from tests.fakes.node_bench import Bench, await_value
 
 RAY = """\
@@ -34,7 +35,7 @@ def test_the_packed_program_is_a_plugin_that_pins_the_placement_group(tmp_path: 
     (tmp_path / "ray" / "util").mkdir(parents=True)
     (tmp_path / "ray" / "__init__.py").touch()
     (tmp_path / "ray" / "util" / "__init__.py").write_text(RAY)
-    env = {**os.environ, **placement_env({}, ["10.0.0.2", "10.0.0.2"])}
+    env = {**os.environ, **placement_env(["10.0.0.2", "10.0.0.2"])}
     env["PYTHONPATH"] = f"{pyz}{os.pathsep}{tmp_path}"
 
     ran = subprocess.run(
@@ -50,14 +51,17 @@ def test_other_placement_groups_are_left_alone() -> None:
 
 
 def test_the_users_own_plugins_and_paths_are_kept() -> None:
-    env = placement_env({"PYTHONPATH": "/own", "VLLM_PLUGINS": "theirs"}, ["10.0.0.1"])
+    env = plugin_env({"PYTHONPATH": "/own", "VLLM_PLUGINS": "theirs"})
     assert env["PYTHONPATH"].endswith(f"{os.pathsep}/own")
-    assert env["VLLM_PLUGINS"] == "theirs,clusterctl_rank_placement"
-    assert placement_env({}, []) == {}
+    assert env["VLLM_PLUGINS"] == "theirs,clusterctl_rank_placement,clusterctl_stacks"
+    assert "VLLM_PLUGINS" not in plugin_env({})
+    assert placement_env([]) == {}
 
 
 def test_a_service_without_replicas_may_name_its_hosts_too() -> None:
-    assert placement_env({NODE_IPS: "10.0.0.2"}, []) == placement_env({}, ["10.0.0.2"])
+    """By its environment: the variable is all that a replica gets, and plugins are always found."""
+    assert placement_env(["10.0.0.2"]) == {NODE_IPS: "10.0.0.2"}
+    assert plugin_env({NODE_IPS: "10.0.0.2"}) == plugin_env({})
 
 
 def test_a_replica_needs_only_the_hosts_of_its_ranks(bench: Bench) -> None:
