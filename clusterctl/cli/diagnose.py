@@ -25,6 +25,15 @@ def diagnose(
             show_default=False,
         ),
     ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            "--bundle",
+            metavar="FILE.tar.zst",
+            help="Also write what a maintainer needs into an archive, without secrets and prompts.",
+            show_default=False,
+        ),
+    ] = None,
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
@@ -37,6 +46,8 @@ def diagnose(
     missed: tuple[ClusterctlError, ...] = ()
     paths = [Path(name) for name in names if name == "-" or "/" in name or Path(name).exists()]
     if names and len(paths) == len(names):
+        if bundle:
+            raise UsageError("--bundle is of a cluster, not of files", hint="leave the files out")
         causes = of_files(paths)
     elif len(names) > 1:
         raise UsageError(
@@ -48,7 +59,10 @@ def diagnose(
 
         with session("diagnose", inventory, quiet=as_json) as opened:
             service = names[0] if names else None
-            causes, missed = of_cluster(opened.inventory, service, opened.credentials)
+            causes, missed = of_cluster(opened.inventory, service, opened.credentials, bundle)
+    if bundle:
+        size = bundle.stat().st_size / 2**20
+        print(f"wrote {bundle}, {size:.1f} MiB: read it before you send it", file=sys.stderr)
     if as_json:
         unread = {"unread": [error_document(error) for error in missed]} if missed else {}
         print(json.dumps({"causes": [asdict(cause) for cause in causes], **unread}, indent=2))

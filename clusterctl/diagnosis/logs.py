@@ -118,6 +118,8 @@ def search(
             met.add(shape)
             rule, pattern, text, values = known
             prefix = _RAY_PREFIX.search(text)
+            where, at = prefix.group(1) if prefix else host, _time(before)
+            values |= {"host": where or "a host", "time": at[6:] or "an unknown time"}
             current.setdefault(
                 (rule.id, cause := pattern.cause.format_map(values)),
                 Finding(
@@ -125,8 +127,8 @@ def search(
                     pattern,
                     cause,
                     pattern.fix.format_map(values),
-                    Evidence(file, number, text.strip(), prefix.group(1) if prefix else host),
-                    _time(before),
+                    Evidence(file, number, text.strip(), where),
+                    at,
                 ),
             )
     return [*done, *current.values()]

@@ -299,9 +299,7 @@ class Service:
         elif ended_rank:
             self._retry_later(now, attempt, ended_rank)
         elif attempt.hung:
-            until, why = attempt.hung
-            if now >= until:
-                self._retry_later(now, attempt, why)
+            self._end_hung(now, attempt)
         elif reading.silence and now - reading.silence.since >= self._shown.stall_timeout:
             self._turn("stalled", reading.silence.text(now))
             self._hang(now, attempt, f"stalled: {reading.silence.text(now)}")
@@ -333,6 +331,11 @@ class Service:
         placed = self._ranks(attempt, self._snapshot) if self._snapshot else []
         asked = self._evidence.ask(self._shown.name, why, placed) if self._evidence else 0.0
         attempt.hung = now + asked, why
+        self._end_hung(now, attempt)
+
+    def _end_hung(self, now: float, attempt: Attempt) -> None:
+        if attempt.hung and now >= attempt.hung[0]:
+            self._retry_later(now, attempt, attempt.hung[1])
 
     def _ranks(self, attempt: Attempt, snapshot: Snapshot) -> List[Rank]:
         sizes = (self._shown.tensor_parallel, self._shown.pipeline_parallel)

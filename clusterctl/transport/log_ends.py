@@ -1,8 +1,10 @@
 """Answer with the ends of all logs in a directory and with what the kernel said of GPUs, memory and
 links in the last day. A program for hosts, Python 3.9.
 
-The argument of `main` is {"directory", "kernel"}: a regular expression for lines of the kernel. The
-answer is {"chat.log": "text", ..., "kernel": "text"}.
+The argument of `main` is {"directory", "kernel", "most", "whole", "also", "secrets"}: a regular
+expression for lines of the kernel; bytes of all logs; whether evidence is wanted with its stacks
+and logs, and readings; patterns of more files; files whose content is replaced wherever it stands.
+The answer is {"chat.log": "text", ..., "kernel": "text"}, with what the host recorded.
 """
 
 import json
@@ -16,8 +18,11 @@ from typing import Any, Dict, Optional
 from clusterctl.transport.log_reader import open_log
 
 LONGEST = 2 << 20  # Bytes of a log
-MOST = 8 << 20  # Bytes of all logs, the newest first; as JSON they may be twice as long
+RECORDED = ("journal.jsonl", "ledger.jsonl")
+_EVIDENCE = 3  # Files
 _KERNEL_LINES = 400
+_LEAST_SECRET = 8  # Characters
+REMOVED = "[removed]"
 _KERNEL_WAIT = 20.0  # Seconds
 
 _KERNEL_LOGS = (
@@ -65,11 +70,36 @@ def main(order: Optional[Dict[str, Any]]) -> None:
     if not order:
         return
     found: Dict[str, str] = {}
-    left = MOST
-    for log in sorted(Path(order["directory"]).glob("*.log"), key=changed, reverse=True):
+    directory, whole = Path(order["directory"]), order["whole"]
+    left = order["most"]
+    for log in sorted(directory.glob("*.log"), key=changed, reverse=True):
         found[log.name] = end_of(log, left)
         left -= len(found[log.name])
         if left <= 0:
             break
+    recorded = [*RECORDED, "readings.jsonl"] if whole else RECORDED
+    paths = [directory / name for name in recorded]
+    for pattern in order["also"]:
+        paths += sorted(Path("/").glob(pattern[1:]))
+    for path in paths:
+        if path.exists():
+            found[path.name] = end_of(path, LONGEST)
+    for path in sorted(directory.glob("evidence-*.json"))[-_EVIDENCE:]:
+        text = end_of(path, LONGEST)
+        found[path.name] = text if whole else without_stacks(text)
     found["kernel"] = kernel(order["kernel"])
+    for path in map(Path, order["secrets"]):
+        for secret in end_of(path, LONGEST).split():
+            if len(secret) >= _LEAST_SECRET:
+                found = {name: text.replace(secret, REMOVED) for name, text in found.items()}
     sys.stdout.write(json.dumps(found))
+
+
+def without_stacks(evidence: str) -> str:
+    """Return a file of evidence without what takes most of its room; empty if it is damaged."""
+    try:
+        document = json.loads(evidence)
+        processes = [{**each, "stacks": ""} for each in document["processes"]]
+        return json.dumps({**document, "logs": {}, "processes": processes})
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""

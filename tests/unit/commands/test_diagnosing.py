@@ -84,6 +84,11 @@ def test_a_file_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
     assert "cannot be read: No such file or directory" in str(shown.exception) + shown.output
 
 
+def order(directory: Path, **changes: object) -> dict[str, object]:
+    usual = {"most": 2**20, "whole": False, "also": [], "secrets": []}
+    return {"directory": str(directory), "kernel": "nothing of the kernel", **usual, **changes}
+
+
 def test_a_host_sends_the_ends_of_its_logs_and_follows_no_link(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,7 +101,7 @@ def test_a_host_sends_the_ends_of_its_logs_and_follows_no_link(
     (logs / "link.log").symlink_to(secret)
     os.mkfifo(logs / "pipe.log")
 
-    log_ends.main({"directory": str(logs), "kernel": "nothing of the kernel"})
+    log_ends.main(order(logs))
 
     assert json.loads(capsys.readouterr().out) == {
         "chat.log": "xxxxxxxxx\nlast line\n",
@@ -109,13 +114,12 @@ def test_a_host_sends_the_ends_of_its_logs_and_follows_no_link(
 def test_the_newest_logs_come_first_up_to_a_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_ends, "MOST", 10)
     for age, name in enumerate(("new", "old", "oldest")):
         log = tmp_path / f"{name}.log"
         log.write_text("12345678\n")
         os.utime(log, (1000 - age, 1000 - age))
 
-    log_ends.main({"directory": str(tmp_path), "kernel": "nothing of the kernel"})
+    log_ends.main(order(tmp_path, most=10))
 
     sent = json.loads(capsys.readouterr().out)
     assert sent == {"new.log": "12345678\n", "old.log": "\n", "kernel": ""}

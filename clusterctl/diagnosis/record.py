@@ -1,0 +1,238 @@
+"""What hosts recorded (`node/recorder.py`, `evidence.py`, `ledger.py`), as lines for the rules.
+
+Of all that was recorded, what belongs to the last failure of a service: it begins shortly before
+the failure, and ends when the service is ready again. Without a failure, what is wrong now.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from clusterctl.node.documents import service_of
+
+JOURNAL, LEDGER, EVIDENCE = "journal.jsonl", "ledger.jsonl", "evidence-"
+"""Names of what hosts recorded, among the names of their logs."""
+
+_BEFORE = 120.0
+"""Seconds before a failure in which its cause is looked for. A stall is noticed within 60 s."""
+
+_A_DAY = 86400.0
+"""Older failures count only if their service was asked for by name."""
+
+_FAILED = ("stalled", "backing-off", "failed")
+_BUSY = 0.5  # cores
+
+
+@dataclass
+class HostRecord:
+    """What one host recorded, in order."""
+
+    journal: list[dict[str, Any]] = field(default_factory=list)
+    ledger: list[dict[str, Any]] = field(default_factory=list)
+    evidence: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """From the first sign that a service fails until it is ready again, in Unix seconds."""
+
+    service: str
+    began: float
+    ended: float
+    worked: float  # when it was ready before; 0 if it never was
+
+
+def record_of(files: Mapping[str, str]) -> HostRecord:
+    """Return what a host's files show. Lines that are damaged are left out."""
+    made = HostRecord(
+        list(_entries(files.get(JOURNAL, ""), "event")),
+        list(_entries(files.get(LEDGER, ""), "versions")),
+    )
+    for name, text in files.items():
+        if name.startswith(EVIDENCE):
+            for each in _entries(text.replace("\n", " "), "processes"):
+                with suppress(ValueError, TypeError, KeyError, AttributeError):
+                    made.evidence.append(_evidence(each))
+    return made
+
+
+def _entries(text: str, key: str) -> Iterator[dict[str, Any]]:
+    for line in text.splitlines():
+        with suppress(ValueError, TypeError, RecursionError):
+            entry = json.loads(line)
+            if isinstance(entry, dict) and key in entry:
+                entry["time"] = float(entry["time"])
+                yield entry
+
+
+def _evidence(document: dict[str, Any]) -> dict[str, Any]:
+    """Return what is needed of a file of evidence. Raises an error if it is not one: containers
+    write these files."""
+    return {
+        "id": str(document["id"]),
+        "time": document["time"],
+        "ranks": [
+            {"rank": int(each["rank"]), "host": str(each["host"]), "pid": int(each["pid"])}
+            for each in document["ranks"]
+        ],
+        "processes": [
+            {
+                "pid": int(each["pid"]),
+                "cpu": float(each["cpu"]),
+                **{key: str(each[key]) for key in ("name", "state", "call")},
+            }
+            for each in document["processes"]
+        ],
+    }
+
+
+def failures_of(
+    records: Mapping[str, HostRecord], service: str | None, now: float
+) -> list[Failure]:
+    """Return the last failure of each service, or of `service`, by the journals of all hosts."""
+    entries = sorted(
+        (entry for record in records.values() for entry in record.journal),
+        key=lambda entry: float(entry["time"]),
+    )
+    found: dict[str, Failure] = {}
+    worked: dict[str, float] = {}
+    for entry in entries:
+        name, event, at = str(entry.get("subject")), entry["event"], float(entry["time"])
+        if service not in (None, service_of(name)):
+            continue
+        current = found.get(name)
+        failing = current is not None and current.ended == now
+        if event == "ready":
+            worked[name] = at
+            if current and failing:
+                found[name] = Failure(name, current.began, at, current.worked)
+        elif not failing and (
+            event in _FAILED or (event == "waiting" and "left Ray" in str(entry.get("text")))
+        ):
+            found[name] = Failure(name, at, now, worked.get(name, 0.0))
+    return [each for each in found.values() if service or now - each.ended < _A_DAY]
+
+
+def recorded_lines(
+    records: Mapping[str, HostRecord], service: str | None, now: float
+) -> dict[str, dict[str, list[str]]]:
+    """Return by host and file the lines that belong to failures, or show what is wrong now."""
+    failures = failures_of(records, service, now)
+    return {
+        host: {
+            "journal": [*_of_journal(record.journal, failures)],
+            "ledger": [*_changes(record.ledger, failures)],
+            "evidence": [*_of_evidence(host, records, failures)],
+        }
+        for host, record in records.items()
+    }
+
+
+def _of_journal(journal: Sequence[dict[str, Any]], failures: Sequence[Failure]) -> Iterator[str]:
+    over = {
+        str(entry.get("text")).partition(" "): float(entry["time"])
+        for entry in journal
+        if entry["event"] == "over"
+    }
+    # A supervisor that was started again tells anew what is still wrong.
+    starts = [float(entry["time"]) for entry in journal if entry["event"] == "started"]
+    started = max(starts, default=0.0)
+    services = {failure.service for failure in failures}
+    for entry in journal:
+        subject, event, text = (str(entry.get(key)) for key in ("subject", "event", "text"))
+        at = float(entry["time"])
+        near = any(each.began - _BEFORE <= at <= each.ended for each in failures)
+        lasts = (
+            event in _LASTING
+            and at >= started
+            and not any(
+                ended >= at and kind == event and device in text
+                for (kind, _, device), ended in over.items()
+            )
+        )
+        own = subject in {"host", "ray"} or subject in services
+        if event not in {"over", "evidence"} and ((near and own) or lasts):
+            yield f"{_stamp(at)} {subject} {event} {text}"
+
+
+_LASTING = ("link-lost", "nic-broken", "disk-full", "memory-low", "stopped", "gpu-slowed")
+"""Events of hosts that last until they are said to be over."""
+
+
+def _changes(ledger: Sequence[dict[str, Any]], failures: Sequence[Failure]) -> Iterator[str]:
+    """Yield what differs since a service last worked."""
+    last: dict[str, dict[str, str]] = {}
+    for entry in ledger:
+        subject, at = str(entry.get("subject")), float(entry["time"])
+        versions = entry["versions"] if isinstance(entry["versions"], dict) else {}
+        before = last.get(subject, versions)
+        last[subject] = versions
+        since = any(
+            each.worked and each.worked <= at <= each.ended and subject in {"node", each.service}
+            for each in failures
+        )
+        for name in sorted(before.keys() | versions.keys()) if since else ():
+            old, new = str(before.get(name, "none")), str(versions.get(name, "none"))
+            if old != new:
+                yield f"{_stamp(at)} {subject} changed {name}: {old} -> {new}"
+
+
+def _of_evidence(
+    host: str, records: Mapping[str, HostRecord], failures: Sequence[Failure]
+) -> Iterator[str]:
+    """Yield where the processes of a host sat when a service hung.
+
+    A rank that computes while the others wait is told apart, since it is the one waited for.
+    """
+    for document in records[host].evidence:
+        if not any(each.began - 5 <= document["time"] <= each.ended + 5 for each in failures):
+            continue
+        stamp = _stamp(document["time"])
+        same = {
+            name: [each for each in record.evidence if each["id"] == document["id"]]
+            for name, record in records.items()
+        }
+        ranks = {
+            (rank["host"], rank["pid"]): rank["rank"]
+            for documents in same.values()
+            for each in documents
+            for rank in each["ranks"]
+        }
+        calls = {
+            key: (process["call"] or "no Python code", process)
+            for name, documents in same.items()
+            for each in documents
+            for process in each["processes"]
+            if (key := (name, process["pid"])) in ranks
+        }
+        busy = [key for key, (_, process) in calls.items() if _computes(process)]
+        for process in document["processes"]:
+            key = (host, process["pid"])
+            rank = f"rank {ranks[key]}" if key in ranks else process["name"]
+            who = f"{stamp} evidence {rank} (process {process['pid']})"
+            call = process["call"] or "no Python code"
+            if process["state"] in {"T", "t"}:
+                yield f"{who} is stopped by a signal"
+            elif process["state"] == "D":
+                yield f"{who} waits in the kernel, in {call}"
+            elif key in calls and busy == [key] and len(calls) > 1:
+                yield f"{who} computes in {call}, while the others wait in " + ", ".join(
+                    sorted({where for other, (where, _) in calls.items() if other != key})
+                )
+            elif key in calls:
+                yield f"{who} waits in {call}"
+            elif _computes(process):
+                yield f"{who} computes in {call}"
+
+
+def _computes(process: Mapping[str, Any]) -> bool:
+    return process["state"] == "R" and bool(process["cpu"] > _BUSY)
+
+
+def _stamp(at: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))

@@ -1,0 +1,57 @@
+"""A report as one archive that others may read: files of hosts without secrets."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from clusterctl.diagnosis.redaction import records_without_secrets, without_secrets
+from clusterctl.errors import UsageError
+
+LARGEST = 64 * 2**20
+"""Bytes of all hosts' logs before compression, at least LEAST for each."""
+LEAST = 2**18
+
+_COMPRESSORS = {".zst": ("zstd", "-q", "-10"), ".gz": ("gzip", "-9n")}
+
+
+def compressor_for(path: Path) -> tuple[str, ...]:
+    """Return the command that compresses for this name. Raises UsageError for a name that is no
+    archive's."""
+    if path.suffixes[-2:-1] != [".tar"] or path.suffix not in _COMPRESSORS:
+        raise UsageError(f"{path} is no name of an archive", hint="name it report.tar.zst")
+    return _COMPRESSORS[path.suffix]
+
+
+def write_bundle(path: Path, files: Mapping[str, str]) -> int:
+    """Write the files into an archive that only its owner can read, and return its size in bytes.
+
+    Raises UsageError if it cannot be written.
+    """
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for name, text in sorted(files.items()):
+            remove = records_without_secrets if ".json" in name else without_secrets
+            data = remove(text).encode(errors="replace")
+            entry = tarfile.TarInfo(f"report/{name}")
+            entry.size, entry.mode = len(data), 0o600
+            tar.addfile(entry, io.BytesIO(data))
+    argv = compressor_for(path)
+    try:
+        packed = subprocess.run(argv, input=archive.getvalue(), capture_output=True, check=True)
+        # A new file, mode 0600, in place of whatever has the name
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".report-", delete=False) as file:
+            file.write(packed.stdout)
+        Path(file.name).replace(path)
+    except FileNotFoundError as error:
+        missing = error.filename == argv[0]
+        why = f"{argv[0]} is not installed here" if missing else "its directory does not exist"
+        hint = "name it report.tar.gz" if missing else None
+        raise UsageError(f"{path} cannot be written: {why}", hint=hint) from error
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise UsageError(f"{path} cannot be written: {error}") from error
+    return path.stat().st_size

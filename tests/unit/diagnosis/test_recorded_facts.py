@@ -1,0 +1,151 @@
+"""What hosts recorded joins in: a hang gets the host, the device and the moment of its cause."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterctl.diagnosis.logs import search
+from clusterctl.diagnosis.record import HostRecord, record_of, recorded_lines
+from clusterctl.diagnosis.verdict import Cause, verdict
+
+NIGHT = 1795316400.0  # 2026-11-22T03:00:00Z
+
+
+def entry(minutes: float, subject: str, event: str, text: str = "") -> dict[str, object]:
+    return {"time": NIGHT + minutes * 60, "subject": subject, "event": event, "text": text}
+
+
+def files(
+    *journal: dict[str, object],
+    ledger: Sequence[dict[str, object]] = (),
+    evidence: dict[str, object] | None = None,
+) -> HostRecord:
+    shown = {
+        "journal.jsonl": "".join(json.dumps(each) + "\n" for each in journal),
+        "ledger.jsonl": "".join(json.dumps(each) + "\n" for each in ledger),
+    }
+    if evidence:
+        shown["evidence-x.json"] = json.dumps(evidence)
+    return record_of(shown)
+
+
+def causes(
+    records: dict[str, HostRecord], service: str | None = None, hours: float = 1.0
+) -> list[Cause]:
+    told = recorded_lines(records, service, NIGHT + hours * 3600)
+    return verdict(
+        finding
+        for host, by_file in told.items()
+        for name, lines in by_file.items()
+        for finding in search([line.encode() for line in lines], name, host)
+    )
+
+
+STALLED = (
+    entry(0, "chat", "ready"),
+    entry(13, "chat", "stalled", "no token for 50 s (3 requests running, 0 waiting)"),
+    entry(13.1, "chat", "backing-off", "stalled: no token for 50 s; retrying in 2 s"),
+)
+
+
+def test_a_stall_follows_from_the_link_that_was_lost_before_it() -> None:
+    lost = entry(12, "host", "link-lost", "eth1 lost its link")
+    first, report = causes({"gpu1": files(*STALLED), "gpu2": files(lost)})
+
+    assert (first.id, first.cause) == ("link-lost", "eth1 of gpu2 lost its link at 03:12:00")
+    assert first.evidence[0].host == "gpu2"
+    assert (report.id, report.follows_from) == ("engine-dead-stall", "link-lost")
+
+
+def test_what_was_over_long_before_is_no_cause() -> None:
+    lost = entry(1, "host", "link-lost", "eth1 lost its link")
+    back = entry(2, "host", "over", "link-lost eth1")
+    (only,) = causes({"gpu1": files(*STALLED), "gpu2": files(lost, back)})
+    assert only.id == "engine-dead-stall"
+
+    first, _ = causes({"gpu1": files(*STALLED), "gpu2": files(lost)})
+    assert first.id == "link-lost", "it still has none"
+
+
+def test_a_service_that_is_ready_again_keeps_its_story_for_a_day() -> None:
+    again = {"gpu1": files(*STALLED, entry(15, "chat", "ready"))}
+    assert [one.id for one in causes(again)] == ["engine-dead-stall"]
+    assert causes(again, hours=30) == []
+    assert [one.id for one in causes(again, service="chat", hours=30)] == ["engine-dead-stall"]
+    assert causes(again, service="other") == []
+
+
+def test_without_a_failure_only_what_is_wrong_now_is_told() -> None:
+    full = entry(5, "host", "disk-full", "/ has 3 of 10000 MiB free")
+    set_back = entry(5, "host", "clock-step", "the clock was set by -210.0 s")
+    assert [one.id for one in causes({"gpu1": files(full, set_back)})] == ["disk-full"]
+    over = entry(6, "host", "over", "disk-full /")
+    assert causes({"gpu1": files(full, over)}) == []
+    restarted = entry(6, "supervisor", "started", "version 0.1.0")
+    assert causes({"gpu1": files(full, restarted)}) == [], "it would have told again"
+
+
+def test_what_changed_since_it_worked_is_named() -> None:
+    def versions(minutes: float, nccl: str) -> dict[str, object]:
+        both = {"nccl": nccl, "torch": "2.13.0"}
+        return {"time": NIGHT + 60 * minutes, "subject": "node", "versions": both}
+
+    ledger = [versions(-60, "2.25.1"), versions(-30, "2.27.3"), versions(5, "2.26.2")]
+    first, _ = causes({"gpu1": files(*STALLED), "gpu2": files(ledger=ledger)})
+
+    assert (first.id, first.certainty) == ("version-changed", "likely")
+    assert first.cause == (
+        "nccl of node changed on gpu2 at 03:05:00, after it last worked: 2.27.3 before, 2.26.2 now"
+    )
+    assert len(first.evidence) == 1, "what changed while it worked is left out"
+
+
+def process(pid: int, state: str, cpu: float, call: str) -> dict[str, object]:
+    return {"pid": pid, "name": "ray::RayWorker", "state": state, "cpu": cpu, "call": call}
+
+
+RANKS = [{"rank": 0, "host": "gpu1", "pid": 7}, {"rank": 1, "host": "gpu2", "pid": 8}]
+ASKED = {"id": "x", "time": NIGHT + 13 * 60}
+HERE = {**ASKED, "ranks": RANKS, "processes": [process(7, "S", 0.1, "recv (a.py:1)")]}
+
+
+def hung(*processes: dict[str, object]) -> list[Cause]:
+    there = {**ASKED, "ranks": [], "processes": list(processes)}
+    return causes({"gpu1": files(*STALLED, evidence=HERE), "gpu2": files(evidence=there)})
+
+
+@pytest.mark.parametrize(
+    ("process_of_rank_1", "id_", "cause"),
+    [
+        (process(8, "T", 0, ""), "process-stopped",
+         "rank 1 (process 8) on gpu2 was stopped by a signal (SIGSTOP) at 03:13:00"),
+        (process(8, "R", 0.99, "spin (b.py:2)"), "rank-hung",
+         "rank 1 (process 8) on gpu2 computes in spin (b.py:2), while the others wait for it"),
+        (process(8, "D", 0, "load (b:2)"), "rank-hung",
+         "rank 1 (process 8) on gpu2 waits in the kernel, for a disk or a driver, in load (b:2)"),
+        (process(8, "S", 0.1, "recv (a.py:1)"), "ranks-wait",
+         "rank 0 (process 7) on gpu1 waits in recv (a.py:1)"),
+    ],
+)  # fmt: skip
+def test_the_rank_that_the_others_wait_for_is_named(
+    process_of_rank_1: dict[str, object], id_: str, cause: str
+) -> None:
+    first, *_ = hung(process_of_rank_1)
+    assert (first.id, first.cause) == (id_, cause)
+
+
+@given(st.text(max_size=200))
+def test_damaged_records_are_left_out(text: str) -> None:
+    shown = dict.fromkeys(("journal.jsonl", "ledger.jsonl", "evidence-x.json"), text)
+    assert recorded_lines({"gpu1": record_of(shown)}, None, NIGHT)
+
+
+@pytest.mark.parametrize("wrong", ["x", None, [1], [{}], {"pid": 1}])
+def test_evidence_of_another_shape_is_left_out(wrong: object) -> None:
+    made = files(evidence={**HERE, "processes": wrong})
+    assert made.evidence == []
