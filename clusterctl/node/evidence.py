@@ -51,7 +51,7 @@ class AskedEvidence:
     ranks: List[Rank]
 
 
-class Evidence:
+class HangEvidence:
     """Takes evidence in a thread, one at a time."""
 
     def __init__(self, paths: NodePaths, host: str, timing: Timing, journal: Journal) -> None:

@@ -22,7 +22,7 @@ from clusterctl.node.attempt import Attempt
 from clusterctl.node.contract import breaches, free_gpus
 from clusterctl.node.documents import ExpectedNode, Rank, RayNode, ServiceDocument, ServiceState
 from clusterctl.node.endpoint import Reading
-from clusterctl.node.evidence import Evidence
+from clusterctl.node.evidence import HangEvidence
 from clusterctl.node.files import Journal, NodePaths
 from clusterctl.node.ray_watch import WORKER_PREFIX, Snapshot, WorkerActor
 from clusterctl.node.secret_files import SecretUnusable, read_secret
@@ -122,7 +122,7 @@ class Service:
         timing: Timing,
         journal: Journal,
         previous: Optional[ServiceState] = None,
-        evidence: Optional[Evidence] = None,
+        evidence: Optional[HangEvidence] = None,
     ) -> None:
         """`previous`: this service's state as written by the supervisor of an earlier container.
         `evidence`: taken before ranks that hang are ended."""

@@ -12,7 +12,7 @@ from typing import Dict, List, Optional
 
 from clusterctl import __version__
 from clusterctl.node.documents import GatewayState, NodeDocument, NodeState, ServiceDocument
-from clusterctl.node.evidence import Evidence
+from clusterctl.node.evidence import HangEvidence
 from clusterctl.node.files import Declared, Journal, NodePaths, StateFile, why_not_written
 from clusterctl.node.gateway import Gateway, MemberProof
 from clusterctl.node.hosts_file import HostsFile
@@ -51,7 +51,7 @@ class Supervisor:
         self._record_versions(time.monotonic())
         self._declared = Declared(paths, journal)
         labels = version_labels(self._versions)
-        self._evidence = Evidence(paths, document.host, timing, journal)
+        self._evidence = HangEvidence(paths, document.host, timing, journal)
         env = self._evidence.env
         self._ray = RayProcess(document, paths, timing, journal, labels, env)
         if watch_argv is None:

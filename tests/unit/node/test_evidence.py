@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.node.documents import Rank
-from clusterctl.node.evidence import KEPT, Evidence, taken
+from clusterctl.node.evidence import KEPT, HangEvidence, taken
 from clusterctl.node.files import Journal, NodePaths
 from clusterctl.node.stacks import DIRECTORY, ask_for, call_of
 from tests.fakes.node_bench import QUICK, Bench, await_value
@@ -104,11 +104,11 @@ def test_the_call_is_that_of_the_main_thread_and_of_vllm() -> None:
 RANKS = [Rank(0, 0, 0, "a", "10.0.0.1", 1), Rank(1, 1, 0, "b", "10.0.0.2", 2)]
 
 
-def evidence(root: Path, host: str) -> tuple[Evidence, NodePaths]:
+def evidence(root: Path, host: str) -> tuple[HangEvidence, NodePaths]:
     paths = NodePaths("demo", root / host)
     paths.logs.mkdir(parents=True, exist_ok=True)
     timing = replace(QUICK, evidence_pause=0.01)
-    return Evidence(paths, host, timing, Journal(paths.journal, host, io.StringIO())), paths
+    return HangEvidence(paths, host, timing, Journal(paths.journal, host, io.StringIO())), paths
 
 
 def test_one_host_asks_and_the_other_takes_it_once(tmp_path: Path) -> None:
