@@ -38,7 +38,7 @@ class HostRecord:
 
 
 @dataclass(frozen=True)
-class ServiceFailure:
+class Outage:
     """From the first sign that a service fails until it is ready again, in Unix seconds."""
 
     service: str
@@ -91,15 +91,13 @@ def _evidence(document: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def failures_of(
-    records: Mapping[str, HostRecord], service: str | None, now: float
-) -> list[ServiceFailure]:
+def failures_of(records: Mapping[str, HostRecord], service: str | None, now: float) -> list[Outage]:
     """Return the last failure of each service, or of `service`, by the journals of all hosts."""
     entries = sorted(
         (entry for record in records.values() for entry in record.journal),
         key=lambda entry: float(entry["time"]),
     )
-    found: dict[str, ServiceFailure] = {}
+    found: dict[str, Outage] = {}
     worked: dict[str, float] = {}
     for entry in entries:
         name, event, at = str(entry.get("subject")), entry["event"], float(entry["time"])
@@ -110,11 +108,11 @@ def failures_of(
         if event == "ready":
             worked[name] = at
             if current and failing:
-                found[name] = ServiceFailure(name, current.began, at, current.worked)
+                found[name] = Outage(name, current.began, at, current.worked)
         elif not failing and (
             event in _FAILED or (event == "waiting" and "left Ray" in str(entry.get("text")))
         ):
-            found[name] = ServiceFailure(name, at, now, worked.get(name, 0.0))
+            found[name] = Outage(name, at, now, worked.get(name, 0.0))
     return [each for each in found.values() if service or now - each.ended < _A_DAY]
 
 
@@ -133,9 +131,7 @@ def recorded_lines(
     }
 
 
-def _of_journal(
-    journal: Sequence[dict[str, Any]], failures: Sequence[ServiceFailure]
-) -> Iterator[str]:
+def _of_journal(journal: Sequence[dict[str, Any]], failures: Sequence[Outage]) -> Iterator[str]:
     over = {
         str(entry.get("text")).partition(" "): float(entry["time"])
         for entry in journal
@@ -166,7 +162,7 @@ _LASTING = ("link-lost", "nic-broken", "disk-full", "memory-low", "stopped", "gp
 """Events of hosts that last until they are said to be over."""
 
 
-def _changes(ledger: Sequence[dict[str, Any]], failures: Sequence[ServiceFailure]) -> Iterator[str]:
+def _changes(ledger: Sequence[dict[str, Any]], failures: Sequence[Outage]) -> Iterator[str]:
     """Yield what differs since a service last worked."""
     last: dict[str, dict[str, str]] = {}
     for entry in ledger:
@@ -185,7 +181,7 @@ def _changes(ledger: Sequence[dict[str, Any]], failures: Sequence[ServiceFailure
 
 
 def _of_evidence(
-    host: str, records: Mapping[str, HostRecord], failures: Sequence[ServiceFailure]
+    host: str, records: Mapping[str, HostRecord], failures: Sequence[Outage]
 ) -> Iterator[str]:
     """Yield where the processes of a host sat when a service hung.
 
