@@ -13,6 +13,7 @@ from io import BytesIO
 from pathlib import Path
 
 from clusterctl import __version__, deadlines
+from clusterctl.diagnosis.bundle import LARGEST, LEAST, compressor_for, write_bundle
 from clusterctl.diagnosis.logs import Finding, lines_of, search
 from clusterctl.diagnosis.record import record_of, recorded_lines
 from clusterctl.diagnosis.verdict import Cause, verdict
@@ -20,7 +21,6 @@ from clusterctl.errors import ClusterctlError, RequirementsNotMet, UsageError, r
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.documents import service_of
 from clusterctl.node.files import NodePaths
-from clusterctl.reporting.bundle import LARGEST, LEAST, compressor_for, write_bundle
 from clusterctl.serving.declaration import served_at
 from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transport import python

@@ -45,7 +45,7 @@ ALLOWED = {
         "transport", "inventory", "errors",
     },
     "models": {"transport", "inventory", "errors"},
-    "diagnosis": {"errors"},
+    "diagnosis": {"node.documents", "errors"},
     "serving": {
         "accelerators.engine_defaults",
         "diagnosis", "models", "survey", "network", "ray_cluster", "node", "containers", "engine",

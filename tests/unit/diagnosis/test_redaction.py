@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterctl.diagnosis.bundle import write_bundle
 from clusterctl.diagnosis.redaction import records_without_secrets, without_secrets
 from clusterctl.errors import UsageError
-from clusterctl.reporting.bundle import write_bundle
 
 PLANTED = "pl4nted-Secret_value"
 
