@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -30,6 +29,7 @@ from clusterctl.transport.credentials import Credentials
 
 _EVENTS = 2000  # In the document; older ones are left out
 _LONGEST = 500  # Characters of a text; a container may write anything into its journal
+_LATEST = 253402300800.0  # Unix seconds of the year 10000, beyond which nothing formats a time
 
 # Words of the journal that are faults, and those that end one. Others are phases of a start.
 _FAULTS = {"failed", "stalled", "down", "backing-off", "unreadable"}
@@ -176,6 +176,8 @@ def _timeline(survey: Survey, journal: str) -> list[dict[str, Any]]:
         for event in _journal_events(host, answer.files.get(journal))
     ]
     for change in version_record(survey).changes:
+        if not 0 <= change.time < _LATEST:
+            continue
         text = f"{change.name}: {change.before or 'none'} → {change.after or 'none'}"
         events.append(_event(change.time, change.host, change.subject, "version", text))
     return sorted(events, key=lambda event: event["time"])[-_EVENTS:]
@@ -189,7 +191,7 @@ def _journal_events(host: str, data: bytes | None) -> Iterator[dict[str, Any]]:
             subject, text = str(entry["subject"]), str(entry["text"])
         except MALFORMED:
             continue
-        if not math.isfinite(when):
+        if not 0 <= when < _LATEST:  # False for NaN, too
             continue
         kind = "fault" if word in _FAULTS else "recovered" if word in _RECOVERED else "phase"
         yield _event(when, host, subject, kind, f"{word} {text}".strip())

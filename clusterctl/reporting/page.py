@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from html import escape
 from importlib import resources
 from string import Template
@@ -28,7 +29,7 @@ def page(report: Mapping[str, Any]) -> str:
     The page loads nothing, and its policy lets it run the two scripts in it and no other.
     """
     own = resources.files("clusterctl.reporting")
-    library, program = _plotly(), (own / "page.js").read_text()
+    library, program = charts_library(), (own / "page.js").read_text()
     hashes = (hashlib.sha256(script.encode()).digest() for script in (library, program))
     healthy = "healthy" if report["healthy"] else "degraded"
     versions = " · ".join(f"{name} {version}" for name, version in report["versions"].items())
@@ -46,7 +47,9 @@ def page(report: Mapping[str, Any]) -> str:
     )
 
 
-def _plotly() -> str:
+@cache
+def charts_library() -> str:
+    """Return plotly.js. Raises UsageError if it is not installed."""
     try:
         found = resources.files("plotly") / "package_data" / "plotly.min.js"
         return found.read_text(encoding="utf-8")

@@ -137,7 +137,7 @@ def read_figures(text: bytes | None, log: str, service: str, vllm: str) -> Bench
             hint="clusterctl run benchmark_serving.py, or a newer image",
         )
     try:
-        found = json.loads(text or b"")
+        found = json.loads(text or b"", parse_constant=_not_finite)
         figures = BenchFigures(
             completed=int(found["completed"]),
             failed=int(found["num_prompts"]) - int(found["completed"]),
@@ -159,6 +159,10 @@ def read_figures(text: bytes | None, log: str, service: str, vllm: str) -> Bench
             detail=log[-2000:] or None,
         )
     return figures
+
+
+def _not_finite(text: str) -> float:
+    raise ValueError(f"{text} is no figure")
 
 
 def _percentiles(found: Mapping[str, Any], name: str) -> dict[str, float]:

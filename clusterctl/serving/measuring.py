@@ -31,7 +31,7 @@ def asked_for(names: Sequence[str], survey: Survey) -> list[ServiceDocument]:
             known[service] = replace(replicas[0], name=service, host=api.address, port=api.port)
     if not names and len(known) != 1:
         have = ", ".join(sorted(known)) or "none"
-        raise UsageError(f"name the services to measure: {have}", hint="clusterctl bench NAME")
+        raise UsageError(f"name the services to measure: {have}", hint="clusterctl status")
     return [require_service(name, {**survey.services, **known}) for name in names or known]
 
 

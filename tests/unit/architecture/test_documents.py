@@ -61,3 +61,13 @@ def test_where_do_i_names_files_that_exist() -> None:
         assert paths, row
         for path in paths:
             assert (ROOT / path).exists(), path
+
+
+def test_decisions_are_numbered_once_each() -> None:
+    titles = {
+        int(page.name[:4]): page.read_text().partition("\n")[0]
+        for page in sorted((ROOT / "docs/decisions").glob("*.md"))
+    }
+    assert len(titles) == len([*(ROOT / "docs/decisions").glob("*.md")])
+    assert [*titles] == [*range(1, len(titles) + 1)]
+    assert [n for n, title in titles.items() if not title.startswith(f"# {n}. ")] == []

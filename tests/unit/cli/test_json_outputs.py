@@ -56,7 +56,9 @@ def test_real_outputs_are_valid(clusterctl: Run, tmp_path: Path, words: tuple[st
     require_valid(words, json.loads(ran.stdout))
 
 
-@pytest.mark.parametrize("words", [("check",), ("status",), ("exec", "true"), ("plan",)])
+@pytest.mark.parametrize(
+    "words", [("check",), ("status",), ("exec", "true"), ("plan",), ("report",), ("soak",)]
+)
 def test_real_outputs_about_hosts_are_valid(
     clusterctl: Run, inventory: Path, words: tuple[str, ...]
 ) -> None:

@@ -59,3 +59,31 @@ def test_models_of_the_catalogue(command: tuple[str, ...], tmp_path: Path) -> No
 
 def test_commands(tmp_path: Path) -> None:
     assert offered("boot", state=tmp_path) == ["bootstrap"]
+
+
+@pytest.mark.parametrize(
+    ("shell", "written"),
+    [
+        ("bash", "complete -o default -F"),
+        ("zsh", "#compdef clusterctl"),
+        ("fish", "complete --command clusterctl"),
+    ],
+)
+def test_the_lines_to_paste_are_for_their_shell(shell: str, written: str, tmp_path: Path) -> None:
+    assert (
+        f"_CLUSTERCTL_COMPLETE=source_{shell} clusterctl" in (ROOT / "docs/install.md").read_text()
+    )
+    # Whichever shell runs it: `--show-completion` prints for the one that it finds around itself.
+    ran = subprocess.run(
+        [Path(sys.executable).with_name("clusterctl")],
+        env={
+            **os.environ,
+            "_CLUSTERCTL_COMPLETE": f"source_{shell}",
+            "XDG_STATE_HOME": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert written in ran.stdout
