@@ -73,4 +73,5 @@ def remove(
         print(json.dumps(document, indent=2))
         return
     print(f"{host} is removed" if changed else f"{host} was removed already: nothing to change")
-    print(f"  now delete hosts.{host}, {source}:{line}: `bootstrap` would add the host again")
+    print(f"  now delete hosts.{host}, {source}:{line}: until then `serve` and `apply` miss it,")
+    print("  and `bootstrap` adds it again")

@@ -98,12 +98,7 @@ def plan_removal(full: Survey, host: str, *, purge: bool) -> Removal:
     require_known(survey, host)
     survey.require_answers()
     moves, dead = moves_from(survey, host), host in survey.left_out
-    hosts = tuple(each for each in inventory.hosts if each.name != host)
-    others = Survey(
-        inventory.model_copy(update={"hosts": hosts}),
-        {name: each for name, each in full.transports.items() if name != host},
-        {name: each for name, each in full.outcomes.items() if name != host},
-    )
+    others = nodes_besides(full, host)
     cluster = Cluster(others, topology_of(others), others.views, tuple(others.views))
     names = tuple(others.views)
     files = files_present(others.inventory, cluster.topology, others.facts)
@@ -118,3 +113,20 @@ def plan_removal(full: Survey, host: str, *, purge: bool) -> Removal:
     views = {**others.views, **({} if dead else {host: survey.views[host]})}
     plan, drained = plan_stages(stages, views), host in survey.drained
     return Removal(survey, moves, stages, views, dead, drained, plan)
+
+
+def nodes_besides(full: Survey, host: str) -> Survey:
+    """Return the survey of the other hosts, without those that answer and are no nodes: such as one
+    that was removed before, and is in the inventory still."""
+    inventory = full.inventory
+    hosts = tuple(
+        each
+        for each in inventory.hosts
+        if each.name != host and (each.name in full.containers or each.name in full.errors)
+    )
+    names = {each.name for each in hosts}
+    return Survey(
+        inventory.model_copy(update={"hosts": hosts}),
+        {name: each for name, each in full.transports.items() if name in names},
+        {name: each for name, each in full.outcomes.items() if name in names},
+    )
