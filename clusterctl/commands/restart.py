@@ -55,11 +55,11 @@ def run(
     `Rollout.run`.
     """
     with connected(inventory.hosts, credentials) as transports:
-        shown = _plan(take_survey(inventory, transports), name)
+        shown = plan_restart(take_survey(inventory, transports), name)
         agree(shown)
         with ClusterLock(transports[inventory.head.name], inventory.cluster, "restart") as lock:
             survey = take_survey(inventory, transports)
-            plan = _plan(survey, name)
+            plan = plan_restart(survey, name)
             if plan.interrupts and not shown.interrupts:  # Another run has stopped the others
                 agree(plan)
             replicas = [
@@ -80,12 +80,19 @@ def again(document: ServiceDocument) -> ServiceDocument:
     return replace(document, fingerprint=now)
 
 
-def _plan(survey: Survey, name: str) -> RestartPlan:
+def plan_restart(survey: Survey, name: str) -> RestartPlan:
     survey.require_answers()
     survey.require_supervised_head()
     documents = survey.replicas(name) or [require_service(name, survey.services)]
-    alone = len(survey.replicas(documents[0].service)) == 1
-    return RestartPlan(survey, documents, alone)
+    # A whole service restarts those that do not serve first, and proves each before the next.
+    serving = [
+        each
+        for each in survey.replicas(documents[0].service)
+        if each not in documents
+        and each.name in survey.reported
+        and survey.reported[each.name].state == "ready"
+    ]
+    return RestartPlan(survey, documents, len(documents) == 1 and not serving)
 
 
 def _none_draining(members: MembersDocument | None) -> MembersDocument | None:
