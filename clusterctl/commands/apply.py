@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from clusterctl.engine.events import EventSink
-from clusterctl.errors import ClusterctlError, DoesNotFit, Problems, raise_all
+from clusterctl.errors import ClusterctlError, DoesNotFit, Problems, UsageError, raise_all
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import ServiceDocument, to_json
 from clusterctl.operations.serving import (
@@ -114,6 +114,16 @@ def decide_all(survey: Survey, wanted: Sequence[Wanted], *, prune: bool) -> Flee
         except ClusterctlError as error:
             problems += _named(error, each.request)
             continue
+        if found.new_key and len(wanted) > 1:
+            # Services that start together would get different ones.
+            problems.append(
+                UsageError(
+                    f"{name}: the api-key in its config file differs from the cluster's key, "
+                    "which all services have",
+                    hint="remove api-key from the file; or, before any service runs, set the "
+                    "cluster's key by serving this one alone with `serve --config`",
+                )
+            )
         decisions[name] = found
         leaving += found.plan.surplus
         ahead = _with(_without(ahead, found.plan.surplus), found)
@@ -124,7 +134,13 @@ def decide_all(survey: Survey, wanted: Sequence[Wanted], *, prune: bool) -> Flee
         for name, documents in pruned.items()
         for document in documents
     ]
+    lines += [f"{name}: take it out of the gateway" for name, left in pruned.items() if not left]
     notes = [f"{name} is not in the file, and is left as it is" for name in others if not prune]
+    notes += [
+        f"{name}: its replica on {member.host} starts again with that host: then --prune once more"
+        for name in pruned
+        for member in survey.lost_members(name)
+    ]
     for name, one in decisions.items():
         lines += [f"{name}: {line}" for line in one.changes.lines]
         notes += [f"{name}: {note}" for note in one.changes.notes]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from clusterctl.commands.apply import FleetDecision, decide_all
-from clusterctl.errors import DoesNotFit
+from clusterctl.errors import DoesNotFit, UsageError
+from clusterctl.models.name import resolve
 from clusterctl.operations.serving import Wanted
 from clusterctl.planning.service_plan import ServicePlan
 from clusterctl.serving.request import Options, read_request
+from tests.fakes.transport import starts
+from tests.unit.planning.test_dead_hosts import only_on_gpu2, surveyed
 from tests.unit.planning.test_prepared_service import Cluster
 
 
@@ -80,3 +85,30 @@ def test_what_runs_as_planned_needs_nothing() -> None:
     found = decide(cluster, pair, qwen="2")
     assert found.changes.lines == ()
     assert found.unproven("qwen"), "no supervisor says that it is ready: it is waited for"
+
+
+def test_a_pruned_service_whose_hosts_are_dead_leaves_the_gateway() -> None:
+    cluster = Cluster("nvidia")
+    found = decide_all(surveyed(cluster, only_on_gpu2(cluster)), [], prune=True)
+    assert found.changes.lines == ("qwen: take it out of the gateway",)
+    assert found.changes.notes == (
+        "qwen: its replica on gpu2 starts again with that host: then --prune once more",
+    )
+
+
+def test_a_new_key_is_not_set_by_one_of_several_services() -> None:
+    """Those that start at the same time would have different ones."""
+    cluster = Cluster("nvidia")
+    cluster.transports["gpu1"].on(starts("cat"), stdout="sk-old")
+    wanted = [
+        Wanted(
+            replace(
+                read_request(Options("/data/models/qwen", 1, name=name, replicas="1")), api_key=key
+            ),
+            resolve("/data/models/qwen", cluster.inventory.models),
+        )
+        for name, key in (("a", "sk-new"), ("b", None))
+    ]
+    with pytest.raises(UsageError, match="a: the api-key in its config file differs"):
+        decide_all(cluster.survey(), wanted, prune=False)
+    decide_all(cluster.survey(), wanted[:1], prune=False)
