@@ -14,6 +14,7 @@ must match a host of the inventory, so that a typo never silently selects fewer 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import translate
 
@@ -50,6 +51,19 @@ def select(inventory: Inventory, limit: str, option: str = "--limit") -> tuple[H
     if not left:
         raise UsageError(f"{option} {limit} leaves no host", hint=_known(inventory))
     return left
+
+
+def still_known(inventory: Inventory, limit: str) -> str | None:
+    """Return an earlier `limit` without the parts that match no host any more; empty if nothing
+    limits any more, None if no host that it named is left."""
+    parts = [part.strip() for part in _PART.findall(limit)]
+    left = []
+    for part in parts:
+        with suppress(UsageError):
+            _names_of(inventory, part.removeprefix("!"), "")
+            left.append(part)
+    named, named_left = (any(not part.startswith("!") for part in each) for each in (parts, left))
+    return None if named and not named_left else ",".join(left)
 
 
 def _names_of(inventory: Inventory, part: str, option: str) -> list[str]:

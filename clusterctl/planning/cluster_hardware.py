@@ -16,7 +16,7 @@ from clusterctl.errors import ClusterctlError, RequirementsNotMet, UsageError
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
-from clusterctl.inventory.select import select
+from clusterctl.inventory.select import select, still_known
 from clusterctl.network.gate import FabricRecord, read_record, record_file
 from clusterctl.node.documents import RayNode, ServiceDocument, ServiceState
 from clusterctl.planning.hardware import GpuModel, find_gpu, gpu_of_host
@@ -203,12 +203,32 @@ def gpus_held(
     return HeldGpus([HostGpus(*each) for each in free.items()], tuple(holders))
 
 
+def on_of(survey: Survey, service: str) -> str:
+    """Return the hosts that an earlier `--on` limits the service to, without those that have left
+    the inventory since; empty for all. Raises UsageError if all of them have."""
+    known = survey.members.get(service)
+    if known is None or not known.on:
+        return ""
+    left = still_known(_with_dead(survey), known.on)
+    if left is None:
+        raise UsageError(
+            f"{service} is limited to --on {known.on}, and {survey.inventory.file} has none of "
+            "these hosts any more",
+            hint=f"serve it with `--name {service} --on HOSTS`, or on all with `--on '*'`",
+        )
+    return left
+
+
+def _with_dead(survey: Survey) -> Inventory:
+    hosts = (*survey.inventory.hosts, *survey.left_out.values())
+    return survey.inventory.model_copy(update={"hosts": hosts})
+
+
 def hosts_on(survey: Survey, on: str) -> tuple[str, ...]:
     """Return the hosts that `--on` selects, without dead ones; all for an empty one. Raises
     UsageError, and RequirementsNotMet if all of them are dead."""
-    inventory, dead = survey.inventory, survey.left_out
-    every = inventory.model_copy(update={"hosts": (*inventory.hosts, *dead.values())})
-    chosen = select(every, on, "--on") if on else inventory.hosts
+    dead = survey.left_out
+    chosen = select(_with_dead(survey), on, "--on") if on else survey.inventory.hosts
     found = tuple(host.name for host in chosen if host.name not in dead)
     if not found:
         raise RequirementsNotMet(f"no host of --on {on} answers", hint="clusterctl status")

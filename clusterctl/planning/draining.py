@@ -12,7 +12,7 @@ from clusterctl.node.documents import (
     ServiceDocument,
     replica_name,
 )
-from clusterctl.planning.cluster_hardware import gpus_held, hosts_on, without_drained
+from clusterctl.planning.cluster_hardware import gpus_held, hosts_on, on_of, without_drained
 from clusterctl.planning.replicas import Seats, seat_replicas, sites_of_unknown_gpus
 from clusterctl.planning.service_plan import members_of, replica_layout
 from clusterctl.serving.arguments import UNDECIDED
@@ -115,7 +115,8 @@ def moves_from(survey: Survey, host: str) -> list[ServiceMoves]:
             continue
         sizes = (first.tensor_parallel, first.pipeline_parallel)
         number_of_new = len(leaving) + len(lost)
-        allowed = hosts_on(survey, known.on if known else "")
+        on = on_of(survey, service)
+        allowed = hosts_on(survey, on)
         there = [each for each in free if each.host in allowed]
         seats = seat_replicas(sites_of_unknown_gpus(there), sizes, (), number_of_new)
         in_use = {each.replica for each in (*staying, *leaving)} | {each.replica for each in away}
@@ -147,7 +148,7 @@ def moves_from(survey: Survey, host: str) -> list[ServiceMoves]:
                     members=members_of((*kept, *new), [one for one in away if one not in lost]),
                     stall_timeout=first.stall_timeout,
                     listen=known.listen if known else "",
-                    on=known.on if known else "",
+                    on=on,
                 ),
             )
         )

@@ -23,6 +23,7 @@ from clusterctl.planning.cluster_hardware import (
     gpus_of,
     hardware_of,
     hosts_on,
+    on_of,
     only_on,
     without_drained,
 )
@@ -78,7 +79,7 @@ def plan_request(
         name = document_name(request, served_names(request, named))
         own = survey.replicas(name)
         if asked.on is None and name in survey.members:
-            asked = replace(asked, on=survey.members[name].on)
+            asked = replace(asked, on=on_of(survey, name))
     hardware = hardware_for_fit(survey, asked, own, shape.name)
     launch = launch_for(request, shape, hardware, gpus_of(survey.answers))
     same = own[0] if own and directories.intersection(own[0].argv[2:3]) else None

@@ -145,10 +145,17 @@ def _layout(
     # Ranks are placed host by host, TP fastest: groups certainly stay inside hosts if every host is
     # filled and its GPU count is a multiple of TP.
     whole = sum(counts) == ranks and all(count % tp == 0 for count in counts)
+    on_head = free[0].free // (tp * pp)
     # vLLM keeps a replica on one host if it fits there.
     in_one_host = dp > 1 and tp * pp <= counts[0]
     keeps = tp == 1 or least == 1 or whole or in_one_host
     notes = []
+    if in_one_host and not on_head:
+        notes.append(
+            f"{free[0].host}, the head, has no free GPUs for one of the {dp} copies: untried, and "
+            "vLLM may end with `Not enough resources to allocate DP ranks on DP master node`; "
+            "--replicas needs no GPUs there"
+        )
     if not keeps:
         notes.append(
             "tensor parallel ranks are on different hosts and exchange data in every layer: "
@@ -163,7 +170,7 @@ def _layout(
         tensor_parallel=tp,
         pipeline_parallel=pp,
         data_parallel=dp,
-        copies_on_head=min(dp, free[0].free // (tp * pp)) if dp > 1 else 0,
+        copies_on_head=min(dp, on_head) if dp > 1 else 0,
         hosts=tuple(host.host for host in free if host.free),
         least_hosts=least,
         keeps_tp_in_host=keeps,

@@ -23,6 +23,7 @@ from clusterctl.planning.cluster_hardware import (
     hardware_of,
     hardware_of_unknown_gpus,
     hosts_on,
+    on_of,
     only_on,
     without_drained,
 )
@@ -94,8 +95,7 @@ def plan_service(
     names = served_names(request, model)
     name = document_name(request, names)
     own = survey.replicas(name)
-    known = survey.members.get(name)
-    asked_on = known.on if known and request.on is None else request.on or ""
+    asked_on = on_of(survey, name) if request.on is None else request.on
     request = replace(request, on="" if asked_on == ANY_HOST else asked_on)
     hosts = hosts_on(survey, request.on or "")
     # None for a Hub id that none of these hosts has
@@ -181,10 +181,16 @@ def plan_service(
 
 def _placed_by_ray(survey: Survey, request: ServiceRequest, name: str, layout: Layout) -> bool:
     """Whether Ray chooses the hosts: of a service that was never asked for replicas. Raises
-    RayNotFormed for copies of vLLM's own while a host is dead."""
+    UsageError for copies of vLLM's own where it was, RayNotFormed for these while a host is
+    dead."""
     own = survey.replicas(name)
     # The list of members may be lost, with a directory that was deleted on the head.
     if name in survey.members or any(document.node_ips for document in own) or request.on:
+        if layout.data_parallel > 1:
+            raise UsageError(
+                f"{name} has replicas on hosts of their own, and Ray places the ranks of --dp",
+                hint=f"clusterctl stop {name}, then serve again; or --replicas N in place of --dp",
+            )
         return False
     if request.replicas is not None and not (own and request.replicas == 1):
         return False

@@ -190,6 +190,8 @@ def test_replicas_are_dealt_out_as_vllm_can_start_them(
     hosts = tuple(HostGpus(f"gpu{number}", count) for number, count in enumerate(gpus))
     found = unplanned(None, hosts, tensor_parallel=tp, data_parallel=replicas)
     assert found.layout.copies_on_head == on_head
+    untried = any("DP master node" in note for note in found.layout.notes)
+    assert untried == (gpus[0] == 0)
     assert found.env.get("VLLM_RAY_DP_PACK_STRATEGY") == placement
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from clusterctl.errors import DoesNotFit, UsageError
+from clusterctl.node.documents import to_json
 from clusterctl.planning.draining import moves_from
 from tests.fakes.transport import starts
 from tests.unit.planning.test_prepared_service import Cluster
@@ -76,3 +79,46 @@ def test_a_drained_host_gives_its_replica_to_none_that_the_service_may_not_use()
     assert moves.new == ()
     assert moves.members.on == "gpu2"
     assert "no other host of --on gpu2 has free GPUs" in moves.lines[-1]
+
+
+def without(cluster: Cluster, name: str) -> None:
+    hosts = tuple(host for host in cluster.inventory.hosts if host.name != name)
+    cluster.inventory = cluster.inventory.model_copy(update={"hosts": hosts})
+    nodes = [node for node in cluster.state.nodes if node.name != name]
+    cluster.state = replace(cluster.state, nodes=nodes)
+    cluster.answers.pop(name)
+    cluster.transports.pop(name)
+
+
+@pytest.mark.parametrize(("on", "left"), [("gpu1,gpu2", "gpu1"), ("!gpu2", "")])
+def test_a_choice_outlives_hosts_that_leave_the_inventory(on: str, left: str) -> None:
+    cluster = Cluster("nvidia")
+    first = cluster.prepare(tp=1, on=on)
+    assert first.layout.hosts == ("gpu1",)
+    without(cluster, "gpu2")
+    again = cluster.prepare(tp=1, declared=(first,))
+    assert again.members is not None
+    assert (again.members.on, again.layout.hosts) == (left, ("gpu1",))
+    (moves,) = moves_from(cluster.survey(first), "gpu1")
+    assert moves.members.on == left
+
+
+def test_a_choice_without_any_host_left_says_so_until_another_is_made() -> None:
+    cluster = Cluster("nvidia")
+    first = cluster.prepare(tp=1, on="gpu2")
+    without(cluster, "gpu2")
+    assert first.members is not None
+    cluster.head_files["/etc/clusterctl/demo/members/qwen.json"] = to_json(first.members).encode()
+    with pytest.raises(UsageError, match="has none of these hosts any more") as caught:
+        cluster.prepare(tp=1)
+    assert caught.value.hint == "serve it with `--name qwen --on HOSTS`, or on all with `--on '*'`"
+    assert cluster.prepare(tp=1, on="*").layout.hosts == ("gpu1",)
+
+
+def test_a_service_with_replicas_gets_no_data_parallel_ranks() -> None:
+    """Its GPUs are counted, and one of the ranks would be on another's."""
+    cluster = Cluster("nvidia")
+    single = cluster.prepare(tp=1, replicas="1")
+    with pytest.raises(UsageError, match="Ray places the ranks of --dp") as caught:
+        cluster.prepare("--data-parallel-size", "2", tp=1, declared=(single,))
+    assert str(caught.value.hint).startswith("clusterctl stop qwen, then serve again")
