@@ -33,7 +33,6 @@ from clusterctl.ray_cluster.nodes import container_spec
 from clusterctl.steps.container_engine import ContainerEngine
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.files import OLD_CACHES, PathsAbsent
-from clusterctl.steps.gateway_certificate import GatewayCertificate
 from clusterctl.steps.host_proxy import HostProxy
 from clusterctl.steps.host_python import HostPython
 from clusterctl.steps.node_container import NodeContainer
@@ -66,7 +65,7 @@ def host_stages(inventory: Inventory, names: tuple[str, ...]) -> tuple[Stage, ..
     bundles = open_bundles(packages.offline, packages.sums)
     gpu_access = accelerator_named(inventory.accelerator).host_steps(packages, bundles)
     trusted = TrustedCa(inventory.cluster, outside.certificates, inventory.image)
-    proxy = HostProxy(inventory.cluster, outside.proxy)
+    proxy = HostProxy(inventory.cluster, outside.proxy, outside.no_proxy)
     return (
         Stage("Access to outside", names, (trusted, proxy)),
         Stage("Python", names, (HostPython(bundles),)),
@@ -114,6 +113,8 @@ def cluster_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]
         "gateway certificate", (str(kept.certificate), str(kept.public_certificate))
     )
     if inventory.gateway.tls:
+        from clusterctl.steps.gateway_certificate import GatewayCertificate  # 30 ms
+
         known = (inventory.head.address, cluster.topology.head.node_ip, head)
         names_in_it = (*known, *inventory.gateway.names)
         certificate = GatewayCertificate(inventory.cluster, inventory.gateway, names_in_it)

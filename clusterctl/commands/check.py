@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.engine.events import EventSink
@@ -78,13 +79,17 @@ def run(
         found = [*survey.errors.values(), *lacking, *_new(misplaced, lacking)]
         found += public_addresses(inventory, topology) if topology else []
         if not survey.containers:  # else the plan below opens them
-            try:
-                outside_of(inventory)
-                open_bundles(inventory.packages.offline, inventory.packages.sums)
-            except (UsageError, InventoryError) as error:
-                found.append(
-                    RequirementsNotMet(error.summary, hint=error.hint, detail=error.detail)
-                )
+            packages = inventory.packages
+            for opened in (
+                partial(outside_of, inventory),
+                partial(open_bundles, packages.offline, packages.sums),
+            ):
+                try:
+                    opened()
+                except (UsageError, InventoryError) as error:
+                    found.append(
+                        RequirementsNotMet(error.summary, hint=error.hint, detail=error.detail)
+                    )
         moved = ask_registry(survey)
         seen = PairResults((), {}, {})
         if topology:

@@ -41,6 +41,8 @@ class Outside:
 
     certificates: tuple[Certificate, ...] = ()
     proxy: Mapping[str, str] = field(default_factory=dict)  # Environment variables, for hosts only
+    # What Docker must know of `no_proxy`: it reaches the cluster's own hosts for nothing
+    no_proxy: tuple[str, ...] = ()
 
     @property
     def ca(self) -> str:
@@ -54,7 +56,9 @@ NOTHING = Outside()
 def outside_of(inventory: Inventory) -> Outside:
     """Return what `packages.ca` and `packages.proxy` say. Raises InventoryError, with the place in
     the file, for a CA file that cannot be used."""
-    return Outside(_certificates(inventory), proxy_variables(inventory))
+    proxy = inventory.packages.proxy
+    without = proxy.no_proxy if proxy else ()
+    return Outside(_certificates(inventory), proxy_variables(inventory), without)
 
 
 def proxy_variables(inventory: Inventory) -> dict[str, str]:

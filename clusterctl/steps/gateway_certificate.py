@@ -45,7 +45,7 @@ class GatewayCertificate:
         self._cluster = cluster
         given = (wanted.certificate, wanted.key)
         self._files = [path for path in given if path]  # Certificate and key, or neither
-        self._names = tuple(dict.fromkeys(names))
+        self._names = tuple(dict.fromkeys(_as_written(name) for name in names))
 
     def check(self, view: HostView) -> Change | None:
         """Raises RequirementsNotMet for a given certificate that cannot be used."""
@@ -175,6 +175,14 @@ def made(cluster: str, names: Sequence[str]) -> tuple[bytes, bytes]:
     )
     chain = certificate.public_bytes(Encoding.PEM)
     return chain, chain + key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _as_written(name: str) -> str:
+    """Return a name as `names_of` does: an address has many spellings."""
+    try:
+        return str(ip_address(name))
+    except ValueError:
+        return name
 
 
 def _general_name(name: str) -> x509.GeneralName:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,10 +54,14 @@ class ProxyFound:
     def stopped_by_restart(self) -> tuple[str, ...]:
         return () if self.info.get("LiveRestoreEnabled") else self.running
 
-    def uses(self, variables: Mapping[str, str]) -> bool:
-        """Whether Docker has these variables, or is not there to have others."""
-        names = {"http_proxy": "HttpProxy", "https_proxy": "HttpsProxy", "no_proxy": "NoProxy"}
-        return not self.info.get("ServerVersion") or all(
+    def uses(self, variables: Mapping[str, str], no_proxy: Collection[str]) -> bool:
+        """Whether Docker has this proxy, and goes to all in `no_proxy` without it; or is not there
+        to do otherwise."""
+        if not self.info.get("ServerVersion"):
+            return True
+        names = {"http_proxy": "HttpProxy", "https_proxy": "HttpsProxy"}
+        without = str(self.info.get("NoProxy") or "").split(",")
+        return set(no_proxy) <= set(without) and all(
             (self.info.get(said) or "") == variables.get(name, "") for name, said in names.items()
         )
 
@@ -83,14 +87,17 @@ class HostProxy:
         self,
         cluster: str,
         variables: Mapping[str, str],
+        no_proxy: Collection[str] = (),
         *,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
+        """`no_proxy`: what a running Docker must know of the variable; it is not restarted, which
+        may stop a service, for the rest: the hosts of a cluster that grows."""
         own = f"{PROXIES}/{cluster}.env"
         text = "".join(f"{name}='{value}'\n" for name, value in variables.items())
         unit = f"# Written by clusterctl.\n[Service]\nEnvironmentFile=-{own}\n"
         self.files = {own: text, f"{UNIT_FILES}/clusterctl.{cluster}.conf": unit}
-        self._variables = variables
+        self._variables, self._no_proxy = variables, no_proxy
         self._pause = pause
 
     def check(self, view: HostView) -> Change | None:
@@ -99,7 +106,7 @@ class HostProxy:
             if set(found.digests) == {"none"}:
                 return None
             return Change("remove the proxy, which a running Docker keeps until its next start")
-        restart = not found.uses(self._variables)
+        restart = not self._is_used(found)
         if restart and not found.systemd:
             raise RequirementsNotMet(
                 "packages.proxy needs systemd, which starts Docker with it",
@@ -125,18 +132,21 @@ class HostProxy:
         make_directories(view, UNIT_FILES)
         for path in self._differing(found):
             view.transport.put(self.files[path].encode(), path, sudo=True)
-        if found.uses(self._variables):
+        if self._is_used(found):
             return
         view.say("restarting docker.service")
         root_script(view, RESTART, doing="restarting docker.service", timeout=deadlines.SYSTEMD)
         await_answer(view, self._pause)
-        if not self._look(view).uses(self._variables):
+        if not self._is_used(self._look(view)):
             raise StepFailed(
                 "Docker was restarted with the proxy, but uses another one",
                 host=view.host.name,
                 hint="look at `proxies` in /etc/docker/daemon.json there, and at: "
                 "systemctl cat docker.service",
             )
+
+    def _is_used(self, found: ProxyFound) -> bool:
+        return found.uses(self._variables, self._no_proxy)
 
     def _differing(self, found: ProxyFound) -> list[str]:
         pairs = zip(self.files.items(), found.digests, strict=True)

@@ -81,6 +81,16 @@ def test_a_certificate_for_all_names_of_a_domain_is_for_each(given: GatewayAcces
     assert "warning" not in change.summary
 
 
+def test_the_spelling_of_an_address_does_not_matter() -> None:
+    host = bare()
+    view = fake_view(host, facts())
+    wanted = step(GatewayAccess(tls=True), "FD00:0::1")
+    change = wanted.check(view)
+    assert change
+    wanted.apply(view, change)
+    assert wanted.check(view) is None
+
+
 @pytest.mark.parametrize(
     ("file", "content", "why"),
     [

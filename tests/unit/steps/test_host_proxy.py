@@ -54,6 +54,12 @@ def test_a_password_is_refused_and_not_repeated(tmp_path: Path) -> None:
     assert 'not "http://***@proxy.corp:3128"' in said
 
 
+def test_nor_is_one_without_a_scheme(tmp_path: Path) -> None:
+    said = problem(tmp_path, "{http: 'ann:s3c/ret@proxy.corp:3128'}")
+    assert said.endswith('; not "***@proxy.corp:3128"')
+    assert "s3c" not in said
+
+
 def test_a_proxy_without_a_url(tmp_path: Path) -> None:
     said = problem(tmp_path, "{no_proxy: [.corp]}")
     assert said == "/site.yaml:5:10: `packages.proxy` needs `http` or `https`: the URL of the proxy"
@@ -78,6 +84,18 @@ def test_a_docker_that_has_the_proxy_by_itself_is_not_restarted() -> None:
     made.head.engine_proxy = {"HttpsProxy": PROXY["https_proxy"], "NoProxy": PROXY["no_proxy"]}
     step = HostProxy("demo", PROXY, pause=lambda _: None)
     assert step.check(made.head_view) == Change("use the proxy http://proxy.corp:3128")
+
+
+def test_docker_is_not_restarted_for_a_host_that_is_new() -> None:
+    made = cluster()
+    made.head.engine_proxy = {"HttpsProxy": PROXY["https_proxy"], "NoProxy": "localhost,.corp,gpu1"}
+    step = HostProxy("demo", PROXY | {"no_proxy": "localhost,gpu1,gpu2,.corp"}, [".corp"])
+    assert step.check(made.head_view) == Change("use the proxy http://proxy.corp:3128")
+    step.apply(made.head_view, Change("use"))
+    assert step.check(made.head_view) is None
+    restarted = HostProxy("demo", PROXY, [".corp", "registry.lan"]).check(made.head_view)
+    assert isinstance(restarted, Change)
+    assert "restart Docker" in restarted.summary
 
 
 def test_a_running_docker_without_systemd_cannot_be_given_one() -> None:
