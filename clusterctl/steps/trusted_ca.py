@@ -24,19 +24,20 @@ DOCKER_CERTIFICATES = "/etc/docker/certs.d"
 # Exists while the store may lag behind its files.
 PENDING = f"{PRIVATE}/ca-pending"
 
-# Arguments: beginning of the names of our files, PENDING, base64 of each certificate. Programs
-# write certificates in lines of various lengths.
+# Arguments: beginning of the names of our files, PENDING. On stdin base64 of each certificate, a
+# line each, which are too long for arguments if the file is a system's own bundle; programs write
+# certificates in lines of various lengths.
 LOOK = f"""\
 PATH=$PATH:/usr/sbin:/sbin
 debian=/usr/local/share/ca-certificates redhat=/etc/pki/ca-trust/source/anchors
-prefix=$1 pending=$2; shift 2
+prefix=$1 pending=$2
 all=
 if command -v update-ca-certificates >/dev/null; then
   echo "store=$debian"; all=/etc/ssl/certs/ca-certificates.crt
 elif command -v update-ca-trust >/dev/null; then
   echo "store=$redhat"; all=/etc/pki/tls/certs/ca-bundle.crt
 fi
-for body in "$@"; do
+while IFS= read -r body; do
   if [ -f "$all" ] && tr -d '\\r\\n' <"$all" | grep -qF -e "$body"
   then echo trusted=yes; else echo trusted=no; fi
 done
@@ -138,8 +139,9 @@ class TrustedCa:
         root_script(view, UPDATE, pending, *stale, doing=doing, timeout=deadlines.SYSTEMD)
 
     def _look(self, view: HostView) -> TrustFound:
-        words = (self._prefix, PENDING, *(one.body for one in self._certificates))
-        return found_in(root_script(view, LOOK, *words, doing="looking at trusted CAs"))
+        bodies = "".join(f"{one.body}\n" for one in self._certificates).encode()
+        doing = "looking at trusted CAs"
+        return found_in(root_script(view, LOOK, self._prefix, PENDING, doing=doing, stdin=bodies))
 
     def _wanted(self, found: TrustFound) -> dict[str, str]:
         """Return the files of ours, with their contents. The store's tools take one certificate

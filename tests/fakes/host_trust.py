@@ -21,8 +21,9 @@ class TrustScripts:
     def scripts(self) -> dict[str, Callable[[list[str], bytes], str]]:
         return {trusted_ca.LOOK: self._look, trusted_ca.UPDATE: self._update}
 
-    def _look(self, words: list[str], _: bytes) -> str:
-        prefix, pending, *bodies = words
+    def _look(self, words: list[str], stdin: bytes) -> str:
+        prefix, pending = words
+        bodies = stdin.decode().splitlines()
         state = self._state
         lines = [f"store={STORE}"] if state.has_store else []
         lines += [f"trusted={'yes' if body in state.trusted else 'no'}" for body in bodies]
