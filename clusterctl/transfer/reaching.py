@@ -44,7 +44,9 @@ def make_directory(path: str) -> int:
 def _walk(path: str, *, make: bool = False) -> tuple[int, str]:
     """Return the directory of a file and its name there; of a directory, itself and `.`."""
     rest, links = path.split("/"), 0
-    at, outermost = os.open("/", DIRECTORY), ""  # the first directory that others can change
+    # O_PATH: directories that may be passed, but not listed, as on NFS for a host's root
+    flags = DIRECTORY if make else DIRECTORY | os.O_PATH
+    at, outermost = os.open("/", flags), ""  # the first directory that others can change
     try:
         while rest:
             name = rest.pop(0)
@@ -62,9 +64,9 @@ def _walk(path: str, *, make: bool = False) -> tuple[int, str]:
                 rest = target.split("/") + rest
                 if not target.startswith("/"):
                     continue
-                found, outermost = os.open("/", DIRECTORY), ""
+                found, outermost = os.open("/", flags), ""
             elif stat.S_ISDIR(mode) or any(rest):
-                found = os.open(name, DIRECTORY, dir_fd=at)
+                found = os.open(name, flags, dir_fd=at)
             else:
                 return at, name
             os.close(at)

@@ -16,9 +16,12 @@ exec 6<.
 
 fetch() (
     # shellcheck disable=SC2154  # set by reach
-    reach "$2" && [ -f "./$name" ] || exit 1
+    reach "$2" && [ -f "./$name" ] || {
+        echo "$2 cannot be read, or only through a link of another user" >&2
+        exit 1
+    }
     [ "$1" = take ] && ln -f "./$name" "$3" 2>/dev/null && exit
-    dd if="./$name" of="$3.copy" iflag=nofollow,nonblock bs=1M 2>/dev/null || exit 1
+    dd if="./$name" of="$3.copy" iflag=nofollow,nonblock bs=1M status=none || exit 1
     [ ! -x "./$name" ] || chmod 755 "$3.copy"
     mv "$3.copy" "$3"
 )
@@ -26,9 +29,6 @@ fetch() (
 while IFS=$TAB read -r word first second; do
     case $word in
     dir) mkdir -p "./$first" ;;
-    take | copy) fetch "$word" "$first" "/proc/self/fd/6/$second" || {
-        echo "$first cannot be read, or only through a link of another user" >&2
-        exit 1
-    } ;;
+    take | copy) fetch "$word" "$first" "/proc/self/fd/6/$second" ;;
     esac
 done

@@ -15,7 +15,7 @@ import pytest
 
 from clusterctl.inventory.model import Host
 from clusterctl.models.probe import look_for, reach
-from clusterctl.transfer.reaching import make_directory
+from clusterctl.transfer.reaching import make_directory, open_file
 from clusterctl.transfer.relay.fetching import Holdings
 from clusterctl.transfer.relay.stored import PartFile, Stored
 from clusterctl.transfer.relay.upstream import Roster
@@ -308,6 +308,17 @@ def test_nothing_is_read_that_is_not_the_users(
     assert secret.read_bytes() == SECRET
 
 
+def test_directories_that_may_only_be_passed(home: Path, cache: Path) -> None:
+    """As for a host's root on NFS, whom the server takes for nobody."""
+    home.chmod(0o711)
+    os.chown(home, 0, 0)
+    os.seteuid(USER)
+    try:
+        os.close(open_file(str(cache / "snapshots/abc/model.safetensors")))
+    finally:
+        os.seteuid(0)
+
+
 def test_the_background_hashes_nothing_that_is_not_the_users(
     home: Path, secret: Path, tmp_path: Path
 ) -> None:
@@ -341,6 +352,17 @@ def test_a_pipe_in_place_of_a_file_does_not_block(cache: Path, here: LocalTransp
     assert found.config is None
     assert look_at_models(here, str(cache.parent)).tree(cache.name)
     assert hashes(here, [str(snapshot / "config.json")], 1) == {}
+
+
+def test_a_copy_that_does_not_fit_says_so(home: Path) -> None:
+    staged = home / INCOMING / "m.0"
+    (home / "big").write_bytes(bytes(1 << 20))
+    argv = ["prlimit", "--fsize=65536", "env", "--ignore-signal=XFSZ", *script("prepare")]
+    lines = f"copy\t{home / 'big'}\tx\n"
+    done = subprocess.run([*argv, staged], input=lines, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "File too large" in done.stderr
+    assert "link" not in done.stderr
 
 
 def test_nothing_is_removed_through_a_link(home: Path) -> None:
