@@ -250,7 +250,8 @@ def value_problem(error: Mapping[str, Any], written: str) -> str:
     return f"is not usable: {written}"
 
 
-_LOGIN_IN_URL = re.compile(r"(?<=://)[^/\s]*(?=@)")
+# Also where the scheme was left out, or the password has a slash
+_LOGIN_IN_URL = re.compile(r"(?<=://)\S*(?=@)|(?<![^\s/])[^\s:/@]+:(?!//)[^\s:]*(?=@(?!sha256:))")
 
 
 def shown(value: object, text: str | None = None) -> str:
