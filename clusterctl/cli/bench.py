@@ -13,6 +13,8 @@ from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
 from clusterctl.errors import UsageError
 
+_MOST = 10_000  # Requests per second
+
 
 @guarded
 def bench(
@@ -83,8 +85,9 @@ def _rates(text: str | None) -> list[float]:
         rates = [float(each) for each in text.split(",")] if text else []
     except ValueError:
         rates = [math.nan]
-    if not all(0.01 <= rate < math.inf for rate in rates):
+    if not all(0.01 <= rate <= _MOST for rate in rates):
         raise UsageError(
-            f"--rate {text}: not requests per second", hint="--rate 4, or --rate 1,4,16"
+            f"--rate {text}: not requests per second, from 0.01 to {_MOST}",
+            hint="--rate 4, or --rate 1,4,16",
         )
     return rates

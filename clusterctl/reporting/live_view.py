@@ -113,9 +113,18 @@ def changes_between(before: ClusterStatus, status: ClusterStatus) -> list[str]:
     if before.gateway and status.gateway and before.gateway.failed < status.gateway.failed:
         failed = status.gateway.failed - before.gateway.failed
         changes.append(f"gateway: {failed} requests failed")
+    # Drift of any host is seen only while all engines answer, so then it neither came nor went.
+    hosts = (*before.hosts, *status.hosts)
+    unseen = {f"{row.name}: {text}" for row in hosts for text in row.drift}
+    if all(row.engine for row in hosts):
+        unseen = set()
     # Of services, the conditions above say it already.
     was_wrong, is_wrong = (
-        {_DURATION.sub("", each): each for each in look.problems if not each.startswith("service ")}
+        {
+            _DURATION.sub("", each): each
+            for each in look.problems
+            if not each.startswith("service ") and each not in unseen
+        }
         for look in (before, status)
     )
     changes += [text for key, text in is_wrong.items() if key not in was_wrong]

@@ -200,7 +200,7 @@ class LastTime:
 
 def comparison(now: Sequence[BenchResult], kept: Sequence[BenchResult]) -> LastTime | None:
     """Compare runs of one load with the last ones of the same service, model and load; None
-    without any. `kept`: results from before, oldest first."""
+    without any, and if no tokens came. `kept`: results from before, oldest first."""
     one = now[0]
     of_load = [
         each
@@ -208,7 +208,7 @@ def comparison(now: Sequence[BenchResult], kept: Sequence[BenchResult]) -> LastT
         if (each.service, each.model, each.load) == (one.service, one.model, one.load)
         and each.figures.tokens_per_s > 0
     ]
-    if not of_load:
+    if not of_load or not all(each.figures.tokens_per_s > 0 for each in now):
         return None
     last = of_load[-1]
     setup = (last.versions, last.fingerprint)

@@ -65,6 +65,20 @@ def test_what_changed_is_told_once_with_its_reason(facts: HostFacts) -> None:
     assert changes_between(ready, replace(ready, services=())) == ["tiny is no longer declared"]
 
 
+def test_drift_that_nobody_could_see_neither_came_nor_went(facts: HostFacts) -> None:
+    ready = status_of(facts)
+    head, worker = ready.hosts
+    assert head.engine
+    assert worker.engine
+    differs = replace(ready, hosts=(head, replace(worker, drift=("old",), problems=("old",))))
+    silent = "the container engine is not running"
+    hung = replace(ready, hosts=(replace(head, engine="", problems=(silent,)), worker))
+    assert changes_between(ready, differs) == ["gpu2: old"]
+    assert changes_between(differs, hung) == [f"gpu1: {silent}"]
+    assert changes_between(hung, differs) == [f"no longer: gpu1: {silent}"]
+    assert changes_between(differs, ready) == ["no longer: gpu2: old"]
+
+
 def test_a_host_cannot_drive_the_terminal(facts: HostFacts) -> None:
     live = LiveStatus()
     live.look(status_of(facts), 0.0)

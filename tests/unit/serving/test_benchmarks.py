@@ -69,7 +69,17 @@ def test_a_release_without_the_command_is_named() -> None:
         read_figures(None, said, "chat", "0.7.2")
 
 
-@pytest.mark.parametrize("result", [None, b"", b"[]", b"{}", b'{"completed": "x"}'])
+@pytest.mark.parametrize(
+    "result",
+    [
+        None,
+        b"""{"completed": 1, "num_prompts": 1, "duration": NaN}""",
+        b"",
+        b"[]",
+        b"{}",
+        b'{"completed": "x"}',
+    ],
+)
 def test_no_result_shows_the_end_of_the_output(result: bytes | None) -> None:
     with pytest.raises(StepFailed, match="ended without a result") as caught:
         read_figures(result, "Traceback ... no tokenizer", "chat", "0.32.0")
@@ -181,6 +191,7 @@ def test_noise_of_single_runs_is_unknown_until_there_are_more() -> None:
     assert once
     assert (once.noise, once.verdict) == (None, "unknown")
     assert comparison(measured(80.0), [replace(RESULT, service="b")]) is None
+    assert comparison(measured(80.0, 0.0), measured(100.0)) is None
     history = comparison(measured(80.0), measured(100.0, 101.0, 99.0))
     assert history
     assert history.verdict == "slower"
