@@ -18,9 +18,11 @@ _DECIDED = ("tensor-parallel-size", "pipeline-parallel-size")
 
 def plan_as_served(survey: Survey, document: ServiceDocument) -> tuple[PlanRequest, FitPlan] | None:
     """Return what was planned, and the plan; None where the planner has none."""
+    if len(document.argv) < 3:  # A host may have any document
+        return None
     tp, pp = document.tensor_parallel, document.pipeline_parallel
-    flags = render(without(parse_arguments(document.argv[3:]), _DECIDED))
     try:
+        flags = render(without(parse_arguments(document.argv[3:]), _DECIDED))
         asked = FitArguments(document.argv[2], tp, pp, arguments=tuple(flags))
         request, _ = plan_request(survey.require_answers(), asked)
         return request, one_service(plan(request), request).plan

@@ -1,12 +1,22 @@
-"""The timeline of `report`: journals of hosts in, events out, whatever a container wrote there."""
+"""The document of `report`: what hosts answered in, with the page made of it; journals in, events
+out, whatever a container wrote there."""
 
 from __future__ import annotations
 
 import json
+from typing import cast
 
 import pytest
 
-from clusterctl.commands.report import _journal_events
+from clusterctl.commands.report import _hosts, _journal_events, _memory, _pairs
+from clusterctl.facts.model import HostFacts
+from clusterctl.reporting import page
+from clusterctl.survey.status import assess
+from clusterctl.transport.base import Transport
+from tests.fakes.surveys import Said, survey_of
+from tests.unit.survey.test_cluster_status import INVENTORY, facts, healthy
+
+__all__ = ["facts"]
 
 
 def line(**changes: object) -> bytes:
@@ -44,3 +54,34 @@ def test_damaged_entries_are_left_out_and_long_ones_cut() -> None:
     (event,) = _journal_events("gpu1", data)
     assert len(event["text"]) == 500
     assert list(_journal_events("gpu1", None)) == []
+
+
+def test_a_host_without_an_answer_is_on_the_page_with_the_reason(
+    facts: HostFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {**healthy(facts), "gpu2": Said(problem="timed out <b>")}
+    nobody = cast("Transport", object())  # With one host there is no pair to ask
+    survey = survey_of(INVENTORY, answers, {"gpu1": nobody, "gpu2": nobody})
+    status = assess(survey)
+    document = {
+        "cluster": "demo",
+        "time": 1e9,
+        "healthy": status.healthy,
+        "problems": [*status.problems],
+        "versions": {},
+        "image": INVENTORY.image,
+        "hosts": _hosts(survey, status),
+        **_pairs(survey, bandwidth=False),
+    }
+    assert [host["ray"] for host in document["hosts"]] == ["up", "no answer"]
+    assert document["pairs"] == []
+    monkeypatch.setattr(page, "charts_library", lambda: "")
+    drawn = page.page(document)
+    assert '<p class="problem">gpu2: timed out &lt;b&gt;</p>' in drawn
+    assert "<td>1 expected</td>" in drawn
+
+
+def test_a_document_that_is_no_service_has_no_forecast(facts: HostFacts) -> None:
+    survey = survey_of(INVENTORY, healthy(facts))
+    assert [document.argv for document in survey.services.values()] == [[]]
+    assert _memory(survey) == []
