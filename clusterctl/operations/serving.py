@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from clusterctl.engine.events import EventSink, Note, StageFinished, StageStarted
-from clusterctl.errors import UsageError
+from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory.model import Inventory
 from clusterctl.models.location import copy_from
 from clusterctl.models.name import Model, resolve
@@ -288,7 +289,9 @@ def bring_up(decision: Decision, lock: ClusterLock | None, sink: EventSink) -> S
         kept = measured_file(inventory.cluster)
         on_hosts = {rank.host for rank in proofs[first.name].ranks}
         learned = lessons(plan.fit.plan, outcome.reported, inventory.image, on_hosts)
-        keep(head, kept, with_lessons(survey.head_file(kept), learned))
+        with suppress(ClusterctlError):
+            # Read again: services of one `apply` start, and are learned from, at the same time.
+            keep(head, kept, with_lessons(head.read_file(kept) if learned else None, learned))
     sink(StageFinished(title, time.monotonic() - started))
     return Served(
         plan=plan,

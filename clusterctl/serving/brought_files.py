@@ -7,6 +7,7 @@ node containers can read it. An absolute path is one on the hosts, and stays as 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -59,7 +60,9 @@ def with_brought(
         if argument.key == "chat-template" and _TEMPLATE.search(text):
             return argument
         try:
-            file = _read(base / Path(text).expanduser(), argument, cluster)
+            # An unknown user's home stays as it is written, and cannot be read.
+            path = base / os.path.expanduser(text)  # noqa: PTH111
+            file = _read(path, argument, cluster)
         except UsageError as problem:
             problems.append(problem)
             return argument

@@ -8,6 +8,7 @@ Its JSON Schema, for editors, is published with
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -112,6 +113,7 @@ class FleetService(BaseModel):
     stall_timeout: float | None = Field(
         default=None,
         ge=10,
+        allow_inf_nan=False,
         description="Seconds without progress, while requests are pending, after which vLLM is "
         "restarted. Default: 50.",
     )
@@ -203,7 +205,9 @@ def _request(
         expert_parallel=entry.ep,
     )
     try:
-        config = read_config_file(base / entry.config.expanduser()) if entry.config else ()
+        # An unknown user's home stays as it is written, and cannot be read.
+        file = os.path.expanduser(entry.config) if entry.config else ""  # noqa: PTH111
+        config = read_config_file(base / file) if file else ()
         return read_request(options, config, tuple(flags.values()))
     except ClusterctlError as error:
         for one in error.errors if isinstance(error, Problems) else (error,):

@@ -231,7 +231,7 @@ def _abbreviated(key: str) -> str | None:
 
 def is_service_name(name: str) -> bool:
     """Return whether `name` can be a service's name, which is also a file name on the head."""
-    return bool(re.match(SERVICE_NAME, name)) and ".." not in name
+    return bool(re.fullmatch(SERVICE_NAME, name)) and ".." not in name
 
 
 def service_name(served_name: str) -> str:

@@ -131,3 +131,16 @@ def test_what_is_no_fleet_is_refused(write: Write, text: str) -> None:
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"the fleet file .*none.yaml cannot be read"):
         read_fleet(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        ("config: ~no-such-user/x.yaml", "No such file"),
+        ("stall_timeout: .inf", "stall_timeout"),
+    ],
+)
+def test_values_that_no_one_can_use_are_told(write: Write, entry: str, told: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_fleet(write(f"services:\n  a:\n    model: x\n    {entry}\n"))
+    assert told in str(caught.value.detail)
