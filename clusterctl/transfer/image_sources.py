@@ -25,7 +25,6 @@ from clusterctl.transfer.engine_image import engine_image, overlay_image, save_o
 from clusterctl.transfer.engine_state import EngineState, HeldImage, inspect_engine, settings
 from clusterctl.transfer.image_plan import WantedImage
 from clusterctl.transfer.manifests import digest_of
-from clusterctl.transfer.registry_image import registry_image
 from clusterctl.transport.credentials import Ask, nobody
 from clusterctl.transport.local import LocalTransport
 
@@ -219,6 +218,8 @@ class ImageFinder:
         return Origin("Docker on this machine", _wanted_held(held, self.reference), supply)
 
     def _from_registry(self, engines: EngineStates) -> Origin:
+        from clusterctl.transfer.registry_image import registry_image  # an HTTP client, 30 ms
+
         platform = _platform(engines) or self.platform
         image = registry_image(
             self.reference, platform, self.store, say=self.say, ask=self.ask, ca=self.ca
