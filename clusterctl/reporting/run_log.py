@@ -12,7 +12,9 @@ from pathlib import Path
 
 from clusterctl.reporting.escaping import escaped
 
-KEPT = 50  # Log files kept per cluster; older ones are removed when a new one starts
+# Log files kept per cluster and command, so that one that a timer starts removes no others; older
+# ones are removed when a run ends
+KEPT = 50
 
 
 def state_directory(environ: Mapping[str, str] = os.environ) -> Path:
@@ -54,7 +56,10 @@ def run_log(cluster: str, command: str) -> Iterator[Path | None]:
     finally:
         logger.removeHandler(handler)
         handler.close()
-        for old in sorted(path.parent.glob("*.log"))[:-KEPT] if path else ():
+        kept = sorted(path.parent.glob(f"*-{command}.log")) if path else []
+        # The glob finds logs of `image-push` for `push`, too.
+        own = [each for each in kept if each.name.split("-", 3)[3:] == [f"{command}.log"]]
+        for old in own[:-KEPT]:
             with suppress(OSError):
                 old.unlink()
 
