@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Iterator
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
 from clusterctl.reporting.escaping import one_line
 from clusterctl.reporting.status_view import status_screen
-from clusterctl.reporting.text import clock
+from clusterctl.reporting.text import clock, count
 from clusterctl.survey.status import ClusterStatus, ServiceRow
 
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -55,9 +56,19 @@ class LiveStatus:
         if self._events:
             parts += [Text(event, style="yellow") for event in reversed(self._events)]
             parts.append(Text())
-        yield Text(f"{clock(now)} · Ctrl-C ends", style="dim")
-        yield Group(*parts) if self._past or self._events else Text()
-        yield status_screen(status)
+        whole = Group(
+            Text(f"{clock(now)} · Ctrl-C ends", style="dim"),
+            Group(*parts) if self._past or self._events else Text(),
+            status_screen(status),
+        )
+        lines = console.render_lines(whole, options.update(height=None), pad=False)
+        room = options.max_height
+        if len(lines) > room:
+            more = count(len(lines) - room + 1, "more line")
+            told = Text(f"{more} than this screen has: clusterctl status", style="bold yellow")
+            lines = [*lines[: room - 1], *console.render_lines(told, options.update(height=1))]
+        for line in lines:
+            yield Segments([*line, Segment.line()])
 
     def _load(self, width: int) -> Table:
         """Return a line for each figure: its name, value now, and past."""

@@ -6,6 +6,7 @@ import io
 from dataclasses import replace
 
 from rich.console import Console
+from rich.screen import Screen
 
 from clusterctl.facts.model import HostFacts
 from clusterctl.node.documents import GatewayState
@@ -77,6 +78,18 @@ def test_drift_that_nobody_could_see_neither_came_nor_went(facts: HostFacts) -> 
     assert changes_between(differs, hung) == [f"gpu1: {silent}"]
     assert changes_between(hung, differs) == [f"no longer: gpu1: {silent}"]
     assert changes_between(differs, ready) == ["no longer: gpu2: old"]
+
+
+def test_what_does_not_fit_the_screen_is_counted(facts: HostFacts) -> None:
+    live = LiveStatus()
+    live.look(status_of(facts), 0.0)
+    whole = drawn(live)
+    stream = io.StringIO()
+    small = Console(file=stream, width=100, height=6)
+    small.print(Screen(live))
+    cut = [line.rstrip() for line in stream.getvalue().splitlines()]
+    assert cut[:5] == [line.rstrip() for line in whole[:5]]
+    assert cut[5:] == [f"{len(whole) - 5} more lines than this screen has: clusterctl status"]
 
 
 def test_a_host_cannot_drive_the_terminal(facts: HostFacts) -> None:
