@@ -143,6 +143,8 @@ def _problems(
         hint = copy_from(model, models, path, source)
         if directory and directory.pointers:
             hint = f"git -C {path} lfs pull"
+        elif directory and directory.unreadable:
+            hint = f"name the model by its real path: clusterctl exec --limit {host} -- realpath {path}"
         problems.append(
             RequirementsNotMet(text or f"the model is missing: {path}", host=host, hint=hint)
         )
