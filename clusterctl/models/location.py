@@ -144,7 +144,8 @@ def _problems(
         if directory and directory.pointers:
             hint = f"git -C {path} lfs pull"
         elif directory and directory.unreadable:
-            hint = f"name the model by its real path: clusterctl exec --limit {host} -- realpath {path}"
+            real = f"clusterctl exec --limit {host} -- realpath {path}"
+            hint = f"name the model by its real path: {real}"
         problems.append(
             RequirementsNotMet(text or f"the model is missing: {path}", host=host, hint=hint)
         )

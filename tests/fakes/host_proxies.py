@@ -20,17 +20,21 @@ class ProxyScripts:
 
     def scripts(self) -> dict[str, Callable[[list[str], bytes], str]]:
         return {
+            host_proxy.LOOK_AT_FILES: self._look_at_files,
             host_proxy.LOOK: self._look,
             host_proxy.RESTART: self._restart,
             host_proxy.REMOVE: self._remove,
         }
 
-    def _look(self, paths: list[str], _: bytes) -> str:
-        files, engine = self._state.files, self._state.engine
-        lines = [
-            f"file={hashlib.sha256(files[path][0]).hexdigest() if path in files else 'none'}"
+    def _look_at_files(self, paths: list[str], _: bytes) -> str:
+        files = self._state.files
+        return "".join(
+            f"file={hashlib.sha256(files[path][0]).hexdigest() if path in files else 'none'}\n"
             for path in paths
-        ]
+        )
+
+    def _look(self, paths: list[str], _: bytes) -> str:
+        engine, lines = self._state.engine, self._look_at_files(paths, b"").splitlines()
         if self._state.systemd:
             lines.append("systemd=yes")
         told = {"ServerVersion": "20.10.24", **self._state.engine_proxy}
