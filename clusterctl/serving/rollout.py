@@ -192,6 +192,8 @@ class Rollout:
         except ClusterctlError:
             if restarts and len(self.replicas) > 1:
                 self._await_old(replica, old)
+            elif restarts:
+                self._undrain(old)  # The gateway admits it once it is ready
             raise
         self._admit([replica])
 

@@ -189,6 +189,14 @@ def test_a_broken_version_is_undone_and_the_others_are_never_touched() -> None:
     assert notes[-1] == "tiny serves its previous version again; 1 other never stopped"
 
 
+def test_a_single_replica_that_is_restored_gets_requests_again() -> None:
+    """From the gateway, once it is ready: nobody else serves, and nobody waits for it here."""
+    world = World(document(1), broken="2")
+    with pytest.raises(StepFailed, match="tiny did not start"):
+        world.run(document(1, "2"))
+    assert world.story == ["1-", "tiny 2", "tiny 1", "1"]
+
+
 def test_a_second_run_continues_where_a_killed_one_ended() -> None:
     world = World(document(1, "2"), document(2))
     world.run(document(1, "2"), document(2, "2"))
