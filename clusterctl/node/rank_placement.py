@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Mapping
 
 NODE_IPS = "CLUSTERCTL_NODE_IPS"
 
@@ -22,9 +22,14 @@ def placement_env(node_ips: List[str]) -> Dict[str, str]:
     return {NODE_IPS: ",".join(node_ips)} if node_ips else {}
 
 
+def placed_on(env: Mapping[str, str]) -> List[str]:
+    """Return the nodes of the ranks that an environment names, in order; none if Ray chooses."""
+    return [ip for ip in env.get(NODE_IPS, "").split(",") if ip]
+
+
 def register() -> None:
     """Make bundles of placement groups ask for the nodes of NODE_IPS. Called by vLLM."""
-    node_ips = [ip for ip in os.environ.get(NODE_IPS, "").split(",") if ip]
+    node_ips = placed_on(os.environ)
     if not node_ips:
         return
     util: Any = importlib.import_module("ray.util")

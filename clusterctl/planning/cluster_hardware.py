@@ -19,6 +19,7 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.inventory.select import select, still_known
 from clusterctl.network.gate import FabricRecord, read_record, record_file
 from clusterctl.node.documents import RayNode, ServiceDocument, ServiceState
+from clusterctl.node.rank_placement import placed_on
 from clusterctl.planning.hardware import GpuModel, find_gpu, gpu_of_host
 from clusterctl.planning.placement import HostGpus, Site, usual_fabric
 from clusterctl.planning.report import Hardware
@@ -179,7 +180,8 @@ def gpus_held(
     host_at = {node.node_ip: node.host for node in nodes}
 
     def pinned(document: ServiceDocument) -> list[str]:
-        return [host_at.get(node_ip, "") for node_ip in document.node_ips]
+        node_ips = document.node_ips or placed_on(document.env)
+        return [host_at.get(node_ip, "") for node_ip in node_ips]
 
     free = {host: max(0, count - used.get(host, 0)) for host, count in gpus.items()}
     with_rank = Counter(rank.host for service in running.values() for rank in service.ranks)

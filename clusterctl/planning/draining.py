@@ -12,6 +12,7 @@ from clusterctl.node.documents import (
     ServiceDocument,
     replica_name,
 )
+from clusterctl.node.rank_placement import placed_on
 from clusterctl.planning.cluster_hardware import gpus_held, hosts_on, on_of, without_drained
 from clusterctl.planning.replicas import Seats, seat_replicas, sites_of_unknown_gpus
 from clusterctl.planning.service_plan import members_of, replica_layout
@@ -195,6 +196,7 @@ def as_planned(survey: Survey, document: ServiceDocument) -> PlannedService:
         keeps_tp_in_host=False,
     )
     # A host that was taken out of the inventory is named by its address.
-    seats = tuple(hosts.get(node_ip, node_ip) for node_ip in document.node_ips)
+    node_ips = document.node_ips or placed_on(document.env)
+    seats = tuple(hosts.get(node_ip, node_ip) for node_ip in node_ips)
     layout = replica_layout(sizes, seats) if seats else sizes
     return PlannedService(document=document, layout=layout, head_address=document.host, chat=False)

@@ -17,6 +17,7 @@ from clusterctl.models.name import resolve
 from clusterctl.node.documents import NodeState, RayNode, ServiceDocument, to_json
 from clusterctl.node.files import NodePaths
 from clusterctl.node.rank_placement import NODE_IPS
+from clusterctl.planning.draining import as_planned
 from clusterctl.planning.service_plan import ServicePlan, plan_service
 from clusterctl.serving.request import Options, read_request
 from clusterctl.serving.vllm_flags import parse_arguments
@@ -138,6 +139,8 @@ def test_with_unlike_gpus_ranks_are_kept_where_the_plan_has_them() -> None:
     assert prepared.layout.hosts == (rank.host,)
     assert prepared.document.env[NODE_IPS] == cluster.inventory.host(rank.host).address
     assert cluster.prepare(own=prepared.document).document == prepared.document
+    again = as_planned(cluster.survey(prepared), prepared.document)
+    assert again.layout.hosts == (rank.host,), "a restart is proven on the same host"
 
 
 def test_a_declared_service_that_is_not_up_yet_is_named_where_it_leaves_too_few_gpus() -> None:
@@ -147,6 +150,14 @@ def test_a_declared_service_that_is_not_up_yet_is_named_where_it_leaves_too_few_
         cluster.prepare(tp=2, other=other)
     assert caught.value.detail == "service big (declared) holds 1 GPU"
     assert cluster.prepare(tp=1, other=other).layout.hosts == ("gpu2",)
+
+
+@pytest.mark.parametrize(("holds", "left"), [("gpu1", "gpu2"), ("gpu2", "gpu1")])
+def test_a_declared_service_holds_the_gpu_that_it_is_kept_on(holds: str, left: str) -> None:
+    cluster = Cluster("nvidia")
+    kept = {NODE_IPS: cluster.inventory.host(holds).address}
+    other = replace(cluster.prepare(tp=1).document, name="big", port=8001, env=kept)
+    assert cluster.prepare(tp=1, other=other).layout.hosts == (left,)
 
 
 def test_a_gpu_cluster_pays_no_further_round_trip() -> None:
