@@ -16,7 +16,7 @@ section() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
 
 if [ "${1:-}" = long ]; then
     section 'lab: what takes long'
-    pytest -q tests/lab/test_{fabric,derived_image,without_internet,articles,main_job}.py
+    pytest -q tests/lab/test_{fabric,derived_image,without_internet,articles,losses,main_job}.py
     exit
 fi
 if [ "${1:-}" = machines ]; then
