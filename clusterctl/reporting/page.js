@@ -52,7 +52,7 @@ for (const lane of unique(report.pairs.map((pair) => pair.lane))) {
       yaxis: { title: { text: "from" }, type: "category", autorange: "reversed" } });
   }
 }
-if (!maps) nothing("pairs", "Nothing was measured between hosts: there is one host, or none answers.");
+if (!maps) nothing("pairs", "Nothing was measured between hosts: fewer than two of them answer.");
 
 // Two bars a rank; vLLM's log has some of the parts only.
 if (report.memory.length) {

@@ -32,10 +32,10 @@ def page(report: Mapping[str, Any]) -> str:
     library, program = charts_library(), (own / "page.js").read_text()
     hashes = (hashlib.sha256(script.encode()).digest() for script in (library, program))
     healthy = "healthy" if report["healthy"] else "degraded"
-    versions = " · ".join(f"{name} {version}" for name, version in report["versions"].items())
+    versions = [f"{name} {version}" for name, version in report["versions"].items() if version]
     return Template((own / "page.html").read_text()).substitute(
         title=_text(f"Cluster {report['cluster']}"),
-        summary=_text(f"{moment(report['time'])} · {healthy} · {versions} · {report['image']}"),
+        summary=_text(" · ".join((moment(report["time"]), healthy, *versions, report["image"]))),
         problems=_items("problem", report["problems"]),
         hosts=_table(report["hosts"]),
         pairs_note=_items("note", filter(None, [report["pairs_note"]])),

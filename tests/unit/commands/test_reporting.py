@@ -68,7 +68,7 @@ def test_a_host_without_an_answer_is_on_the_page_with_the_reason(
         "time": 1e9,
         "healthy": status.healthy,
         "problems": [*status.problems],
-        "versions": {},
+        "versions": {"Ray": "", "vLLM": "0.33.0"},
         "image": INVENTORY.image,
         "hosts": _hosts(survey, status),
         **_pairs(survey, bandwidth=False),
@@ -79,6 +79,7 @@ def test_a_host_without_an_answer_is_on_the_page_with_the_reason(
     drawn = page.page(document)
     assert '<p class="problem">gpu2: timed out &lt;b&gt;</p>' in drawn
     assert "<td>1 expected</td>" in drawn
+    assert f" · degraded · vLLM 0.33.0 · {INVENTORY.image}</p>" in drawn
 
 
 def test_a_document_that_is_no_service_has_no_forecast(facts: HostFacts) -> None:
