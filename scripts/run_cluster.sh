@@ -314,6 +314,17 @@ require_ray() {
     fi
 }
 
+# Docker may be removing it already, when it was stopped just now.
+remove_ended() {
+    local _
+    for _ in {1..50}; do
+        docker rm "$name" >/dev/null 2>&1 && return
+        docker container inspect "$name" >/dev/null 2>&1 || return 0
+        sleep 0.2
+    done
+    fail 7 "the container $name of a node that ended is not removed" "docker rm -f $name"
+}
+
 # A container of that name may be somebody else's.
 require_free_name() {
     local state
@@ -323,7 +334,7 @@ require_free_name() {
             fail 7 "a node runs here already, $name" \
                 "docker stop $name, or, for one more: --name node2 -e VLLM_HOST_IP=ADDRESS --gpus device=N"
             ;;
-        *" "head | *" "worker) docker rm "$name" >/dev/null ;;
+        *" "head | *" "worker) remove_ended ;;
         *) fail 7 "a container called $name is here, and it is not of this script" "docker rename $name OTHER" ;;
     esac
 }

@@ -165,5 +165,11 @@ def test_nodes_of_one_host_from_start_to_end(by_hand: ByHand, engine: Engine) ->
     engine.docker("stop", "node2")
     assert ended(worker)[0] == 143
     head.terminate()
+    again = by_hand.start(*by_hand.head(NODE))  # Docker removes the first one at the same time
     assert ended(head)[0] == 143
+    await_value(lambda: again.poll() is not None or "node" in running(), "the head again")
+    again.terminate()
+    code, err = ended(again)
+    assert code in (7, 143), err
+    assert "in progress" not in err
     assert engine.docker("ps", "-aq") == ""
