@@ -17,7 +17,7 @@ from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.inventory.outside import Certificate
 from clusterctl.node.documents import PRIVATE
-from clusterctl.steps.files import make_directories, make_private, root_script
+from clusterctl.steps.files import make_private, root_script
 
 DOCKER_CERTIFICATES = "/etc/docker/certs.d"
 
@@ -35,7 +35,7 @@ all=
 if command -v update-ca-certificates >/dev/null; then
   echo "store=$debian"; all=/etc/ssl/certs/ca-certificates.crt
 elif command -v update-ca-trust >/dev/null; then
-  echo "store=$redhat"; all=/etc/pki/tls/certs/ca-bundle.crt
+  echo "store=$redhat"; all=/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem
 fi
 while IFS= read -r body; do
   if [ -f "$all" ] && tr -d '\\r\\n' <"$all" | grep -qF -e "$body"
@@ -46,6 +46,9 @@ for file in "$debian/$prefix"* "$redhat/$prefix"* {DOCKER_CERTIFICATES}/*/"$pref
 done
 [ ! -e "$pending" ] || echo pending=yes
 """
+
+# The modes of directories that are there, such as the store's own, are left alone.
+MAKE = 'umask 022; mkdir -p -- "$@"\n'
 
 # Arguments: PENDING, or nothing if the store stays as it is; files to remove.
 UPDATE = f"""\
@@ -132,7 +135,8 @@ class TrustedCa:
         if pending:
             make_private(view, PRIVATE)
         if lacking:
-            make_directories(view, *{path.rpartition("/")[0]: None for path in lacking})
+            directories = {path.rpartition("/")[0]: None for path in lacking}
+            root_script(view, MAKE, *directories, doing="making directories for certificates")
         for path, text in lacking.items():
             view.transport.put(text.encode(), path, sudo=True)
         doing = "updating the store of CAs"

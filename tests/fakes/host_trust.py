@@ -19,7 +19,17 @@ class TrustScripts:
         self._state = state
 
     def scripts(self) -> dict[str, Callable[[list[str], bytes], str]]:
-        return {trusted_ca.LOOK: self._look, trusted_ca.UPDATE: self._update}
+        return {
+            trusted_ca.LOOK: self._look,
+            trusted_ca.MAKE: self._make,
+            trusted_ca.UPDATE: self._update,
+        }
+
+    def _make(self, paths: list[str], _: bytes) -> str:
+        for path in paths:
+            self._state.about_to_change()
+            self._state.directories.setdefault(path, 0o755)
+        return ""
 
     def _look(self, words: list[str], stdin: bytes) -> str:
         prefix, pending = words

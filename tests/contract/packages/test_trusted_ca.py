@@ -96,8 +96,11 @@ def is_trusted(host: HostWithOwnStore, ca: PrivateCa) -> bool:
 
 def test_a_host_trusts_the_ca_until_it_is_another_and_then_none(host: HostWithOwnStore) -> None:
     first, second, third = private_ca("One"), private_ca("Two"), private_ca("Three")
+    store = host.at("/usr/local/share/ca-certificates")
+    store.chmod(0o2775)
     before = host.picture
     said = do(trusting(first, second), host)
+    assert store.stat().st_mode & 0o7777 == 0o2775
     assert said == "trust the CA One, Two, also for Docker at registry.corp:5000"
     assert is_trusted(host, first)
     assert is_trusted(host, second)
