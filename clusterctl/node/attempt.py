@@ -98,7 +98,7 @@ class Attempt:
         self._missed: Optional[Tuple[float, List[WorkerActor]]] = None  # The first ranks, and when
         self.stage = ""
         self.stage_line = ""
-        # Only the gateway sends requests again, and only then is this package on PYTHONPATH.
+        # Only the gateway sends requests again.
         middleware = ["--middleware", MIDDLEWARE] if document.node_ips else []
         self.child = Child(
             [*document.argv, *middleware],

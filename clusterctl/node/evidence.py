@@ -17,13 +17,13 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set
 
 from clusterctl.node.documents import Rank
 from clusterctl.node.files import Journal, NodePaths, append_to
 from clusterctl.node.readings import process_ids, process_name, process_state
 from clusterctl.node.recorder import SUBJECT
-from clusterctl.node.stacks import DIRECTORY, ask_for, call_of, forget, written_by
+from clusterctl.node.stacks import DIRECTORY, LONGEST, ask_for, call_of, forget, written_by
 from clusterctl.node.timing import Timing
 
 KEPT = 8  # Files on each host
@@ -69,12 +69,14 @@ class HangEvidence:
         """The variables with which processes of vLLM find the directory of their stacks."""
         return {DIRECTORY: str(self._paths.stacks)}
 
-    def ask(self, service: str, why: str, ranks: List[Rank]) -> float:
-        """Ask all hosts of the ranks, this one included. Return the seconds until they are done."""
+    def ask(self, service: str, why: str, ranks: List[Rank], own: Sequence[int]) -> float:
+        """Ask all hosts of the ranks, this one included. Return the seconds until they are done.
+        `own`: pids of the service's other processes on this host."""
         now = time.time()
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
         asked = AskedEvidence(f"{stamp}-{service}", now, service, why, ranks)
-        self._take(asked)
+        here = [rank.pid for rank in ranks if rank.host == self._host]
+        self._take(asked, {*here, *own})
         elsewhere = {rank.host for rank in ranks} - {self._host}
         if not elsewhere:
             return self._timing.evidence_here
@@ -95,20 +97,21 @@ class HangEvidence:
             fresh = _ID.fullmatch(own_id) and age < self._timing.evidence_age
             if fresh and not self._file(own_id).exists():
                 service, why = str(word["service"])[:100], str(word["why"])[:300]
-                self._take(AskedEvidence(own_id, time.time(), service, why, []))
+                here = {int(rank["pid"]) for rank in word["ranks"] if rank["host"] == self._host}
+                self._take(AskedEvidence(own_id, time.time(), service, why, []), here)
 
     def _file(self, asked: str) -> Path:
         return self._paths.logs / f"evidence-{asked}.json"
 
-    def _take(self, asked: AskedEvidence) -> None:
+    def _take(self, asked: AskedEvidence, pids: Set[int]) -> None:
         if self._thread and self._thread.is_alive():
             return
-        self._thread = threading.Thread(target=self._work, args=(asked,), daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(asked, pids), daemon=True)
         self._thread.start()
 
-    def _work(self, asked: AskedEvidence) -> None:
+    def _work(self, asked: AskedEvidence, pids: Set[int]) -> None:
         started = time.monotonic()
-        processes = taken(self._paths.stacks, self._timing.evidence_pause)
+        processes = taken(self._paths.stacks, self._timing.evidence_pause, pids)
         document = {
             **asdict(asked),
             "host": self._host,
@@ -116,9 +119,7 @@ class HangEvidence:
             "nccl": nccl_status(),
             "logs": dict(log_ends([self._paths.logs, Path("/tmp/ray/session_latest/logs")])),  # noqa: S108
         }
-        text = json.dumps(document)
-        if len(text) > LARGEST:
-            text = json.dumps({**document, "logs": {}})[:LARGEST]
+        text = bounded(document)
         logs = self._paths.logs
         try:
             for old in sorted(logs.glob("evidence-*.json"))[: 1 - KEPT]:
@@ -141,13 +142,28 @@ class HangEvidence:
         )
 
 
-def taken(directory: Path, pause: float) -> List[Dict[str, object]]:
-    """Return the stacks and states of this container's processes of vLLM, Ray's core, and any that
-    are stopped. `pause`: seconds in which CPU use is measured and stacks arrive."""
+def bounded(document: Dict[str, Any]) -> str:
+    """Return a document of evidence as JSON of at most LARGEST bytes: without logs if need be, and
+    with the ends of stacks only, where the main thread is."""
+    text = json.dumps(document)
+    kept = LONGEST
+    while len(text) > LARGEST and kept:
+        kept //= 2
+        processes = [{**each, "stacks": each["stacks"][-kept:]} for each in document["processes"]]
+        text = json.dumps({**document, "nccl": "", "logs": {}, "processes": processes})
+    return text
+
+
+def taken(directory: Path, pause: float, wanted: Set[int]) -> List[Dict[str, object]]:
+    """Return the stacks and states of the processes `wanted`, and the states of Ray's core and of
+    any that are stopped. `pause`: seconds in which CPU use is measured and stacks arrive.
+
+    Only what hangs is sent the signal: a process whose threads run on meanwhile may crash.
+    """
     forget(directory)
     pids = process_ids()
     before = {pid: _cpu_seconds(pid) for pid in pids}
-    asked = {pid for pid in pids if ask_for(pid)}
+    asked = {pid for pid in pids if pid in wanted and ask_for(pid)}
     time.sleep(pause)
     found: List[Dict[str, object]] = []
     for pid in pids:
@@ -179,7 +195,10 @@ def log_ends(directories: Sequence[Path]) -> Iterator[tuple[str, str]]:
         with contextlib.suppress(OSError), path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _LOG_END))
-            yield path.name, file.read(_LOG_END).decode("utf-8", "replace")
+            end = file.read(_LOG_END)
+            # Of a line that is cut, nobody could tell whether it has a secret or a prompt.
+            whole = end if size <= _LOG_END else end.partition(b"\n")[2]
+            yield path.name, whole.decode("utf-8", "replace")
 
 
 def nccl_status() -> str:

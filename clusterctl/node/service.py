@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import FrozenSet, List, Mapping, Optional, Sequence
 
 from clusterctl.node.attempt import Attempt
+from clusterctl.node.children import session_members
 from clusterctl.node.contract import breaches, free_gpus
 from clusterctl.node.documents import ExpectedNode, Rank, RayNode, ServiceDocument, ServiceState
 from clusterctl.node.endpoint import Reading
@@ -329,7 +330,8 @@ class Service:
     def _hang(self, now: float, attempt: Attempt, why: str) -> None:
         """Have evidence taken on all hosts, and end all ranks once that has had its time."""
         placed = self._ranks(attempt, self._snapshot) if self._snapshot else []
-        asked = self._evidence.ask(self._shown.name, why, placed) if self._evidence else 0.0
+        own = session_members(attempt.child.pid)
+        asked = self._evidence.ask(self._shown.name, why, placed, own) if self._evidence else 0.0
         attempt.hung = now + asked, why
         self._end_hung(now, attempt)
 

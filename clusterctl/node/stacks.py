@@ -34,11 +34,18 @@ def register() -> None:
     directory = os.environ.get(DIRECTORY)
     if not directory or _FILES:
         return
+    _open_own(directory)
+    # vLLM forks its engine from the API server, and calls no plugin in it again.
+    os.register_at_fork(after_in_child=lambda: _open_own(directory))
+
+
+def _open_own(directory: str) -> None:
     with contextlib.suppress(OSError):  # A process is served without stacks rather than not at all
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(Path(directory, str(os.getpid())), flags, 0o600)
-        _FILES.append(os.fdopen(descriptor, "wb", buffering=0))
-        faulthandler.register(SIGNAL, _FILES[0], all_threads=True)
+        file = os.fdopen(descriptor, "wb", buffering=0)
+        faulthandler.register(SIGNAL, file, all_threads=True)
+        _FILES[:] = [file]
 
 
 def ask_for(pid: int) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.node.documents import Rank
-from clusterctl.node.evidence import KEPT, HangEvidence, taken
+from clusterctl.node.evidence import KEPT, LARGEST, HangEvidence, bounded, log_ends, taken
 from clusterctl.node.files import Journal, NodePaths
 from clusterctl.node.stacks import DIRECTORY, ask_for, call_of
 from tests.fakes.node_bench import QUICK, Bench, await_value
@@ -60,7 +60,9 @@ def test_each_process_tells_where_it_is_and_a_stopped_one_that_it_is_stopped(
         hanging(stacks, "waits") as stopped,
     ):
         stopped.send_signal(signal.SIGSTOP)
-        found = {each["pid"]: each for each in taken(stacks, 1.0)}
+        found = {
+            each["pid"]: each for each in taken(stacks, 1.0, {loops.pid, waits.pid, stopped.pid})
+        }
 
         assert found[loops.pid]["call"] == "looping (<string>:6)"
         assert found[waits.pid]["call"] == "waiting (<string>:9)"
@@ -68,9 +70,54 @@ def test_each_process_tells_where_it_is_and_a_stopped_one_that_it_is_stopped(
         assert (found[stopped.pid]["state"], found[stopped.pid]["stacks"]) == ("T", "")
         assert loops.poll() is waits.poll() is None, "they went on"
 
-    again = taken(stacks, 0.01)
+    again = taken(stacks, 0.01, {loops.pid, waits.pid})
     assert not {loops.pid, waits.pid, stopped.pid} & {each["pid"] for each in again}
     assert not list(stacks.iterdir()), "files of ended processes are removed"
+
+
+def test_processes_of_other_services_are_not_sent_the_signal(tmp_path: Path) -> None:
+    with hanging(tmp_path / "stacks", "waits") as hung, hanging(tmp_path / "stacks", "waits") as ok:
+        found = {each["pid"] for each in taken(tmp_path / "stacks", 0.5, {hung.pid})}
+        assert hung.pid in found
+        assert ok.pid not in found
+        assert (tmp_path / "stacks" / str(ok.pid)).read_bytes() == b""
+
+
+def test_a_process_that_was_forked_tells_where_it_is_itself(tmp_path: Path) -> None:
+    program = FORKED.replace("DIRECTORY", repr(str(tmp_path)))
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout
+        child = int(parent.stdout.readline())
+        try:
+            found = {each["pid"]: each["call"] for each in taken(tmp_path, 0.5, {child})}
+            assert found[child] == "engine (<string>:5)"
+        finally:
+            os.kill(child, signal.SIGKILL)
+            parent.kill()
+
+
+FORKED = """\
+import os, time
+os.environ["CLUSTERCTL_STACKS"] = DIRECTORY
+from clusterctl.node.stacks import register
+register()
+def engine(): print(os.getpid(), flush=True) or time.sleep(60)
+os.fork() or engine()
+time.sleep(60)
+"""
+
+
+def test_large_evidence_loses_frames_and_stays_whole() -> None:
+    processes = [{"pid": pid, "stacks": "\n" * 2**16 + "innermost"} for pid in range(64)]
+    text = bounded({"id": "x", "processes": processes, "logs": {"a": "b"}, "nccl": ""})
+    assert len(text) <= LARGEST
+    kept = json.loads(text)
+    assert kept["processes"][63]["stacks"].endswith("innermost")
+
+
+def test_the_end_of_a_log_begins_with_a_whole_line(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(f"prompt: '{'secret ' * 1000}'\nnext\n")
+    assert dict(log_ends([tmp_path])) == {"a.log": "next\n"}
 
 
 def test_a_process_that_does_not_know_the_signal_is_not_sent_it() -> None:
@@ -114,7 +161,7 @@ def evidence(root: Path, host: str) -> tuple[HangEvidence, NodePaths]:
 def test_one_host_asks_and_the_other_takes_it_once(tmp_path: Path) -> None:
     asking, here = evidence(tmp_path, "a")
     heard, there = evidence(tmp_path, "b")
-    assert asking.ask("chat", "stalled: no token", RANKS) == QUICK.evidence_everywhere
+    assert asking.ask("chat", "stalled: no token", RANKS, []) == QUICK.evidence_everywhere
     word = here.asked.read_text()
 
     for _ in range(3):
@@ -154,7 +201,7 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     made, paths = evidence(tmp_path, "a")
     for number in range(20):
         (paths.logs / f"evidence-2020-{number:02}.json").write_text("{}")
-    made.ask("chat", "stalled", [])
+    made.ask("chat", "stalled", [], [])
     await_value(lambda: list(paths.logs.glob("evidence-*-chat.json")), "evidence")
     kept = sorted(path.name for path in paths.logs.glob("evidence-*.json"))
     assert len(kept) == KEPT
