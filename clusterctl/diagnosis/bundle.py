@@ -9,7 +9,12 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from clusterctl.diagnosis.redaction import records_without_secrets, without_secrets
+from clusterctl.diagnosis.redaction import (
+    REMOVED,
+    records_without_secrets,
+    secrets_of,
+    without_secrets,
+)
 from clusterctl.errors import UsageError
 
 LARGEST = 64 * 2**20
@@ -32,11 +37,17 @@ def write_bundle(path: Path, files: Mapping[str, str]) -> int:
 
     Raises UsageError if it cannot be written.
     """
+    # A secret that one file names may stand in another without a name.
+    records = [text for name, text in files.items() if ".json" in name]
+    known = sorted({each for text in records for each in secrets_of(text)}, key=len, reverse=True)
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         for name, text in sorted(files.items()):
             remove = records_without_secrets if ".json" in name else without_secrets
-            data = remove(text).encode(errors="replace")
+            kept = remove(text)
+            for secret in known:
+                kept = kept.replace(secret, REMOVED)
+            data = kept.encode(errors="replace")
             entry = tarfile.TarInfo(f"report/{name}")
             entry.size, entry.mode = len(data), 0o600
             tar.addfile(entry, io.BytesIO(data))
@@ -45,8 +56,13 @@ def write_bundle(path: Path, files: Mapping[str, str]) -> int:
         packed = subprocess.run(argv, input=archive.getvalue(), capture_output=True, check=True)
         # A new file, mode 0600, in place of whatever has the name
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".report-", delete=False) as file:
-            file.write(packed.stdout)
-        Path(file.name).replace(path)
+            try:
+                file.write(packed.stdout)
+                file.flush()
+                Path(file.name).replace(path)
+            except OSError:
+                Path(file.name).unlink()
+                raise
     except FileNotFoundError as error:
         missing = error.filename == argv[0]
         why = f"{argv[0]} is not installed here" if missing else "its directory does not exist"

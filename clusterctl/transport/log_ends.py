@@ -31,15 +31,20 @@ _KERNEL_LOGS = (
 )
 
 
-def end_of(path: Path, most: int) -> str:
-    """Return the end of a log; empty if it is no regular file or cannot be read."""
+def end_of(path: Path, most: int, *, whole_lines: bool = False) -> str:
+    """Return the end of a log; empty if it is no regular file or cannot be read. `whole_lines`:
+    without a first line that is cut, of which nobody could tell whether it has a secret."""
     try:
         descriptor = open_log(str(path))
     except OSError:
         return ""
     with open(descriptor, "rb") as file:
-        file.seek(max(0, os.fstat(descriptor).st_size - min(LONGEST, most)))
-        return file.read(min(LONGEST, most)).decode("utf-8", "replace")
+        begin = os.fstat(descriptor).st_size - min(LONGEST, most)
+        file.seek(max(0, begin))
+        end = file.read(min(LONGEST, most))
+        if whole_lines and begin > 0:
+            end = end.partition(b"\n")[2]
+        return end.decode("utf-8", "replace")
 
 
 def changed(path: Path) -> float:
@@ -73,7 +78,7 @@ def main(order: Optional[Dict[str, Any]]) -> None:
     directory, whole = Path(order["directory"]), order["whole"]
     left = order["most"]
     for log in sorted(directory.glob("*.log"), key=changed, reverse=True):
-        found[log.name] = end_of(log, left)
+        found[log.name] = end_of(log, left, whole_lines=whole)
         left -= len(found[log.name])
         if left <= 0:
             break
@@ -83,7 +88,7 @@ def main(order: Optional[Dict[str, Any]]) -> None:
         paths += sorted(Path("/").glob(pattern[1:]))
     for path in paths:
         if path.exists():
-            found[path.name] = end_of(path, LONGEST)
+            found[path.name] = end_of(path, LONGEST, whole_lines=whole)
     for path in sorted(directory.glob("evidence-*.json"))[-_EVIDENCE:]:
         text = end_of(path, LONGEST)
         found[path.name] = text if whole else without_stacks(text)

@@ -111,6 +111,14 @@ def test_a_host_sends_the_ends_of_its_logs_and_follows_no_link(
     }
 
 
+def test_a_bundle_has_no_line_that_is_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "chat.log").write_text("HF_TOKEN=abcdef\nnext\n")
+    log_ends.main(order(tmp_path, most=9) | {"whole": True})
+    assert json.loads(capsys.readouterr().out)["chat.log"] == "next\n"
+
+
 def test_the_newest_logs_come_first_up_to_a_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
