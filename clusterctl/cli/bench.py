@@ -82,7 +82,7 @@ def bench(
 
 def _rates(text: str | None) -> list[float]:
     try:
-        rates = [float(each) for each in text.split(",")] if text else []
+        rates = [] if text is None else [float(each) for each in text.split(",")]
     except ValueError:
         rates = [math.nan]
     if not all(0.01 <= rate <= _MOST for rate in rates):
