@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clusterctl.errors import UsageError
 from clusterctl.models.shape import DecoderLayer, ModelShape, Quantization
@@ -172,9 +172,15 @@ class SpeedModel:
     output: int = OUTPUT
 
     def load(self, requests: int) -> Load:
-        """Return the speed with `requests` concurrent requests."""
+        """Return the speed with `requests` concurrent requests. Those beyond --max-num-seqs wait
+        for the ones before them."""
         replicas = min(self.placement.replicas, requests)
         each = requests // replicas
+        if 0 < (most := self.options.max_num_seqs or 0) < each:
+            full = self.load(most * replicas)
+            wave = most * replicas * self.output / full.tokens_per_s
+            waits = (each / most - 1) / 2 * wave
+            return replace(full, requests=requests, first_token=full.first_token + waits)
         turns = min(self.placement.pp, each)
         step = turns * self._step(each // turns, turns, each)
         prefill = self._prefill(each * self.prompt)

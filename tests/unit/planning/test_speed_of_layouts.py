@@ -212,3 +212,13 @@ def test_of_offloaded_experts_only_the_chosen_ones_are_read() -> None:
     )
     read = 31.5e9 * 0.72 * (all_of_them.token - few.token)
     assert 3e9 < read < 10e9  # of 48
+
+
+def test_requests_beyond_max_num_seqs_wait_for_those_before_them() -> None:
+    flags = parse_options(["--max-num-seqs", "16"])
+    one, some, many = speed_of(SHAPE, seat_ranks(ONE_HOST, 1, 1), options=flags).loads
+    free = speed_of(SHAPE, seat_ranks(ONE_HOST, 1, 1)).loads
+    assert one == free[0]
+    assert some.tokens_per_s == many.tokens_per_s < free[1].tokens_per_s
+    assert some.token < free[1].token
+    assert free[1].first_token < some.first_token < many.first_token
