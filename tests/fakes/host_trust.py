@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tests.fakes.host import FakeHost
 
 STORE = "/usr/local/share/ca-certificates"
+SEARCHED = (STORE, trusted_ca.DOCKER_CERTIFICATES)
 
 
 class TrustScripts:
@@ -38,7 +39,8 @@ class TrustScripts:
         lines = [f"store={STORE}"] if state.has_store else []
         lines += [f"trusted={'yes' if body in state.trusted else 'no'}" for body in bodies]
         for path, (data, _mode) in sorted(state.files.items()):
-            if path.rpartition("/")[2].startswith(prefix):
+            directory, _, name = path.rpartition("/")
+            if name.startswith(prefix) and directory.startswith(SEARCHED):
                 lines.append(f"own={hashlib.sha256(data).hexdigest()} {path}")
         if pending in state.files:
             lines.append("pending=yes")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.commands.bootstrap import host_stages
 from clusterctl.engine.step import Change
 from clusterctl.errors import InventoryError, RequirementsNotMet
 from clusterctl.inventory.load import load
@@ -13,6 +14,7 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.inventory.outside import proxy_variables
 from clusterctl.steps.host_proxy import HostProxy
 from tests.fakes.container_engine import foreign
+from tests.fakes.private_ca import private_ca
 from tests.unit.steps.stage import PROXY, cluster
 
 INVENTORY = """\
@@ -84,6 +86,22 @@ def test_a_docker_that_has_the_proxy_by_itself_is_not_restarted() -> None:
     made.head.engine_proxy = {"HttpsProxy": PROXY["https_proxy"], "NoProxy": PROXY["no_proxy"]}
     step = HostProxy("demo", PROXY, pause=lambda _: None)
     assert step.check(made.head_view) == Change("use the proxy http://proxy.corp:3128")
+
+
+def test_with_a_ca_too_the_second_run_is_quiet(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text(private_ca("Corp").pem)
+    file = tmp_path / "site.yaml"
+    file.write_text(INVENTORY % "{https: 'http://proxy.corp:3128'}")
+    file.write_text(file.read_text().replace("packages:\n", "packages:\n  ca: ca.pem\n"))
+    made = cluster()
+    for _ in range(2):
+        changes = []
+        for step in host_stages(load(file), ("gpu1",))[0].steps:
+            change = step.check(made.head_view)
+            if isinstance(change, Change):
+                changes.append(change)
+                step.apply(made.head_view, change)
+    assert changes == []
 
 
 def test_docker_is_not_restarted_for_a_host_that_is_new() -> None:
