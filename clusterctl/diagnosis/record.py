@@ -7,6 +7,7 @@ the failure, and ends when the service is ready again. Without a failure, what i
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +24,9 @@ _BEFORE = 120.0
 
 _A_DAY = 86400.0
 """Older failures count only if their service was asked for by name."""
+
+_LAST = 4e9
+"""Unix seconds in 2096: containers write these files, and a time beyond is not one."""
 
 _FAILED = ("stalled", "backing-off", "failed")
 _BUSY = 0.5  # cores
@@ -67,7 +71,8 @@ def _entries(text: str, key: str) -> Iterator[dict[str, Any]]:
             entry = json.loads(line)
             if isinstance(entry, dict) and key in entry:
                 entry["time"] = float(entry["time"])
-                yield entry
+                if 0 < entry["time"] < _LAST:
+                    yield entry
 
 
 def _evidence(document: dict[str, Any]) -> dict[str, Any]:
@@ -149,13 +154,17 @@ def _of_journal(journal: Sequence[dict[str, Any]], failures: Sequence[Outage]) -
             event in _LASTING
             and at >= started
             and not any(
-                ended >= at and kind == event and device in text
+                ended >= at and kind == event and _words(device) <= _words(text)
                 for (kind, _, device), ended in over.items()
             )
         )
         own = subject in {"host", "ray"} or subject in services
         if event not in {"over", "evidence"} and ((near and own) or lasts):
             yield f"{_stamp(at)} {subject} {event} {text}"
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[\w./@-]+", text))
 
 
 _LASTING = ("link-lost", "nic-broken", "disk-full", "memory-low", "stopped", "gpu-slowed")

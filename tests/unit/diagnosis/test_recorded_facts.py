@@ -149,3 +149,29 @@ def test_damaged_records_are_left_out(text: str) -> None:
 def test_evidence_of_another_shape_is_left_out(wrong: object) -> None:
     made = files(evidence={**HERE, "processes": wrong})
     assert made.evidence == []
+
+
+@pytest.mark.parametrize("time", ["NaN", "1e400", "-1e300", "1e18", '"x"', "[]"])
+def test_a_time_that_is_none_is_left_out(time: str) -> None:
+    line = f'{{"event": "failed", "subject": "chat", "text": "x", "time": {time}}}'
+    records = {"gpu1": record_of({"journal.jsonl": line})}
+    assert recorded_lines(records, "chat", 1e9)["gpu1"]["journal"] == []
+
+
+@pytest.mark.parametrize(
+    ("event", "text", "over", "lasts"),
+    [
+        ("gpu-slowed", "GPU 0 is slowed: by heat (91 C)", "gpu-slowed 0 by heat", False),
+        ("gpu-slowed", "GPU 0 is slowed: by heat (91 C)", "gpu-slowed 1 by heat", True),
+        ("link-lost", "eth10 lost its link", "link-lost eth10", False),
+        ("link-lost", "eth10 lost its link", "link-lost eth1", True),
+        ("disk-full", "/ has 5 of 10000 MiB free", "disk-full /", False),
+        ("nic-broken", "eth1 of gloo is down", "nic-broken", False),
+    ],
+)
+def test_what_is_over_for_its_own_device_is_not_told(
+    event: str, text: str, over: str, *, lasts: bool
+) -> None:
+    lines = [entry(0, "host", event, text), entry(1, "host", "over", over)]
+    records = {"gpu1": record_of({"journal.jsonl": "\n".join(map(json.dumps, lines))})}
+    assert bool(recorded_lines(records, None, NIGHT + 999)["gpu1"]["journal"]) == lasts
