@@ -39,7 +39,7 @@ def remove(
     with session("remove", inventory, quiet=as_json) as opened:
 
         def agree(removal: Removal) -> None:
-            moves = [line for each in removal.moves for line in each.lines]
+            moves = removal.lines
             if not as_json and removal.changes:
                 plan = plan_lines(removal.plan, width=line_width(sys.stderr))
                 print(
@@ -50,13 +50,15 @@ def remove(
                     print(json.dumps({"moves": moves, **plan_document(removal.plan)}, indent=2))
                 raise typer.Exit(CHANGES_PENDING if removal.changes else 0)
             ended = ", ".join(each.service for each in removal.moves if each.ends)
-            if ended and not confirm(
-                f"This stops the last replica of {ended}. Continue?",
-                yes=yes,
-                progress=opened.progress,
+            interrupts = [
+                *([f"stops the last replica of {ended}"] if ended else []),
+                *([f"restarts {', '.join(removal.restarts)}"] if removal.restarts else []),
+            ]
+            if interrupts and not confirm(
+                f"This {' and '.join(interrupts)}. Continue?", yes=yes, progress=opened.progress
             ):
                 raise UsageError(
-                    f"not confirmed: {host} has the last replica of {ended}", hint="add --yes"
+                    f"not confirmed: removing {host} {' and '.join(interrupts)}", hint="add --yes"
                 )
 
         changed, line = run(

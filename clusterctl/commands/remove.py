@@ -29,11 +29,23 @@ class Removal:
 
     survey: Survey  # Without dead hosts
     moves: Sequence[ServiceMoves]
+    restarts: Sequence[str]  # Services that lose a node of Ray, though they have no rank there
     stages: Sequence[Stage]  # The host's own, and then the other hosts'
     views: Mapping[str, HostView]
     dead: bool
     drained: bool
     plan: Plan
+
+    @property
+    def lines(self) -> list[str]:
+        """What happens to services."""
+        return [
+            *(line for each in self.moves for line in each.lines),
+            *(
+                f"{name}: restart without the host: it has no replicas, and needs every node of Ray"
+                for name in self.restarts
+            ),
+        ]
 
     @property
     def changes(self) -> bool:
@@ -74,10 +86,10 @@ def run(
         agree(removal)
         if not removal.changes:
             return False, line
-        shown = [each.lines for each in removal.moves], removal.plan
+        shown = removal.lines, removal.plan
         with ClusterLock(transports[inventory.head.name], inventory.cluster, "remove") as lock:
             removal = look()
-            if ([each.lines for each in removal.moves], removal.plan) != shown:
+            if (removal.lines, removal.plan) != shown:
                 agree(removal)
             # No other run gives it replicas meanwhile.
             survey = mark(removal.survey, sorted({*removal.survey.drained, host}), lock)
@@ -112,7 +124,14 @@ def plan_removal(full: Survey, host: str, *, purge: bool) -> Removal:
         stages.append(firewall_stage(cluster, names))
     views = {**others.views, **({} if dead else {host: survey.views[host]})}
     plan, drained = plan_stages(stages, views), host in survey.drained
-    return Removal(survey, moves, stages, views, dead, drained, plan)
+    return Removal(survey, moves, restarted_by(survey, host), stages, views, dead, drained, plan)
+
+
+def restarted_by(survey: Survey, host: str) -> list[str]:
+    """Return the services that restart when the host leaves Ray: all that Ray placed."""
+    alive = {node.name for node in survey.require_supervised_head().nodes if node.alive}
+    placed = [each.name for each in survey.services.values() if not each.node_ips]
+    return placed if host in alive else []
 
 
 def nodes_besides(full: Survey, host: str) -> Survey:
