@@ -39,7 +39,7 @@ def used_hosts(lab: LabPaths, operator: Operator) -> Iterator[str]:
     used = lab.host("gpu1") / "used"
     if not used.exists():
         lifecycle.down(say=quiet)
-        lifecycle.up(2, say=quiet)
+    lifecycle.up(2, say=quiet)
     yield str(lab.inventory)
     operator.run("down", "-i", str(lab.inventory), "--yes")
     used.touch()
