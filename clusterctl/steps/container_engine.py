@@ -9,15 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from clusterctl import deadlines
 from clusterctl.engine.step import Change, HostView, Unknown
-from clusterctl.errors import CommandFailed, RequirementsNotMet
+from clusterctl.errors import MALFORMED, CommandFailed, RequirementsNotMet, StepFailed
 from clusterctl.inventory.model import Packages
 from clusterctl.packages.bundle import Bundle
 from clusterctl.steps.engine_source import ENGINE_FILES, EngineSource, engine_source
 from clusterctl.steps.files import ENGINE_PACKAGES, installed_by_us, root_script
 from clusterctl.steps.package_manager import own_manager
+
+T = TypeVar("T")
 
 LOOK = """\
 client=$(command -v docker) || client=
@@ -128,6 +131,20 @@ def await_answer(view: HostView, pause: Callable[[float], None]) -> None:
                 detail=journal.stdout.strip() or None,
             )
         pause(1.0)
+
+
+def look_with_docker_info(
+    view: HostView, script: str, *words: str, doing: str, parse: Callable[[str], T]
+) -> T:
+    """Return what `parse` makes of the output of `script`, which asks `docker info`; `doing` as in
+    `root_script`. Raises CommandFailed, or StepFailed if `parse` raises what MALFORMED lists."""
+    text = root_script(view, script, *words, doing=doing, timeout=deadlines.ENGINE_LOOK)
+    try:
+        return parse(text)
+    except MALFORMED as error:
+        raise StepFailed(
+            "`docker info` printed malformed JSON", host=view.host.name, hint="docker info"
+        ) from error
 
 
 def _look(view: HostView) -> EngineFound:

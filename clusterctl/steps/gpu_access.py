@@ -18,8 +18,8 @@ from typing import Any
 
 from clusterctl import deadlines
 from clusterctl.engine.step import Change, HostView, Unknown
-from clusterctl.errors import MALFORMED, StepFailed
-from clusterctl.steps.container_engine import await_answer
+from clusterctl.errors import StepFailed
+from clusterctl.steps.container_engine import await_answer, look_with_docker_info
 from clusterctl.steps.files import make_directories, root_script
 from clusterctl.steps.nvidia_toolkit import KEPT, has_gpus
 
@@ -221,10 +221,4 @@ def lists_other_gpus(view: HostView) -> bool:
 def _look(view: HostView) -> GpuAccessFound:
     """Look at the host, whose specification has to list the GPUs that the inventory declares."""
     doing, words = "looking at GPU access", (RULE_PATH, str(len(view.host.gpus)))
-    text = root_script(view, LOOK, *words, doing=doing, timeout=deadlines.ENGINE_LOOK)
-    try:
-        return found_in(text)
-    except MALFORMED as error:
-        raise StepFailed(
-            "`docker info` printed malformed JSON", host=view.host.name, hint="docker info"
-        ) from error
+    return look_with_docker_info(view, LOOK, *words, doing=doing, parse=found_in)

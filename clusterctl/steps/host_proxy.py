@@ -12,8 +12,8 @@ from typing import Any
 
 from clusterctl import deadlines
 from clusterctl.engine.step import Change, HostView
-from clusterctl.errors import MALFORMED, RequirementsNotMet, StepFailed
-from clusterctl.steps.container_engine import await_answer
+from clusterctl.errors import RequirementsNotMet, StepFailed
+from clusterctl.steps.container_engine import await_answer, look_with_docker_info
 from clusterctl.steps.files import make_directories, make_private, root_script
 from clusterctl.steps.package_manager import PROXIES
 
@@ -164,10 +164,4 @@ class HostProxy:
     def _look(self, view: HostView) -> ProxyFound:
         doing = "looking at the proxy"
         script = LOOK if self._variables else LOOK_AT_FILES  # Docker may hang
-        text = root_script(view, script, *self.files, doing=doing, timeout=deadlines.ENGINE_LOOK)
-        try:
-            return found_in(text)
-        except MALFORMED as error:
-            raise StepFailed(
-                "`docker info` printed malformed JSON", host=view.host.name, hint="docker info"
-            ) from error
+        return look_with_docker_info(view, script, *self.files, doing=doing, parse=found_in)
