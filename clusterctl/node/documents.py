@@ -300,7 +300,7 @@ DELETED = "it was deleted"  # UnreadableDocument.why of a document that was dele
 class UnreadableDocument:
     """A document that the supervisor cannot read."""
 
-    file: str  # `node.json`, `services/NAME.json`, `members/NAME.json`
+    file: str  # `node.json`, `keys.json`, `services/NAME.json`, `members/NAME.json`
     why: str
     # Its last readable text, which the supervisor keeps using; empty if there was none.
     last_good: str = ""
@@ -311,7 +311,8 @@ def kind_of(file: str) -> Any:
     UnreadableDocument names."""
     directory, _, name = file.rpartition("/")
     if not directory:
-        return NodeDocument if name == "node.json" else None
+        kinds = {"node": NodeDocument, "keys": KeysDocument, "drained": DrainedHosts}
+        return kinds.get(name[: -len(".json")]) if name.endswith(".json") else None
     if not name.endswith(".json"):
         return None
     return {"services": ServiceDocument, "members": MembersDocument}.get(directory)

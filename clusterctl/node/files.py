@@ -143,8 +143,9 @@ class Declared:
     When a document becomes unreadable its last good version stays in effect, since neither a typo
     nor an I/O error may stop a running service; `unreadable` lists it until it is fixed or removed.
 
-    A service is stopped by removing its document. If node.json is missing too, the whole directory
-    was deleted by mistake, and the last good versions stay in effect.
+    A service is stopped by removing its document, and all named keys are revoked by removing
+    keys.json. If node.json is missing too, the whole directory was deleted by mistake, and the last
+    good versions stay in effect.
     """
 
     def __init__(self, paths: NodePaths, journal: Journal) -> None:
@@ -153,7 +154,7 @@ class Declared:
         self._read_last: Dict[str, bytes] = {}
         self._good: Dict[str, object] = {}
         self._unreadable: Dict[str, UnreadableDocument] = {}
-        self._missing: Dict[str, FrozenSet[str]] = {}  # By directory, in the last read
+        self._missing: Dict[str, FrozenSet[str]] = {}  # By prefix, in the last read
 
     def node(self) -> Optional[NodeDocument]:
         """Return node.json, or None until it exists and is readable."""
@@ -164,20 +165,22 @@ class Declared:
 
     def services(self) -> Dict[str, ServiceDocument]:
         """Return the services in effect, by name."""
-        found = self._in_directory("services", self._paths.services, ServiceDocument)
+        found = self._all("services/", self._paths.services, ServiceDocument)
         return {document.name: document for document in found}
 
     def members(self) -> Dict[str, MembersDocument]:
         """Return the members in effect of each service that is behind the gateway, by service."""
-        found = self._in_directory("members", self._paths.members, MembersDocument)
+        found = self._all("members/", self._paths.members, MembersDocument)
         return {document.service: document for document in found}
 
     def keys(self) -> KeysDocument:
-        """Return the named keys in effect. With a file that cannot be read, the last ones are."""
-        return self._read(KeysDocument, "keys.json", self._paths.keys) or KeysDocument()
+        """Return the named keys in effect; none if their file was deleted, as services then are."""
+        found = self._all("keys.json", self._paths.config, KeysDocument)
+        return found[0] if found else KeysDocument()
 
-    def _in_directory(self, prefix: str, directory: Path, kind: Type[T]) -> List[T]:
-        """Return the documents in effect of one directory, by the names of their files."""
+    def _all(self, prefix: str, directory: Path, kind: Type[T]) -> List[T]:
+        """Return the documents in effect whose path below the configuration has this prefix, by the
+        names of their files."""
         try:
             deleted = not self._paths.node_document.exists()
             # Not by glob, which takes a directory that cannot be read for an empty one.
@@ -186,17 +189,15 @@ class Declared:
             for name in self._known(prefix) & self._good.keys():
                 self._keep(name, f"its directory: {error.strerror}")
             return self._in_effect(prefix, kind)
-        paths = {
-            f"{prefix}/{name}": directory / name
-            for name in names
-            if name.endswith(".json") and not name.startswith(".")
-        }
+        files = [directory / name for name in names if name.endswith(".json") and name[0] != "."]
+        below = {path.relative_to(self._paths.config).as_posix(): path for path in files}
+        paths = {name: path for name, path in below.items() if name.startswith(prefix)}
         missing = frozenset(self._known(prefix) - paths.keys())
         if "node.json" in self._good and deleted:
             for name in missing & self._good.keys():
                 self._keep(name, DELETED)
         else:
-            # `rm -r` may delete a service's document a moment before node.json, so a document
+            # `rm -r` may delete another document a moment before node.json, so a document
             # counts as removed only if it is missing in two reads in a row.
             twice = self._missing.get(prefix, frozenset())
             for name in missing & (twice | (self._unreadable.keys() - self._good.keys())):
@@ -209,7 +210,7 @@ class Declared:
 
     def _known(self, prefix: str) -> Set[str]:
         known = self._good.keys() | self._unreadable.keys()
-        return {name for name in known if name.startswith(f"{prefix}/")}
+        return {name for name in known if name.startswith(prefix)}
 
     def _in_effect(self, prefix: str, kind: Type[T]) -> List[T]:
         names = sorted(self._known(prefix) & self._good.keys())

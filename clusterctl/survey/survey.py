@@ -30,6 +30,7 @@ from clusterctl.node.contract import breaches
 from clusterctl.node.documents import (
     DELETED,
     DrainedHosts,
+    KeysDocument,
     Member,
     MembersDocument,
     NodeDocument,
@@ -87,6 +88,7 @@ def take_survey(
         str(paths.state),
         f"{paths.services}/*.json",
         f"{paths.members}/*.json",
+        str(paths.keys),
         drained_file(inventory.cluster),
         record_file(inventory.image),
     )
@@ -403,7 +405,7 @@ class Survey:
         data = self.head_file(drained_file(self.inventory.cluster))
         try:
             return tuple(from_json(DrainedHosts, data.decode()).hosts) if data else ()
-        except ValueError:  # The next `drain` replaces it
+        except ValueError:  # `status` tells it, and the next `drain` replaces it
             return ()
 
     @cached_property
@@ -502,6 +504,8 @@ def _is_credible(reported: UnreadableDocument) -> bool:
         document = from_json(kind, reported.last_good)
     except ValueError:
         return False
+    if kind in (KeysDocument, DrainedHosts):
+        return kind is KeysDocument  # The supervisor does not read the other one
     name = document.service if kind is MembersDocument else document.name
     return reported.file.partition("/")[2] == f"{name}.json"
 

@@ -16,7 +16,15 @@ import pytest
 
 from clusterctl.node import documents, files, package
 from clusterctl.node.children import Child, RotatedLog
-from clusterctl.node.documents import DELETED, GpuListing, NodeDocument, ServiceDocument, to_json
+from clusterctl.node.documents import (
+    DELETED,
+    GpuListing,
+    KeysDocument,
+    NamedKey,
+    NodeDocument,
+    ServiceDocument,
+    to_json,
+)
 from clusterctl.node.files import Declared, Journal, NodePaths, why_not_written
 from clusterctl.node.probes import GpuCount
 from clusterctl.node.timing import Backoff, Timing
@@ -151,6 +159,35 @@ def test_a_directory_of_documents_that_is_deleted_stops_nothing(tmp_path: Path) 
     assert declared.services() == {}
     paths.node_document.unlink()
     assert (declared.node(), declared.services()) == (None, {})
+
+
+def test_deleting_the_keys_alone_revokes_them_for_good(tmp_path: Path) -> None:
+    paths = NodePaths("demo", tmp_path)
+    paths.config.mkdir(parents=True)
+    paths.logs.mkdir(parents=True)
+    declared = Declared(paths, Journal(paths.journal, "a", io.StringIO()))
+    keys = KeysDocument([NamedKey("alice", "0" * 64, 1.0)])
+    paths.node_document.write_text(to_json(NODE))
+    paths.keys.write_text(to_json(keys))
+    assert (declared.node(), declared.keys(), declared.unreadable()) == (NODE, keys, [])
+
+    paths.keys.unlink()
+    paths.node_document.unlink()
+    for _ in range(3):
+        assert (declared.node(), declared.keys()) == (None, keys), "all of it went by mistake"
+    told = {each.file: each.last_good for each in declared.unreadable()}
+    assert told == {"node.json": to_json(NODE), "keys.json": to_json(keys)}
+    paths.keys.write_text(to_json(keys))
+    paths.node_document.write_text(to_json(NODE))
+    assert (declared.node(), declared.keys(), declared.unreadable()) == (NODE, keys, [])
+
+    paths.keys.write_text("{")
+    assert (declared.keys(), len(declared.unreadable())) == (keys, 1)
+    paths.keys.unlink()
+    declared.keys()
+    assert (declared.keys(), declared.unreadable()) == (KeysDocument(), [])
+    paths.keys.write_text("{")
+    assert declared.keys() == KeysDocument(), "a damaged file brings no revoked key back"
 
 
 def test_a_document_that_cannot_be_read_now_stays_in_effect_and_was_not_deleted(

@@ -10,6 +10,8 @@ import pytest
 from clusterctl.facts.parse import Probe
 from clusterctl.node.documents import (
     DELETED,
+    DrainedHosts,
+    KeysDocument,
     Member,
     MembersDocument,
     NodeState,
@@ -90,6 +92,15 @@ def test_a_gateways_members_are_restored_as_well() -> None:
     assert (named.file, named.last_good) == ("members/tiny.json", text)
     other = replace(known, file="members/other.json", why=DELETED)
     assert unreadable_in("demo", answer(replace(STATE, unreadable=[other]), {})) == []
+
+
+def test_keys_are_restored_and_a_damaged_list_of_drained_hosts_is_told() -> None:
+    keys = UnreadableDocument("keys.json", DELETED, to_json(KeysDocument()))
+    hosts = UnreadableDocument("drained.json", DELETED, to_json(DrainedHosts(["gpu2"])))
+    state = replace(STATE, unreadable=[keys, hosts])
+    seen = answer(state, {f"{ETC}/drained.json": b"{"})
+    drained, restored = unreadable_in("demo", seen)
+    assert (drained.file, drained.last_good, restored) == ("drained.json", "", keys)
 
 
 @pytest.mark.parametrize(
