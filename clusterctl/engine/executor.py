@@ -100,7 +100,9 @@ class _Execution:
         started = time.monotonic()
         self.sink(StageStarted(stage.title, hosts))
         at_work = {name: self.views[name] for name in hosts}
-        results = values(fan_out(at_work, lambda view: self._host(stage, view)))
+        # All at once: a transfer's bytes pass through all hosts, and would have to pass again for
+        # hosts that begin when others are done.
+        results = values(fan_out(at_work, lambda view: self._host(stage, view), limit=len(hosts)))
         self.changed += sum(result.changed for result in results.values())
         failed = {name: result.error for name, result in results.items() if result.error}
         stopped = [r.stopped_before for r in results.values() if r.stopped_before]

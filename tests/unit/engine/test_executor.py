@@ -19,6 +19,7 @@ from clusterctl.engine.executor import execute
 from clusterctl.engine.plan import OnFailure, Stage
 from clusterctl.engine.step import HostView, Unknown
 from clusterctl.errors import ConnectionFailed, Interrupted, Problems, StepFailed, Unreachable
+from clusterctl.transport.fanout import LIMIT
 from tests.unit.engine.switch import Record, Switch, views
 
 HOSTS = ("gpu1", "gpu2")
@@ -74,14 +75,16 @@ def test_what_is_still_unknown_when_its_turn_comes_is_an_error() -> None:
         execute([Stage("Image", ("gpu1",), (step,))], views("gpu1"), Record())
 
 
-def test_hosts_of_a_stage_run_at_the_same_time() -> None:
-    together = threading.Barrier(2, timeout=WAIT)
+def test_all_hosts_of_a_stage_run_at_the_same_time() -> None:
+    """However many: what passes through all of them would pass again for those that begin later."""
+    hosts = tuple(f"gpu{number}" for number in range(LIMIT + 1))
+    together = threading.Barrier(len(hosts), timeout=WAIT)
 
     def meet(_: HostView) -> None:
         together.wait()
 
     step = Switch(on_apply=meet)
-    assert execute([Stage("Engine", HOSTS, (step,))], views(*HOSTS), Record()).changed == 2
+    assert execute([Stage("Engine", hosts, (step,))], views(*hosts), Record()).changed == len(hosts)
 
 
 def test_a_slow_host_holds_back_the_next_stage() -> None:
