@@ -40,8 +40,9 @@ seed=${TEST_SEED:-$((16#$(git rev-parse --short=7 HEAD)))}
 section "unit, in the order of TEST_SEED=$seed"
 (trap '' HUP && pytest -q -n 2 --random-order-bucket=global --random-order-seed="$seed" tests/unit </dev/null)
 
+# They wait more than they compute, and each process has engines of its own.
 section 'contract: real sshd, dockerd, Ray'
-pytest -q tests/contract
+pytest -q -n 2 --dist loadfile tests/contract
 
 if [ "${1:-}" != quick ]; then
     section 'lab: whole hosts'
