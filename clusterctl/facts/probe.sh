@@ -64,7 +64,7 @@ whole_files() {
     /sys/class/infiniband/*/ports/*/gid_attrs/types/* \
     /sys/class/infiniband/*/ports/*/gid_attrs/ndevs/* \
     /sys/bus/pci/drivers/nvidia/*/numa_node \
-    /sys/fs/cgroup/cgroup.controllers /sys/module/nvidia/version
+    /sys/fs/cgroup/cgroup.controllers /sys/module/nvidia/version /sys/fs/selinux/enforce
 }
 
 # Listening sockets (state 0A), the default IPv6 route, NVIDIA's and display devices on PCI, and

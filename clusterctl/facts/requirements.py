@@ -297,6 +297,11 @@ def _software_notes(facts: HostFacts) -> Iterator[str]:
         )
     if facts.cgroup_version == 1:
         yield "cgroup version 1: Docker and Ray work with it, their newer versions will not"
+    if facts.selinux == "enforcing":
+        yield (
+            "SELinux is enforcing: it may stay so, and the node container's files need no labels; "
+            "what it refuses is shown by: sudo ausearch -m avc -ts recent"
+        )
     if not facts.python3:
         yield f"has {MISSING} ({facts.python_words}): clusterctl bootstrap installs it"
     if NOFILE_NEEDED <= facts.nofile_hard < NOFILE_WANTED:

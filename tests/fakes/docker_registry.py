@@ -77,10 +77,12 @@ def docker_registry(
     login: tuple[str, str] | None = None,
     certificate: Path | None = None,
     ip: str = "127.0.0.1",
+    port: int | None = None,
 ) -> Iterator[Registry]:
-    """`certificate`: speak TLS with it; its key is beside it."""
+    """`certificate`: speak TLS with it; its key is beside it. Any free port, without one."""
     with reserved() as reservation, (home / "log").open("wb") as log:
-        yield from _running(home, f"{ip}:{port_of(reservation)}", login, log, certificate)
+        address = f"{ip}:{port or port_of(reservation)}"
+        yield from _running(home, address, login, log, certificate)
 
 
 def _running(

@@ -15,8 +15,9 @@ from urllib.parse import urlsplit
 
 @dataclass
 class FakeProxy:
+    ip: str
     names: dict[str, int]
-    """Name that only the proxy knows: a port of this machine."""
+    """Name that only the proxy knows: a port at `ip`."""
     asked: list[str] = field(default_factory=list)
     """host:port of each request, in order."""
     url: str = ""
@@ -35,7 +36,7 @@ class _Handler(BaseHTTPRequestHandler):
         port = self._port_of(self.path)
         if port is None:
             return
-        with socket.create_connection(("127.0.0.1", port)) as there:
+        with socket.create_connection((self.proxy.ip, port)) as there:
             self.send_response(200)
             self.end_headers()
             both = {self.connection: there, there: self.connection}
@@ -51,7 +52,7 @@ class _Handler(BaseHTTPRequestHandler):
         port = self._port_of(where.netloc)
         if port is None:
             return
-        there = HTTPConnection("127.0.0.1", port, timeout=30)
+        there = HTTPConnection(self.proxy.ip, port, timeout=30)
         headers = {name: value for name, value in self.headers.items() if name != "Connection"}
         try:
             there.request("GET", where._replace(scheme="", netloc="").geturl(), headers=headers)
@@ -79,13 +80,15 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def running_proxy(**names: int) -> Iterator[FakeProxy]:
-    """Run one that knows NAME.invalid for each of `names`."""
-    proxy = FakeProxy({f"{name}.invalid": port for name, port in names.items()})
+def running_proxy(
+    names: dict[str, int], ip: str = "127.0.0.1", port: int = 0
+) -> Iterator[FakeProxy]:
+    """Run one at `ip` that knows these names, each for a port there."""
+    proxy = FakeProxy(ip, names)
     kind = type("Handler", (_Handler,), {"proxy": proxy})
-    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+    with ThreadingHTTPServer((ip, port), kind) as server:
         server.daemon_threads = True
-        proxy.url = f"http://127.0.0.1:{server.server_port}"
+        proxy.url = f"http://{ip}:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:

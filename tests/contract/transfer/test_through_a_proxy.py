@@ -48,7 +48,7 @@ def hubs() -> Iterator[FakeHubs]:
 def proxy(hubs: FakeHubs) -> Iterator[FakeProxy]:
     port = urlsplit(hubs.endpoint).port
     assert port
-    with running_proxy(hub=port) as running:
+    with running_proxy({"hub.invalid": port}) as running:
         yield running
 
 

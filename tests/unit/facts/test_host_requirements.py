@@ -300,6 +300,13 @@ def test_notes_say_what_does_not_stop_anything(captured: Captured) -> None:
     assert "Docker is installed but not running: permission denied" in text
 
 
+def test_selinux_is_noted_where_it_is_enforcing(captured: Captured) -> None:
+    facts = captured("rhel-9-podman").facts
+    assert "SELinux is enforcing" in noted(facts)
+    assert "SELinux" not in noted(replace(facts, selinux="permissive"))
+    assert captured("ubuntu-24.04-8-gpus").facts.selinux == ""
+
+
 def test_gpus_besides_the_promise_are_noted(healthy: HostFacts) -> None:
     assert "has 8 GPUs, but the inventory declares 2" in noted(healthy, {"gpus": ({}, {})})
     assert "has 8 x NVIDIA H200 (140.4 GiB), but the inventory declares none" in noted(healthy)
