@@ -15,9 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clusterctl.node.documents import service_of
+from clusterctl.node.readings import full_disks
 
 JOURNAL, LEDGER, EVIDENCE = "journal.jsonl", "ledger.jsonl", "evidence-"
 """Names of what hosts recorded, among the names of their logs."""
+
+DISKS = "disks.json"
+"""Name of what their disks have free now."""
 
 _BEFORE = 120.0
 """Seconds before a failure in which its cause is looked for. A stall is noticed within 60 s."""
@@ -39,6 +43,7 @@ class HostRecord:
     journal: list[dict[str, Any]] = field(default_factory=list)
     ledger: list[dict[str, Any]] = field(default_factory=list)
     evidence: list[dict[str, Any]] = field(default_factory=list)
+    disks: dict[str, tuple[int, int]] = field(default_factory=dict)  # MiB free, in all
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,11 @@ class Outage:
     ended: float
     worked: float  # when it was ready before; 0 if it never was
 
+    @property
+    def since(self) -> float:
+        """When what may have caused it began: it worked in spite of what was earlier."""
+        return max(self.began - _BEFORE, self.worked)
+
 
 def record_of(files: Mapping[str, str]) -> HostRecord:
     """Return what a host's files show. Lines that are damaged are left out."""
@@ -57,6 +67,9 @@ def record_of(files: Mapping[str, str]) -> HostRecord:
         list(_entries(files.get(JOURNAL, ""), "event")),
         list(_entries(files.get(LEDGER, ""), "versions")),
     )
+    with suppress(ValueError, TypeError, AttributeError, RecursionError):
+        sizes = json.loads(files.get(DISKS, "{}")).items()
+        made.disks = {path: (int(free), int(size)) for path, (free, size) in sizes}
     for name, text in files.items():
         if name.startswith(EVIDENCE):
             for each in _entries(text.replace("\n", " "), "processes"):
@@ -80,6 +93,7 @@ def _evidence(document: dict[str, Any]) -> dict[str, Any]:
     write these files."""
     return {
         "id": str(document["id"]),
+        "service": str(document["service"]),
         "time": document["time"],
         "ranks": [
             {"rank": int(each["rank"]), "host": str(each["host"]), "pid": int(each["pid"])}
@@ -126,9 +140,13 @@ def recorded_lines(
 ) -> dict[str, dict[str, list[str]]]:
     """Return by host and file the lines that belong to failures, or show what is wrong now."""
     failures = failures_of(records, service, now)
+    placed = _placed(records)
     return {
         host: {
-            "journal": [*_of_journal(record.journal, failures)],
+            "disks": [
+                f"{_stamp(now)} host disk-full {text}" for _, text in full_disks(record.disks)
+            ],
+            "journal": [*_of_journal(record.journal, failures, placed.get(host, []))],
             "ledger": [*_changes(record.ledger, failures)],
             "evidence": [*_of_evidence(host, records, failures)],
         }
@@ -136,7 +154,35 @@ def recorded_lines(
     }
 
 
-def _of_journal(journal: Sequence[dict[str, Any]], failures: Sequence[Outage]) -> Iterator[str]:
+@dataclass(frozen=True)
+class _Placed:
+    """A process of a host that became a rank."""
+
+    time: float
+    pid: str
+    rank: str  # `rank 1 of chat`
+
+
+def _placed(records: Mapping[str, HostRecord]) -> dict[str, list[_Placed]]:
+    """Return by host which process was which rank, as the journals of services tell it."""
+    found: dict[str, list[_Placed]] = {}
+    for record in records.values():
+        for entry in record.journal:
+            if entry["event"] == "ranks":
+                for rank, host, pid in _RANK.findall(str(entry.get("text"))):
+                    name = f"rank {rank} of {entry.get('subject')}"
+                    found.setdefault(host, []).append(_Placed(entry["time"], pid, name))
+    return found
+
+
+_RANK = re.compile(r"(\d+) on (\S+) \(process (\d+)\)")
+_STOPPED = re.compile(r"(?P<name>.*) \(process (?P<pid>\d+)\) is stopped by a signal")
+
+
+def _of_journal(
+    journal: Sequence[dict[str, Any]], failures: Sequence[Outage], placed: Sequence[_Placed]
+) -> Iterator[str]:
+    """Yield what belongs to failures or lasts. `placed`: ranks on this host."""
     over = {
         str(entry.get("text")).partition(" "): float(entry["time"])
         for entry in journal
@@ -149,7 +195,7 @@ def _of_journal(journal: Sequence[dict[str, Any]], failures: Sequence[Outage]) -
     for entry in journal:
         subject, event, text = (str(entry.get(key)) for key in ("subject", "event", "text"))
         at = float(entry["time"])
-        near = any(each.began - _BEFORE <= at <= each.ended for each in failures)
+        near = any(each.since <= at <= each.ended for each in failures)
         lasts = (
             event in _LASTING
             and at >= started
@@ -159,7 +205,10 @@ def _of_journal(journal: Sequence[dict[str, Any]], failures: Sequence[Outage]) -
             )
         )
         own = subject in {"host", "ray"} or subject in services
-        if event not in {"over", "evidence"} and ((near and own) or lasts):
+        if event not in {"over", "evidence", "ranks"} and ((near and own) or lasts):
+            if stopped := _STOPPED.fullmatch(text):
+                ranks = [one.rank for one in placed if one.pid == stopped["pid"] and one.time <= at]
+                text = text.replace(stopped["name"], ranks[-1], 1) if ranks else text
             yield f"{_stamp(at)} {subject} {event} {text}"
 
 
@@ -220,7 +269,9 @@ def _of_evidence(
         busy = [key for key, (_, process) in calls.items() if _computes(process)]
         for process in document["processes"]:
             key = (host, process["pid"])
-            rank = f"rank {ranks[key]}" if key in ranks else process["name"]
+            rank = (
+                f"rank {ranks[key]} of {document['service']}" if key in ranks else process["name"]
+            )
             who = f"{stamp} evidence {rank} (process {process['pid']})"
             call = process["call"] or "no Python code"
             if process["state"] in {"T", "t"}:

@@ -8,7 +8,7 @@ import time
 from typing import Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 from clusterctl.node.children import Child
-from clusterctl.node.documents import ServiceDocument
+from clusterctl.node.documents import Rank, ServiceDocument
 from clusterctl.node.endpoint import EndpointWatch, LocalApi, Reading
 from clusterctl.node.files import NodePaths
 from clusterctl.node.first_token import MIDDLEWARE
@@ -93,6 +93,7 @@ class Attempt:
         self._node_ip = node_ip
         self.started = time.monotonic()
         self.was_ready = False
+        self.placed: List[Rank] = []  # As the journal has it
         self.hung: Optional[Tuple[float, str]] = None  # Until when evidence is taken, and why
         self._ranks: Dict[str, WorkerActor] = {}  # Ranks seen since it was ready, by name
         self._missed: Optional[Tuple[float, List[WorkerActor]]] = None  # The first ranks, and when

@@ -175,7 +175,7 @@ def taken(directory: Path, pause: float, wanted: Set[int]) -> List[Dict[str, obj
             "pid": pid,
             "name": name,
             "state": state,
-            "cpu": round((_cpu_seconds(pid) - before[pid]) / pause, 2),  # Cores
+            "cpu": round((_cpu_seconds(pid) - before[pid]) / pause, 2),  # Cores wanted
             "call": call_of(stacks),
             "stacks": stacks,
         })  # fmt: skip
@@ -215,9 +215,11 @@ def nccl_status() -> str:
 
 
 def _cpu_seconds(pid: int) -> float:
-    try:
-        stat = Path("/proc", str(pid), "stat").read_text("utf-8", "replace")
-    except OSError:
-        return 0.0
-    fields = stat.rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / float(os.sysconf("SC_CLK_TCK"))
+    """Return the seconds for which threads of a process ran, or waited for a core: on a busy host
+    a loop gets little of one."""
+    spent = 0
+    for each in Path("/proc", str(pid), "task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            ran, waited = each.read_text("ascii").split()[:2]
+            spent += int(ran) + int(waited)
+    return spent / 1e9

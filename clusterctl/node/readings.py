@@ -23,6 +23,11 @@ _LOST_PACKETS = 100  # Between two readings, and 1 % of all
 _RESENT = 50  # TCP segments between two readings, and 2 % of all
 _CLOCK_STEP = 0.5  # Seconds
 _OF_CONTAINERS = ("lo", "veth", "docker", "br-", "cni", "virbr")  # The loopback, too
+_OOM_KILLS = (
+    "/sys/fs/cgroup/memory.events",
+    "/sys/fs/cgroup/memory/memory.oom_control",
+    "/proc/vmstat",
+)
 _STOOD_STILL = 4.0  # Times the pause between two readings
 
 
@@ -48,7 +53,7 @@ class HostReading:
     load: float = 0.0
     memory: Tuple[int, int] = (0, 0)  # MiB available, in all
     swap: int = 0  # MiB used
-    oom_kills: int = 0  # Since boot, in all control groups
+    oom_kills: int = 0  # Of the container since it began, or of the host since boot
     disks: Dict[str, Tuple[int, int]] = field(default_factory=dict)  # MiB free, in all
     nics: Dict[str, NicReading] = field(default_factory=dict)
     sent: int = 0  # TCP segments
@@ -60,7 +65,7 @@ class HostReading:
 def host_reading(disks: Sequence[str], gpus: List[Dict[str, str]]) -> HostReading:
     """Read the host. What cannot be read is left at its default. `disks`: directories."""
     memory = _named("/proc/meminfo")
-    vm, tcp = _named("/proc/vmstat"), _tcp()
+    tcp = _tcp()
     ticks = _words("/proc/stat")[1:9]
     load = _words("/proc/loadavg")
     # user, nice, system, idle, iowait, irq, softirq, steal
@@ -72,7 +77,7 @@ def host_reading(disks: Sequence[str], gpus: List[Dict[str, str]]) -> HostReadin
         load=float(load[0]) if load else 0.0,
         memory=(memory.get("MemAvailable", 0) // 1024, memory.get("MemTotal", 0) // 1024),
         swap=(memory.get("SwapTotal", 0) - memory.get("SwapFree", 0)) // 1024,
-        oom_kills=vm.get("oom_kill", 0),
+        oom_kills=_oom_kills(),
         disks=dict(_disks(disks)),
         nics=dict(_nics(Path("/sys/class/net"))),
         sent=tcp.get("OutSegs", 0),
@@ -93,9 +98,8 @@ def conditions(
         found["memory-low", ""] = f"{free} of {most} MiB of memory are available"
     if killed := now.oom_kills - before.oom_kills:
         found["oom-kill", ""] = f"the kernel ended {killed} processes for lack of memory"
-    for path, (left, size) in now.disks.items():
-        if left < min(size * _LEAST_DISK, _LEAST_FREE):
-            found["disk-full", path] = f"{path} has {left} of {size} MiB free"
+    for path, text in full_disks(now.disks):
+        found["disk-full", path] = text
     for name, nic in now.nics.items():
         old = before.nics.get(name)
         if old is None:
@@ -123,6 +127,13 @@ def conditions(
     if passed > _STOOD_STILL * every:
         found["stood-still", ""] = f"no reading for {passed:.0f} s: the host stood still"
     return {**found, **dict(_gpu_conditions(before.gpus, now.gpus))}
+
+
+def full_disks(disks: Mapping[str, Tuple[int, int]]) -> Iterator[Tuple[str, str]]:
+    """Yield the paths of `disks` (MiB free, in all) that are full, each with a sentence."""
+    for path, (left, size) in disks.items():
+        if left < min(size * _LEAST_DISK, _LEAST_FREE):
+            yield path, f"{path} has {left} of {size} MiB free"
 
 
 def _gpu_conditions(
@@ -239,6 +250,16 @@ def _named(path: str) -> Dict[str, int]:
             with contextlib.suppress(ValueError, IndexError):
                 found[name.rstrip(":")] = int(value.split()[0])
     return found
+
+
+def _oom_kills() -> int:
+    """Return how many processes of this container the kernel has ended for lack of memory, by its
+    control group (version 2, then 1); of the host where the group does not show it."""
+    for path in _OOM_KILLS:
+        kills = _named(path).get("oom_kill")
+        if kills is not None:
+            return kills
+    return 0
 
 
 def _tcp() -> Dict[str, int]:

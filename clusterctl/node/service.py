@@ -180,7 +180,7 @@ class Service:
 
     def state(self) -> ServiceState:
         """Return the service's entry for state.json."""
-        attempt, snapshot = self._attempt, self._snapshot
+        attempt = self._attempt
         reading = attempt.reading if attempt else Reading()
         silence = reading.silence if self._phase == "ready" else None
         # Report a silence only after two readings in a row without a sign of life.
@@ -202,7 +202,7 @@ class Service:
             waiting=reading.waiting,
             tokens_per_second=reading.tokens_per_second,
             kv_cache_use=reading.kv_cache_use,
-            ranks=self._ranks(attempt, snapshot) if attempt and snapshot else [],
+            ranks=self._ranks(attempt) if attempt else [],
             last_error=self._last_error,
             silence=silence.text(now) if silence and shown else "",
             last_failure=self._last_failure,
@@ -312,6 +312,11 @@ class Service:
                 self._last_error = []
                 answers = ", ".join(filter(None, (reading.task, reading.answer)))
                 self._turn("ready", f"after {self._ready_seconds:.1f} s: answers {answers}")
+            placed = self._ranks(attempt)
+            if placed and placed != attempt.placed:
+                attempt.placed = placed
+                told = (f"{one.rank} on {one.host} (process {one.pid})" for one in placed)
+                self._journal.write(self._shown.name, "ranks", ", ".join(told))
             if now - attempt.started - self._ready_seconds > self._timing.ray_steady:
                 self._backoff.succeeded()
         elif reading.unprovable:
@@ -329,7 +334,7 @@ class Service:
 
     def _hang(self, now: float, attempt: Attempt, why: str) -> None:
         """Have evidence taken on all hosts, and end all ranks once that has had its time."""
-        placed = self._ranks(attempt, self._snapshot) if self._snapshot else []
+        placed = self._ranks(attempt)
         own = session_members(attempt.child.pid)
         asked = self._evidence.ask(self._shown.name, why, placed, own) if self._evidence else 0.0
         attempt.hung = now + asked, why
@@ -339,9 +344,11 @@ class Service:
         if attempt.hung and now >= attempt.hung[0]:
             self._retry_later(now, attempt, attempt.hung[1])
 
-    def _ranks(self, attempt: Attempt, snapshot: Snapshot) -> List[Rank]:
+    def _ranks(self, attempt: Attempt) -> List[Rank]:
+        if self._snapshot is None:
+            return []
         sizes = (self._shown.tensor_parallel, self._shown.pipeline_parallel)
-        return ranks(attempt.owned(snapshot), snapshot.nodes, *sizes)
+        return ranks(attempt.owned(self._snapshot), self._snapshot.nodes, *sizes)
 
     def _retry_later(self, now: float, attempt: Attempt, why: str) -> None:
         """End all ranks after a failure of the service itself, and start again after a delay."""

@@ -4,7 +4,8 @@ links in the last day. A program for hosts, Python 3.9.
 The argument of `main` is {"directory", "kernel", "most", "whole", "also", "secrets"}: a regular
 expression for lines of the kernel; bytes of all logs; whether evidence is wanted with its stacks
 and logs, and readings; patterns of more files; files whose content is replaced wherever it stands.
-The answer is {"chat.log": "text", ..., "kernel": "text"}, with what the host recorded.
+The answer is {"chat.log": "text", ..., "kernel": "text"}, with what the host recorded, and in
+"disks.json" {"/": [MiB free, in all]}: a full one may be that of the journal.
 """
 
 import json
@@ -13,7 +14,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Iterable, Optional, Tuple
 
 from clusterctl.transport.log_reader import open_log
 
@@ -24,6 +25,7 @@ _KERNEL_LINES = 400
 _LEAST_SECRET = 8  # Characters
 REMOVED = "[removed]"
 _KERNEL_WAIT = 20.0  # Seconds
+_DISKS = ("/", "/tmp", "/dev/shm", "/var/lib/docker", "/var/lib/containers")  # noqa: S108
 
 _KERNEL_LOGS = (
     ("journalctl", "-k", "-q", "--no-pager", "-o", "short-iso", "--since=-1d"),
@@ -70,6 +72,19 @@ def kernel(wanted: str) -> str:
     return ""
 
 
+def disks(paths: Iterable[str]) -> Dict[str, Tuple[int, int]]:
+    """Return MiB free and in all of the file systems of those paths that exist."""
+    found: Dict[str, Tuple[int, int]] = {}
+    for path in paths:
+        try:
+            size = os.statvfs(path)
+        except OSError:
+            continue
+        unit = size.f_frsize
+        found[path] = size.f_bavail * unit >> 20, size.f_blocks * unit >> 20
+    return found
+
+
 def main(order: Optional[Dict[str, Any]]) -> None:
     """Print the answer as JSON."""
     if not order:
@@ -93,6 +108,7 @@ def main(order: Optional[Dict[str, Any]]) -> None:
         text = end_of(path, LONGEST)
         found[path.name] = text if whole else without_stacks(text)
     found["kernel"] = kernel(order["kernel"])
+    found["disks.json"] = json.dumps(disks((*_DISKS, str(directory))))
     for path in map(Path, order["secrets"]):
         for secret in end_of(path, LONGEST).split():
             if len(secret) >= _LEAST_SECRET:

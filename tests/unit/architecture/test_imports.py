@@ -45,7 +45,7 @@ ALLOWED = {
         "transport", "inventory", "errors",
     },
     "models": {"transport", "inventory", "errors"},
-    "diagnosis": {"node.documents", "errors"},
+    "diagnosis": {"node.documents", "node.readings", "errors"},
     "serving": {
         "accelerators.engine_defaults",
         "diagnosis", "models", "survey", "network", "ray_cluster", "node", "containers", "engine",

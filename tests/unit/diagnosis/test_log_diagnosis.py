@@ -92,6 +92,17 @@ def test_a_healthy_log_has_no_cause_of_failure() -> None:
     assert diagnose(HEALTHY_LOG.splitlines()) == []
 
 
+def test_vllms_warning_of_a_low_limit_is_not_the_error_that_it_quotes() -> None:
+    warning = (
+        "Found ulimit of 20000 and failed to automatically increase with error current limit "
+        "exceeds maximum limit. This can cause fd limit errors like `OSError: [Errno 24] Too many "
+        "open files`. Consider increasing with ulimit -n"
+    )
+    assert ids(STARTED, warning) == []
+    assert ids(STARTED, "OSError: [Errno 24] Too many open files") == ["ulimit-nofile"]
+    assert ids(STARTED, "OSError: [Errno 24] Too many open files: '/x'") == ["ulimit-nofile"]
+
+
 def test_what_a_start_overcame_is_silent_and_what_ended_a_service_is_not() -> None:
     warning = "Failed to connect to GCS at address 10.0.0.1:6379 within 5 seconds."
 

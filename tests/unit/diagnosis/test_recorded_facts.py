@@ -80,6 +80,42 @@ def test_a_service_that_is_ready_again_keeps_its_story_for_a_day() -> None:
     assert causes(again, service="other") == []
 
 
+def test_what_a_service_worked_in_spite_of_is_no_cause() -> None:
+    lost = entry(12, "host", "link-lost", "eth1 lost its link")
+    back = entry(12.1, "host", "over", "link-lost eth1")
+    again = (*STALLED, entry(12.5, "chat", "ready"), entry(13.3, "chat", "failed", "again"))
+    assert "link-lost" in [one.id for one in causes({"gpu1": files(*STALLED, lost, back)})]
+    assert "link-lost" not in [one.id for one in causes({"gpu1": files(*again, lost, back)})]
+
+
+@pytest.mark.parametrize(
+    ("pid", "name"), [(8, "rank 1 of chat"), (9, "ray::RayWorkerProc.run"), (7, "rank 0 of chat")]
+)
+def test_a_stopped_process_is_named_by_the_rank_that_it_was(pid: int, name: str) -> None:
+    placed = entry(0, "chat", "ranks", "0 on gpu2 (process 7), 1 on gpu2 (process 8)")
+    later = entry(9, "chat", "ranks", "0 on gpu1 (process 7), 1 on gpu2 (process 9)")
+    text = f"ray::RayWorkerProc.run (process {pid}) is stopped by a signal"
+    stopped = entry(5, "host", "stopped", text)
+    (only,) = causes({"gpu1": files(placed, later), "gpu2": files(stopped)})
+    assert only.cause == (
+        f"{name} (process {pid}) on gpu2 was stopped by a signal (SIGSTOP) at 03:05:00"
+    )
+    assert f"--limit gpu2 --node -- kill -CONT {pid}" in only.fix
+
+
+def test_a_disk_that_is_full_now_is_told_although_nothing_could_be_recorded() -> None:
+    disks = {"/": [9000, 10_000], "/var/log/clusterctl/demo": [0, 64]}
+    (only,) = causes({"gpu2": record_of({"disks.json": json.dumps(disks)}), "gpu1": files()})
+    assert (only.id, only.cause) == (
+        "disk-full", "/var/log/clusterctl/demo of gpu2 is full: 0 of 64 MiB are free"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["x", "[]", '{"/": 1}', '{"/": [1, "x"]}', "null"])
+def test_disks_of_another_shape_are_left_out(text: str) -> None:
+    assert record_of({"disks.json": text}).disks == {}
+
+
 def test_without_a_failure_only_what_is_wrong_now_is_told() -> None:
     full = entry(5, "host", "disk-full", "/ has 3 of 10000 MiB free")
     set_back = entry(5, "host", "clock-step", "the clock was set by -210.0 s")
@@ -110,7 +146,7 @@ def process(pid: int, state: str, cpu: float, call: str) -> dict[str, object]:
 
 
 RANKS = [{"rank": 0, "host": "gpu1", "pid": 7}, {"rank": 1, "host": "gpu2", "pid": 8}]
-ASKED = {"id": "x", "time": NIGHT + 13 * 60}
+ASKED = {"id": "x", "time": NIGHT + 13 * 60, "service": "chat"}
 HERE = {**ASKED, "ranks": RANKS, "processes": [process(7, "S", 0.1, "recv (a.py:1)")]}
 
 
@@ -123,13 +159,15 @@ def hung(*processes: dict[str, object]) -> list[Cause]:
     ("process_of_rank_1", "id_", "cause"),
     [
         (process(8, "T", 0, ""), "process-stopped",
-         "rank 1 (process 8) on gpu2 was stopped by a signal (SIGSTOP) at 03:13:00"),
+         "rank 1 of chat (process 8) on gpu2 was stopped by a signal (SIGSTOP) at 03:13:00"),
         (process(8, "R", 0.99, "spin (b.py:2)"), "rank-hung",
-         "rank 1 (process 8) on gpu2 computes in spin (b.py:2), while the others wait for it"),
+         "rank 1 of chat (process 8) on gpu2 computes in spin (b.py:2), while the others wait for "
+         "it"),
         (process(8, "D", 0, "load (b:2)"), "rank-hung",
-         "rank 1 (process 8) on gpu2 waits in the kernel, for a disk or a driver, in load (b:2)"),
+         "rank 1 of chat (process 8) on gpu2 waits in the kernel, for a disk or a driver, in "
+         "load (b:2)"),
         (process(8, "S", 0.1, "recv (a.py:1)"), "ranks-wait",
-         "rank 0 (process 7) on gpu1 waits in recv (a.py:1)"),
+         "rank 0 of chat (process 7) on gpu1 waits in recv (a.py:1)"),
     ],
 )  # fmt: skip
 def test_the_rank_that_the_others_wait_for_is_named(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.node import recorder
+from clusterctl.node import readings, recorder
 from clusterctl.node.documents import BrokenNic, GpuListing
 from clusterctl.node.files import Journal, NodePaths
 from clusterctl.node.readings import HostReading, NicReading, conditions, host_reading, process_name
@@ -90,6 +90,22 @@ def test_a_real_host_is_read() -> None:
     assert found.disks["/"][1] > 0
     later = host_reading(["/"], [])
     assert later.busy >= found.busy
+
+
+def test_processes_killed_for_lack_of_memory_are_counted_for_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose group ends first in the list counts: version 2, version 1, the host's."""
+    groups = [tmp_path / name for name in ("events", "control", "vmstat")]
+    monkeypatch.setattr(readings, "_OOM_KILLS", [str(path) for path in groups])
+    assert host_reading([], []).oom_kills == 0
+    for path, text, kills in (
+        (groups[2], "pgfault 7\noom_kill 9\n", 9),
+        (groups[1], "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", 2),
+        (groups[0], "oom 4\noom_kill 3\noom_group_kill 0\n", 3),
+    ):
+        path.write_text(text)
+        assert host_reading([], []).oom_kills == kills
 
 
 @dataclass

@@ -406,6 +406,8 @@ def test_ranks_are_those_of_its_own_driver(bench: Bench) -> None:
         return [(r.rank, r.tp, r.host, r.pid) for r in service.ranks] if service else []
 
     assert await_value(ranks, "ranks") == [(0, 0, "a", 7), (1, 1, "b", 8)]
+    await_value(lambda: "ranks" in bench.events("chat"), "the ranks in the journal")
+    assert bench.told("chat")[-1] == "0 on a (process 7), 1 on b (process 8)"
 
 
 def test_the_end_of_the_supervisor_stops_services_then_ray(bench: Bench) -> None:
