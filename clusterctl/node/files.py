@@ -104,6 +104,7 @@ class Journal:
         self._host = host
         self._stream = stream
         self._lock = threading.Lock()
+        self._torn = False  # The disk was full before the end of the last line
 
     def write(self, subject: str, event: str, text: str = "") -> None:
         """Record that `event` (one word) happened to `subject`: `ray`, `supervisor` or a
@@ -116,8 +117,9 @@ class Journal:
             try:
                 if self._path.exists() and self._path.stat().st_size > JOURNAL_LIMIT:
                     self._path.replace(self._path.with_name(self._path.name + ".1"))
+                line = b"\n" * self._torn + json.dumps(entry).encode() + b"\n"
                 with append_to(self._path) as file:
-                    file.write(json.dumps(entry).encode() + b"\n")
+                    self._torn = file.write(line) < len(line)
             except OSError as error:
                 print(f"{stamp} journal not written: {error}", file=self._stream, flush=True)
 

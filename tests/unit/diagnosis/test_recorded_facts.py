@@ -100,7 +100,7 @@ def test_a_stopped_process_is_named_by_the_rank_that_it_was(pid: int, name: str)
     assert only.cause == (
         f"{name} (process {pid}) on gpu2 was stopped by a signal (SIGSTOP) at 03:05:00"
     )
-    assert f"--limit gpu2 --node -- kill -CONT {pid}" in only.fix
+    assert f"--limit gpu2 --node -- sh -c 'kill -CONT {pid}'" in only.fix
 
 
 def test_a_disk_that_is_full_now_is_told_although_nothing_could_be_recorded() -> None:

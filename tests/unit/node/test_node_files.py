@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -64,6 +65,24 @@ def test_the_journal_rotates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_line_cut_by_a_full_disk_takes_no_later_one_with_it(tmp_path: Path) -> None:
+    """A limit of a file's size stands for the disk: a part of a line is written, then nothing."""
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path, "a", io.StringIO())
+    journal.write("chat", "ready")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, hard))
+    try:
+        journal.write("chat", "stalled")
+        journal.write("chat", "failed")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    journal.write("chat", "ready")
+    first, cut, last = path.read_text().splitlines()
+    assert len(cut) == 20
+    assert [json.loads(line)["event"] for line in (first, last)] == ["ready", "ready"]
+
+
 def test_a_directory_of_logs_on_a_full_or_read_only_file_system_is_told(tmp_path: Path) -> None:
     def mount(*words: str) -> None:
         subprocess.run(["mount", *words, str(tmp_path)], check=True)
