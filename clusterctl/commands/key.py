@@ -75,7 +75,7 @@ def _change(
         head = transports[inventory.head.name]
         take_survey(inventory, transports).require_supervised_head()
         change(_read(inventory, head)[0])  # refuse a wrong name without waiting for the lock
-        with ClusterLock(head, inventory.cluster, "key") as lock:
+        with ClusterLock(head, f"{inventory.cluster}-keys", "key") as lock:
             document, before = _read(inventory, head)
             changed = change(document)
             path = str(NodePaths(inventory.cluster).keys)

@@ -146,6 +146,8 @@ def test_two_operators_do_not_meet(operator: Operator, inventory: str, tmp_path:
         with ClusterLock(connections.to(loaded.head), loaded.cluster, "a long bootstrap"):
             ran = Operator(tmp_path).run("bootstrap", inventory)
             looked = operator.run("down", "--dry-run")
+            operator.ok("key", "create", "alice")
+            operator.ok("key", "revoke", "alice")
         assert ran.status == 7, ran.text
         assert "a long bootstrap" in ran.stderr
         assert looked.status == 10, looked.text
