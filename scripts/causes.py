@@ -16,12 +16,14 @@ HEAD = """\
 examples of lines. Words in <angle brackets> are filled in from the log. This page is made from
 `clusterctl/diagnosis/rules.yaml` by `scripts/causes.py`.
 
-How often the first cause that it names is the true one was measured on 2026-11-22 with logs from
+How often the first cause that it names is the true one was measured on 2026-11-23 with logs from
 public threads, a third of which was held out when the rules were mended. Of that third, it was
 right for {right} of {failures} failures ({share} %), named another cause for {wrong} and none for
-{silent}, and called {sick} of {healthy} healthy starts with frightening lines a failure. People had
-pasted these lines because they seemed to matter, and searches for messages and symptoms found them,
-so whole logs and rare failures can do worse. `python -m tests.bench.diagnosis` prints the figures.
+{silent}, and called {sick} of {healthy} healthy starts with frightening lines a failure.
+Of 149 failures that were gathered on that day, it had been right for 109 (73 %) before a rule was
+mended with any of them. People had pasted these lines because they seemed to matter, and searches
+for messages and symptoms found them, so whole logs and rare failures can do worse.
+`python -m tests.bench.diagnosis` prints the figures.
 """
 
 

@@ -95,7 +95,7 @@ def search(
         fresh = b"".join(
             raw for raw, shape in zip(block, shapes, strict=True) if shape not in silent
         )
-        text_of_block = fresh.decode("utf-8", "replace")
+        text_of_block = fresh.decode("utf-8", "replace").lower()
         there = [each for each in _patterns() if each[0] in text_of_block]
         coloured = b"\x1b" in fresh
         for raw, shape in zip(block, shapes, strict=True):
@@ -151,7 +151,8 @@ def _match(
 ) -> tuple[Rule, Pattern, str, _Values] | None:
     """Return the first rule and pattern that match the line, the line, and the words of its
     slots."""
-    candidates = [(rule, pattern) for anchor, rule, pattern in among if anchor in text]
+    small = text.lower()
+    candidates = [(rule, pattern) for anchor, rule, pattern in among if anchor in small]
     if not candidates:
         return None
     context = b"".join(before).decode("utf-8", "replace")

@@ -35,8 +35,8 @@ class Pattern:
 
     @cached_property
     def anchor(self) -> str:
-        """The longest literal part: a line without it cannot match."""
-        return max(_literals(self.text), key=len)
+        """The longest literal part in small letters: a line without it cannot match."""
+        return max(_literals(self.text), key=len).lower()
 
     @cached_property
     def expression(self) -> re.Pattern[str]:
@@ -53,7 +53,7 @@ class Pattern:
                 words = (f".{{1,{_LONGEST_GAP}}}" if many else r"\S+") + ("" if last else "?")
             made += f"(?P<{name}>{words})" if name and name != "_" else f"(?:{words})"
             at = slot.end()
-        return re.compile(made + re.escape(self.text[at:]))
+        return re.compile(made + re.escape(self.text[at:]), re.IGNORECASE)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import hashlib
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import yaml
@@ -17,6 +18,8 @@ import yaml
 from clusterctl.diagnosis.verdict import diagnose
 
 HEALTHY = "healthy"
+FIRST = date(2026, 11, 22)
+"""When the logs were gathered that have no date."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Log:
     sure: bool  # the thread established the cause
     source: str
     text: str
+    gathered: date  # before the rules knew the log
 
     @property
     def held_out(self) -> bool:
@@ -62,7 +66,10 @@ def logs() -> list[Log]:
     text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     entries = yaml.load(text, Loader=loader)  # noqa: S506 - both are safe
-    return [Log(one["cause"], one["sure"], one["from"], one["log"]) for one in entries]
+    return [
+        Log(one["cause"], one["sure"], one["from"], one["log"], one.get("gathered", FIRST))
+        for one in entries
+    ]
 
 
 def measure(among: Iterable[Log]) -> Figures:
@@ -84,15 +91,22 @@ def measure(among: Iterable[Log]) -> Figures:
 
 def table() -> Iterator[str]:
     """Yield the figures as lines of a table."""
-    yield f"{'part':24}{'logs':>5}{'right':>12}{'wrong':>7}{'silent':>8}{'healthy called sick':>21}"
+    yield f"{'part':34}{'logs':>5}{'right':>12}{'wrong':>7}{'silent':>8}{'healthy called sick':>21}"
+    everything = logs()
+    dates = sorted({log.gathered for log in everything})
     for held_out, part in ((False, "seen"), (True, "held-out")):
-        those = [log for log in logs() if log.held_out is held_out]
-        established = [log for log in those if log.sure]
-        for name, some in ((part, those), (f"{part}, established", established)):
-            got = measure(some)
-            right = f"{got.right} ({got.right_share:.0f} %)"
-            sick = f"{got.healthy_called_sick} of {got.healthy}"
-            yield f"{name:24}{got.logs:5}{right:>12}{got.wrong:7}{got.silent:8}{sick:>21}"
+        those = [log for log in everything if log.held_out is held_out]
+        rows = [(part, those)]
+        rows += [(f"{part}, {day}", [log for log in those if log.gathered == day]) for day in dates]
+        for name, some in rows:
+            yield row(name, measure(some))
+            yield row(f"{name}, established", measure(log for log in some if log.sure))
+
+
+def row(name: str, got: Figures) -> str:
+    right = f"{got.right} ({got.right_share:.0f} %)"
+    sick = f"{got.healthy_called_sick} of {got.healthy}"
+    return f"{name:34}{got.logs:5}{right:>12}{got.wrong:7}{got.silent:8}{sick:>21}"
 
 
 def failures() -> Iterator[str]:
