@@ -15,12 +15,15 @@ losing a host delays the others only briefly.
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from clusterctl.errors import ClusterctlError, CommandTimedOut, StepFailed, raise_all
 from clusterctl.transfer.chain_link import Link, LinkProgress
+from clusterctl.transfer.chain_order import ChainOrder
 from clusterctl.transfer.content import Blob, BlobSource, ImageContent
 from clusterctl.transfer.relay import frames
 from clusterctl.transfer.relay.upstream import SOURCE
@@ -32,11 +35,15 @@ from clusterctl.transport.fanout import fan_out
 # With 3 s, bytes are sent twice over a saturated uplink.
 STALL = 15.0
 
+# Which of the hosts before it a relay may fetch from, in this order: the list must be short where
+# there are hundreds of hosts, and not end with a rack that has failed.
+DISTANCES = (1, 2, 3, 4, 6, 10, 18, 34, 66, 130, 258)
+
 REPORT_EVERY = 1.0  # Seconds
 
 
 class Chain:
-    """Relays on the hosts of `links`, in this order, running from `start` to `close`.
+    """Relays on the hosts of `links`, in this order at first, running from `start` to `close`.
 
     Hosts may request `blobs` and the blobs of `image`. `limit_rate` bounds the bytes per second
     that the source sends in all. `report` is called about once a second for each host, from threads
@@ -63,7 +70,9 @@ class Chain:
         self._changed = threading.Condition()
         self._ordering = threading.Lock()
         self._report, self._say = report, say
-        self._ended = threading.Event()
+        self._started, self._ended = threading.Event(), threading.Event()
+        hosts = [link.host for link in links]
+        self._order = ChainOrder(hosts, has_source=self._has_source, say=say)
         name, offer = _offered(image) if image else ("", None)
         self._pull_name = name
         token = secrets.token_hex(32)
@@ -97,6 +106,7 @@ class Chain:
             raise
         if supervisors and len(self.lost) == len(supervisors):
             raise_all(self.lost.values())
+        self._started.set()
         self._set_upstreams()
         threading.Thread(target=self._run_reports, name="chain-report", daemon=True).start()
 
@@ -188,20 +198,28 @@ class Chain:
         return self._source.sent
 
     def _set_upstreams(self) -> None:
-        """Send every relay its upstreams; called again when a relay moved or was lost."""
+        """Send every relay its upstreams, once all have started; called again when a relay moved or
+        was lost, and when the order changes."""
+        if not self._started.is_set():
+            return
         with self._ordering:
-            before: list[str] = []
-            for supervisor in self._supervisors.values():
+            before: list[tuple[str, ...]] = []
+            for supervisor in map(self._supervisors.__getitem__, self._order.hosts):
                 last = (SOURCE,) if self._has_source else ()
-                supervisor.set_upstreams((*before, *last))
-                before = [*supervisor.as_upstream, *before]
+                near = [before[-steps] for steps in DISTANCES if steps <= len(before)]
+                supervisor.set_upstreams((*itertools.chain(*near), *last))
+                if upstream := supervisor.as_upstream:
+                    before.append(upstream)
 
     def _run_reports(self) -> None:
         while not self._ended.wait(REPORT_EVERY):
             with self._changed:  # wakes `fetch`: a failing source does not notify it
                 self._changed.notify_all()
-            for progress in self.progress().values():
-                self._report(progress)
+            progress = self.progress()
+            for each in progress.values():
+                self._report(each)
+            if self._order.observe(time.monotonic(), progress):
+                self._set_upstreams()
 
 
 def _offered(image: ImageContent) -> tuple[str, str]:

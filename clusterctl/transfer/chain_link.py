@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from clusterctl import deadlines
@@ -56,11 +55,10 @@ class Link:
     def host(self) -> str:
         return self.transport.host.name
 
-
-def slow_last(links: Iterable[Link]) -> list[Link]:
-    """Sort links by falling network speed: a slow link delays all hosts after it, and none before
-    it. An unknown speed counts as fast."""
-    return sorted(links, key=lambda link: -(link.speed or math.inf))
+    @property
+    def rack(self) -> str:
+        """The host's label `rack`."""
+        return self.transport.host.labels.get("rack", "")
 
 
 @dataclass(frozen=True)

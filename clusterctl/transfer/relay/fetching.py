@@ -34,7 +34,7 @@ class Silent(Exception):
 
 
 class Nearer(Exception):
-    """A preferred upstream was added; a host costs the source no bytes."""
+    """Another upstream is preferred now; a host costs the source no bytes."""
 
 
 class Fetch:
@@ -142,8 +142,9 @@ class Fetch:
             if len(piece):
                 self._keep(upstream, piece)
                 last = time.monotonic()
-                if self._roster.has_better(upstream, joined):
-                    raise Nearer
+            if self._roster.has_better(upstream, joined):
+                raise Nearer
+            if len(piece):
                 continue
             if piece is wire.STILL_THERE:
                 standing.heard()
@@ -151,7 +152,7 @@ class Fetch:
             if min(seconds, standing.standstill()) >= 3:
                 self._wait("%s, silent for %d s" % (upstream.name, seconds))
             stall = self._roster.stall
-            if standing.silence() >= stall or seconds >= PATIENCE * stall:
+            if standing.silence() >= self._roster.patience(upstream) or seconds >= PATIENCE * stall:
                 raise Silent("nothing came for %d s" % seconds)
 
     def _keep(self, upstream: Upstream, piece: Any) -> None:

@@ -21,6 +21,9 @@ SOURCE = "source"  # Name of the operator's machine in a chain
 
 CONNECT_LIMIT = 5.0  # Seconds
 
+# Seconds without a sign of life, of which a waiting relay gives one every 3 s
+SHORT_STALL = 7.0
+
 REST = 1.0
 # Seconds that a failed upstream is not used: REST at first, LONG_REST once it has failed for
 # longer than a stall time
@@ -281,9 +284,10 @@ class Roster:
         """Set the upstreams, preferred first. An object that was there before keeps its state."""
         with self._lock:
             before, self._upstreams = self._upstreams, upstreams
-            for upstream in upstreams:
-                if upstream not in before:
+            for place, upstream in enumerate(upstreams):
+                if upstream not in before[: place + 1]:  # new, or preferred to more than before
                     self._since[upstream.name] = self._clock()
+                if upstream not in before:
                     self._failed_at.pop(upstream.name, None)
 
     def all(self) -> List[Upstream]:
@@ -332,11 +336,22 @@ class Roster:
             return first
 
     def has_better(self, upstream: Upstream, joined: float) -> bool:
-        """Whether an upstream preferred to `upstream` was added after time `joined`."""
+        """Whether an upstream was preferred to `upstream` after time `joined`, or `upstream` is not
+        to be used any more."""
         with self._lock:
             for other in self._upstreams:
                 if other is upstream:
                     return False
                 if self._since.get(other.name, 0.0) > joined:
                     return True
-            return False
+            return bool(self._upstreams)
+
+    def patience(self, upstream: Upstream) -> float:
+        """Seconds of silence after which to leave `upstream`: few if there is another host to ask,
+        since that costs the source nothing."""
+        with self._lock:
+            others = [each for each in self._upstreams if each.name not in (upstream.name, SOURCE)]
+            is_spare = upstream.name != SOURCE and any(
+                each.standing.resting_until <= self._clock() for each in others
+            )
+            return min(SHORT_STALL, self.stall) if is_spare else self.stall

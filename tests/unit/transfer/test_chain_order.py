@@ -1,19 +1,29 @@
-"""Which host comes after which."""
+"""Which host comes after which, before the first byte and on the way."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from clusterctl.inventory.model import Host
-from clusterctl.transfer.chain_link import Link, slow_last
+from clusterctl.transfer.chain_link import Link, LinkProgress
+from clusterctl.transfer.chain_order import ChainOrder, first_order
 from clusterctl.transport.local import LocalTransport
+from tests.bench.chain_simulation import LAYERS, Finished, Simulation, Site, hosts, with_slow
+
+LIMIT = sum(LAYERS) / 118.0
+"""Seconds that the links of the simulation need."""
 
 
-def link(name: str, speed: int | None = None) -> Link:
-    transport = LocalTransport(Host(name=name, address="localhost"))
+def link(name: str, speed: int | None = None, rack: str | None = None) -> Link:
+    labels = {"rack": rack} if rack else {}
+    transport = LocalTransport(Host(name=name, address="localhost", labels=labels))
     return Link(transport, "10.0.0.1", speed=speed)
 
 
 def names(*links: Link) -> list[str]:
-    return [each.host for each in slow_last(links)]
+    return [each.host for each in first_order(links)]
 
 
 def test_slow_links_come_last() -> None:
@@ -27,3 +37,90 @@ def test_slow_links_come_last() -> None:
 
 def test_the_order_stays_where_nothing_is_known() -> None:
     assert names(link("b"), link("a"), link("c")) == ["b", "a", "c"]
+
+
+def test_hosts_of_a_rack_follow_each_other_where_they_are_as_fast() -> None:
+    mixed = [link("a", rack="r1"), link("b", rack="r2"), link("c", rack="r1"), link("d")]
+
+    assert names(*mixed, link("e", 100, "r1"), link("f", rack="r2")) == list("acbfde")
+
+
+def pushed(site: Site) -> tuple[Finished, float]:
+    """How it went, and when the last host that is not slow had all bytes, by the limit."""
+    finished = Simulation(site).run()
+    fast = [each.name for each in site.members if each.receives == 118.0]
+    return finished, max(finished.received[name] for name in fast) / LIMIT
+
+
+@pytest.mark.parametrize("number", [0, 1, 5, 8])
+def test_a_slow_host_is_moved_to_the_end(number: int) -> None:
+    finished, part = pushed(Site(with_slow(hosts(10), [number], 0.1)))
+
+    assert finished.order[-1] == f"h{number + 1}"
+    assert part < 1.3
+
+
+def test_slow_hosts_are_moved_one_after_the_other_the_slowest_last() -> None:
+    members = with_slow(with_slow(hosts(12), [3, 9], 0.1), [6], 0.05)
+    finished, part = pushed(Site(members))
+
+    assert finished.order[-3:] in (("h4", "h10", "h7"), ("h10", "h4", "h7"))
+    assert part < 1.3
+
+
+def test_a_host_that_sends_slowly_is_found_behind_two_that_receive_slowly() -> None:
+    members = list(hosts(10))
+    members[4] = replace(members[4], sends=11.8)
+    finished, part = pushed(Site(tuple(members)))
+
+    assert finished.order[-1] == "h5"
+    assert finished.order.index("h6") == 4, "h6 was not the reason"
+    assert part < 1.3
+
+
+def test_a_thin_network_between_racks_moves_nobody() -> None:
+    members = tuple(replace(each, rack=n // 5) for n, each in enumerate(hosts(10)))
+    finished = Simulation(Site(members, between_racks=11.8)).run()
+
+    assert finished.order == tuple(f"h{n}" for n in (2, 1, 3, 4, 5, 6, 7, 8, 9, 10))
+    assert max(finished.received[f"h{n}"] for n in range(1, 6)) < 1.3 * LIMIT
+    assert max(finished.received.values()) < 1.01 * sum(LAYERS) / 11.8 + 10
+
+
+def test_a_slow_source_moves_nobody_to_the_end() -> None:
+    finished = Simulation(Site(hosts(4), source=11.8)).run()
+
+    assert finished.order == ("h2", "h1", "h3", "h4")
+
+
+def progress(**received: int) -> dict[str, LinkProgress]:
+    """Megabytes that hosts have received of a hundred thousand."""
+    return {
+        host: LinkProgress(host, count * 10**6, 10**11, count * 10**6, 0.0)
+        for host, count in received.items()
+    }
+
+
+def test_a_host_that_heads_the_chain_stays_there() -> None:
+    """It has all bytes, and there is no other source."""
+    order = ChainOrder(("a", "b", "c", "d"), has_source=False)
+    for second in range(1, 60):
+        moved = progress(a=0, b=10 * second, c=second, d=second)
+        order.observe(float(second), {**moved, "a": LinkProgress("a", 0, 0, 0, 0.0)})
+
+    assert order.hosts[0] == "a"
+
+
+def test_a_host_that_was_moved_is_told_with_both_rates() -> None:
+    said: list[tuple[str, str]] = []
+    order = ChainOrder("abcd", say=lambda host, text: said.append((host, text)))
+    for second in range(1, 7):
+        order.observe(float(second), progress(a=100 * second, b=10 * second, c=0, d=0))
+    assert (order.hosts, said) == (("a", "c", "d", "b"), [])
+    for second in range(7, 13):
+        order.observe(float(second), progress(a=700, b=70, c=100 * (second - 6), d=0))
+    ((host, text),) = said
+    assert host == "b"
+    assert text == (
+        "moved to the end of the chain: it received 9.5 MiB/s, without it c receives 95.4 MiB/s"
+    )

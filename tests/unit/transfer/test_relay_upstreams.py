@@ -7,6 +7,7 @@ import pytest
 from clusterctl.transfer.relay.upstream import (
     LONG_REST,
     REST,
+    SHORT_STALL,
     SOURCE,
     Roster,
     Standing,
@@ -132,6 +133,30 @@ def test_a_host_that_came_back_is_better_than_the_source(
     assert roster.has_better(source, joined)
     assert not roster.has_better(again, joined)
     assert not roster.has_better(source, clock.now)
+
+
+def test_one_that_another_is_preferred_to_now_is_left(
+    roster: Roster, clock: Clock, before: Upstream, first: Upstream, source: Upstream
+) -> None:
+    joined = clock.now
+    clock.now += 5
+    roster.set([first, source])
+
+    assert roster.has_better(before, joined), "it is not to be used any more"
+    assert roster.has_better(source, joined)
+    assert not roster.has_better(first, joined)
+    clock.now += 5
+    roster.set([before, first, source])
+    assert roster.has_better(first, clock.now - 5)
+
+
+def test_silence_is_borne_longer_where_only_the_source_is_left(
+    roster: Roster, pair: Roster, before: Upstream, first: Upstream, source: Upstream
+) -> None:
+    assert roster.patience(before) == SHORT_STALL
+    assert roster.patience(source) == pair.patience(before) == STALL
+    roster.failed(first, for_now=False)
+    assert roster.patience(before) == STALL, "the other host does not answer either"
 
 
 def test_silence_is_that_of_all_streams_together(clock: Clock) -> None:
