@@ -20,6 +20,8 @@ class ModelServer:
         self._key = key
         self._go = threading.Event()
         self._go.set()
+        self.held = threading.Event()
+        """Set once a request waits for `release()`."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         self.port = self._server.server_address[1]
@@ -55,7 +57,8 @@ class ModelServer:
                 if self.headers["Authorization"] != f"Bearer {server._key}":
                     self._send(401, {"error": "Unauthorized"})
                     return
-                if not server._go.wait(0.0):
+                if not server._go.is_set():
+                    server.held.set()
                     server._go.wait()
                     self.close_connection = True  # It dies with its requests
                     return

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -274,14 +275,31 @@ def test_a_stream_that_hides_from_the_gateway_counts_by_its_events(gate: Gateway
     await_value(lambda: gate.post(key).status_code == 429, "no more tokens")
 
 
+@contextmanager
+def dying(*replicas: ModelServer) -> Iterator[None]:
+    """Hold the requests of these, and close their connections 1 s after one has the first, as if
+    they were killed."""
+    for replica in replicas:
+        replica.hold()
+
+    def die() -> None:
+        await_value(lambda: any(replica.held.is_set() for replica in replicas), "a request")
+        time.sleep(1)
+        for replica in replicas:
+            replica.release()
+
+    killer = threading.Thread(target=die)
+    killer.start()
+    yield
+    killer.join()
+
+
 def test_requests_that_a_dying_replica_has_are_answered_by_another(gate: GatewayBench) -> None:
     first = gate.replicas[0]
-    first.hold()
     url = f"http://127.0.0.1:{gate.port}"
-    sent = threading.Timer(1.5, first.release)  # It closes its connections, as if it were killed
-    sent.start()
 
-    report = run_load(Load(url, "tiny", 20, 1, CLUSTER_KEY))
+    with dying(first):
+        report = run_load(Load(url, "tiny", 20, 1, CLUSTER_KEY))
 
     assert report.lost == 0, report.to_json()
     assert len(first.requests) > 0
@@ -289,15 +307,13 @@ def test_requests_that_a_dying_replica_has_are_answered_by_another(gate: Gateway
 
 
 def test_a_request_that_stores_something_is_not_repeated(gate: GatewayBench) -> None:
-    for replica in gate.replicas:
-        replica.hold()
-        threading.Timer(0.5, replica.release).start()
-    answer = httpx2.post(
-        f"http://127.0.0.1:{gate.port}/v1/responses",
-        headers={"Authorization": f"Bearer {CLUSTER_KEY}"},
-        json={"model": "tiny"},
-        trust_env=False,
-    )
+    with dying(*gate.replicas):
+        answer = httpx2.post(
+            f"http://127.0.0.1:{gate.port}/v1/responses",
+            headers={"Authorization": f"Bearer {CLUSTER_KEY}"},
+            json={"model": "tiny"},
+            trust_env=False,
+        )
 
     assert answer.status_code == 502
     assert sum(len(replica.requests) for replica in gate.replicas) == 1

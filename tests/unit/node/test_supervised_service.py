@@ -270,7 +270,7 @@ def test_a_clock_that_is_set_back_keeps_no_service_from_starting_again(
 
 def _killed(bench: Bench, **timing: Any) -> None:
     """Start a service, kill its vLLM, and wait until the supervisor has noticed."""
-    bench.timing = replace(bench.timing, service_backoff_first=1.0, **timing)
+    bench.timing = replace(bench.timing, service_backoff_first=3.0, **timing)
     bench.declare()
     bench.start()
     bench.await_service("ready")

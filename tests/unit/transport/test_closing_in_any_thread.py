@@ -15,7 +15,7 @@ class _ClosedByItsReader(LocalWire):
 
     def recv_stderr(self, size: int) -> bytes:
         data = super().recv_stderr(size)
-        if self.channel and data:
+        if self.channel and b"went" in data:
             with self.channel._lock:  # as where the collector interrupts the reader
                 self.channel.close()
         return data
