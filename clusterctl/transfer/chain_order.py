@@ -5,7 +5,7 @@ All hosts after a slow one get no more than it does, so slow hosts come last. A 
 receives less than the host before it does. Whether that is due to the host itself, to the host
 before it or to the network between them is found by trying: the host is moved to the end, and if
 the next one is no faster in its place, the host before them is moved instead. What a source can
-send, or a host that is complete, is not known: there the first two hosts change places, and the one
+send, or a host that is complete, is not known: there the next two hosts change places, and the one
 that was first is moved to the end if the other is faster.
 """
 
@@ -104,28 +104,33 @@ class ChainOrder:
             self._since = now
             self._measured = {host: progress[host].received for host in self.hosts}
             return False
+        # A host that waits for something, such as a layer that others get later, is not slow.
         left = {
             host: each.total - each.done
             for host, each in progress.items()
-            if not each.lost and each.total - each.done > max(MIB, rates[host] * REPORT)
+            if not (each.lost or each.waiting)
+            and each.total - each.done > max(MIB, rates[host] * REPORT)
         }
         before = self.hosts
         if self._trial:
             self._judge(self._trial, rates, left)
         if self._trial is None and self.hosts == before:
-            lost = {host for host, each in progress.items() if each.lost}
-            self._try(seconds, rates, left, lost)
+            self._try(seconds, rates, left, progress)
         if self.hosts == before:
             return False
         self._since, self._measured = now, {}
         return True
 
     def _try(
-        self, seconds: float, rates: Mapping[str, float], left: Mapping[str, int], lost: set[str]
+        self,
+        seconds: float,
+        rates: Mapping[str, float],
+        left: Mapping[str, int],
+        progress: Mapping[str, LinkProgress],
     ) -> None:
         """Move the first slow host to the end, if others come after it. `left`: bytes that hosts
         still have to receive."""
-        body = [host for host in self._order.body if host not in lost]
+        body = [host for host in self._order.body if not progress[host].lost]
         while body and body[-1] not in left:
             body.pop()
         for before, host in itertools.pairwise((SOURCE, *body[:-1])):
@@ -134,8 +139,9 @@ class ChainOrder:
                 self._trial = _Trial(before, host, rates[host], self._order, host)
                 self._order = self._order.with_last(host, rates[host])
                 return
-        for before, host in itertools.pairwise((SOURCE, *body[:-1])):
-            if host in left and before not in left and before not in self._accepted:
+        for before, host, after in zip((SOURCE, *body), body, body[1:], strict=False):
+            complete = before == SOURCE or progress[before].done >= progress[before].total
+            if complete and left.keys() >= {host, after} and before not in self._accepted:
                 if left[host] > rates[host] * WORTH_A_TRIAL:
                     self._trial = _Trial(before, host, rates[host], self._order, None)
                     self._order = self._order.with_later(host)

@@ -124,3 +124,12 @@ def test_a_host_that_was_moved_is_told_with_both_rates() -> None:
     assert text == (
         "moved to the end of the chain: it received 9.5 MiB/s, without it c receives 95.4 MiB/s"
     )
+
+
+def test_a_host_that_waits_is_not_moved() -> None:
+    """It has the layers that the host before it receives now."""
+    order = ChainOrder("abc")
+    for second in range(1, 60):
+        seen = progress(a=100 * second, b=0, c=0)
+        order.observe(float(second), {**seen, "b": replace(seen["b"], waiting="a, silent for 5 s")})
+    assert order.hosts == tuple("abc")
