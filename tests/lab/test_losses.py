@@ -74,7 +74,7 @@ class Load:
             found |= json.loads(process.communicate(timeout=300)[0])
         finally:
             process.kill()
-            process.wait()
+            process.communicate()
         again = status(self._operator)["gateway"]["retried"] - before
         found["retried"] = max(again, 0)  # The counts of the last 2 s are lost with the head
         line = ("sent", "whole", "retried", "failed", "broken", "longest_seconds", "why")
