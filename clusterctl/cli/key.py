@@ -14,7 +14,7 @@ from clusterctl.cli.guard import guarded
 from clusterctl.cli.program import Commands
 
 if TYPE_CHECKING:
-    from clusterctl.node.documents import GatewayState
+    from clusterctl.commands.key import KeysInEffect
 
 app = Commands("Named API keys of the gateway: make, list and revoke them.")
 
@@ -44,7 +44,7 @@ def create(
     of_requests = limit(requests, "--requests", "min") if requests is not None else 0
     of_tokens = limit(tokens, "--tokens", "day") if tokens is not None else 0
     with session("key", inventory, quiet=True) as opened:
-        key, gateway = run(
+        key, followed = run(
             opened.inventory,
             name,
             opened.credentials,
@@ -52,7 +52,7 @@ def create(
             tokens_per_day=of_tokens,
         )
     print(json.dumps({"name": name, "key": key}, indent=2) if as_json else key)
-    _note(gateway)
+    _note(followed)
 
 
 @app.command("ls")
@@ -106,13 +106,20 @@ def revoke(
     from clusterctl.commands.key import revoke as run
 
     with session("key", inventory, quiet=True) as opened:
-        gateway = run(opened.inventory, name, opened.credentials)
+        followed = run(opened.inventory, name, opened.credentials)
     print(json.dumps({"revoked": name}, indent=2) if as_json else f"{name} is revoked")
-    _note(gateway)
+    _note(followed)
 
 
-def _note(gateway: GatewayState) -> None:
-    """Say that keys have no effect without a gateway."""
+def _note(followed: KeysInEffect) -> None:
+    """Say where keys have no effect: without a gateway, and on hosts that are away."""
+    for host in followed.away:
+        print(
+            f"note: {host} does not answer; if it is only cut off, its gateway follows the earlier "
+            "keys until it reaches the head again",
+            file=sys.stderr,
+        )
+    gateway = followed.gateway
     if gateway.state == "up":
         return
     if gateway.state == "absent":

@@ -100,7 +100,9 @@ def cluster_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]
     )
     # By the head's word: a worker's own documents must not get it the key.
     members = [each for known in cluster.survey.members.values() for each in known.members]
-    with_replicas = tuple(name for name in workers if name in {each.host for each in members})
+    gateways = [host.name for host in inventory.gateways]
+    served_from = {*(each.host for each in members), *gateways}
+    with_replicas = tuple(name for name in workers if name in served_from)
 
     def why_anew(view: HostView, driver: ContainerDriver, container: Container) -> str | None:
         if cluster.survey.config_deleted.get(view.host.name) == container.id:
@@ -109,15 +111,27 @@ def cluster_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]
 
     container = NodeContainer(inventory.cluster, spec, images.engines, why_anew=why_anew)
     kept = NodePaths(inventory.cluster)
-    certificate: Step = PathsAbsent(
-        "gateway certificate", (str(kept.certificate), str(kept.public_certificate))
-    )
+    pem, public = str(kept.certificate), str(kept.public_certificate)
+    no_certificate: Step = PathsAbsent("gateway certificate", (pem, public))
+    certificates: list[Stage] = []
     if inventory.gateway.tls:
         from clusterctl.steps.gateway_certificate import GatewayCertificate  # 15 ms
 
-        known = (inventory.head.address, cluster.topology.head.node_ip, head)
-        names_in_it = (*known, *inventory.gateway.names)
-        certificate = GatewayCertificate(inventory.cluster, inventory.gateway, names_in_it)
+        names_in_it = inventory.gateway.names
+        for host in reversed(inventory.gateways):
+            own_ip = cluster.topology.node(host.name).node_ip
+            names_in_it = (host.address, own_ip, host.name, *names_in_it)
+        made = GatewayCertificate(inventory.cluster, inventory.gateway, names_in_it)
+        others = tuple(name for name in workers if name in gateways)
+        copied = tuple(
+            SecretCopied(HeadSecret(cluster.head, path), "gateway certificate")
+            for path in (public, pem)
+        )
+        certificates = [
+            Stage("Gateway", heads, (made,)),
+            *([Stage("Gateways of other hosts", others, copied)] if others else []),
+        ]
+    without = tuple(name for name in names if not (inventory.gateway.tls and name in gateways))
     return (
         *images.stages(),
         Stage("Directories", names, (directories,)),
@@ -128,7 +142,8 @@ def cluster_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]
         Stage("Secrets of the cluster", heads, (SecretsMade([token, key]),)),
         Stage("Secrets for workers", workers, (token_copied,)),
         Stage("Secrets for replicas", with_replicas, (key_copied,)),
-        Stage("Gateway", heads, (certificate,)),
+        Stage("Gateway without TLS", without, (no_certificate,)),
+        *certificates,
         Stage("Ray head", heads, (container,)),
         Stage("Ray workers", workers, (container,), on_failure=OnFailure.SET_HOST_ASIDE),
         # No container uses it any more.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from clusterctl import deadlines
-from clusterctl.errors import StepFailed
+from clusterctl.errors import StepFailed, raise_all
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import (
     GatewayState,
@@ -20,10 +20,19 @@ from clusterctl.node.documents import (
 )
 from clusterctl.node.files import NodePaths
 from clusterctl.serving.keys import digest, new_secret, with_key, without_key
-from clusterctl.survey.survey import connected, read_reported_state, take_survey
+from clusterctl.survey.gateways import as_one, gateway_states
+from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
+
+
+@dataclass(frozen=True)
+class KeysInEffect:
+    """The head's gateway once all follow the keys, but those of dead hosts."""
+
+    gateway: GatewayState
+    away: tuple[str, ...]  # Hosts with a gateway that neither answer nor are in Ray
 
 
 @dataclass(frozen=True)
@@ -41,28 +50,28 @@ def create(
     *,
     requests_per_minute: int,
     tokens_per_day: int,
-) -> tuple[str, GatewayState]:
-    """Make a key and return it with the gateway's state. It is kept nowhere; its hash is.
+) -> tuple[str, KeysInEffect]:
+    """Make a key and return it once it is in effect. It is kept nowhere; its hash is.
 
-    Raises UsageError for a name that is taken, StepFailed if the gateway does not follow.
+    Raises UsageError for a name that is taken, StepFailed if a gateway does not follow.
     """
     key = new_secret()
     named = NamedKey(name, digest(key), time.time(), requests_per_minute, tokens_per_day)
     return key, _change(inventory, credentials, lambda document: with_key(document, named))
 
 
-def revoke(inventory: Inventory, name: str, credentials: Credentials) -> GatewayState:
-    """Remove a key, and wait until the gateway refuses it. Raises as `create`."""
+def revoke(inventory: Inventory, name: str, credentials: Credentials) -> KeysInEffect:
+    """Remove a key, and wait until all gateways refuse it. Raises as `create`."""
     return _change(inventory, credentials, lambda document: without_key(document, name))
 
 
 def list_keys(inventory: Inventory, credentials: Credentials) -> list[ListedKey]:
     """Return the keys by name, with the gateway's counts."""
-    with connected((inventory.head,), credentials) as transports:
-        head = transports[inventory.head.name]
-        document, _ = _read(inventory, head)
-        state = read_reported_state(inventory, head)
-    uses = {use.name: use for use in (state.gateway.keys if state else ())}
+    with connected(inventory.gateways, credentials) as transports:
+        document, _ = _read(inventory, transports[inventory.head.name])
+        states = gateway_states(inventory, transports)
+    gateways = [state.gateway for state in states.values() if state]
+    uses = {use.name: use for use in (as_one(gateways).keys if gateways else ())}
     return [ListedKey(key, uses.get(key.name, KeyUse(key.name))) for key in document.keys]
 
 
@@ -70,10 +79,12 @@ def _change(
     inventory: Inventory,
     credentials: Credentials,
     change: Callable[[KeysDocument], KeysDocument],
-) -> GatewayState:
-    with connected((inventory.head,), credentials) as transports:
+) -> KeysInEffect:
+    with connected(inventory.gateways, credentials) as transports:
         head = transports[inventory.head.name]
-        take_survey(inventory, transports).require_supervised_head()
+        survey = take_survey(inventory, transports)
+        survey.require_supervised_head()
+        alive = survey.without_dead().transports
         change(_read(inventory, head)[0])  # refuse a wrong name without waiting for the lock
         with ClusterLock(head, f"{inventory.cluster}-keys", "key") as lock:
             document, before = _read(inventory, head)
@@ -82,21 +93,28 @@ def _change(
             lock.replace(path, to_json(changed).encode(), before=before)
         wanted = hashlib.sha256(to_json(changed).encode()).hexdigest()
 
-        def in_effect() -> GatewayState | None:
-            state = read_reported_state(inventory, head)
-            if state and (state.gateway.state != "up" or state.gateway.keys_in_effect == wanted):
-                return state.gateway
-            return None
+        followed: dict[str, GatewayState] = {}
 
-        gateway = deadlines.wait_until(in_effect, deadlines.KEY_IN_EFFECT, every=0.2)
-        if not gateway:
-            raise StepFailed(
-                "the keys are written, but the gateway does not follow them within "
+        def in_effect() -> bool | None:
+            for host, state in gateway_states(inventory, alive).items():
+                gateway = state.gateway if state else GatewayState()
+                if state and (gateway.state != "up" or gateway.keys_in_effect == wanted):
+                    followed[host] = gateway
+            return len(followed) == len(alive) or None
+
+        deadlines.wait_until(in_effect, deadlines.KEY_IN_EFFECT, every=0.2)
+        raise_all(
+            StepFailed(
+                "the keys are written, but the gateway there does not follow them within "
                 f"{deadlines.KEY_IN_EFFECT:.0f} s",
-                host=head.host.name,
+                host=host,
                 hint="clusterctl status; revoke a key that was made and not shown",
             )
-        return gateway
+            for host in alive
+            if host not in followed
+        )
+        away = tuple(host for host in transports if host not in alive)
+        return KeysInEffect(followed[head.host.name], away)
 
 
 def _read(inventory: Inventory, head: Transport) -> tuple[KeysDocument, bytes | None]:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from clusterctl.inventory.document import INVENTORY, Document, Trail, dotted, file_error, read
-from clusterctl.inventory.model import Inventory, Ssh
+from clusterctl.inventory.model import ALL_HOSTS, Inventory, Ssh
 from clusterctl.inventory.values import did_you_mean, shown, value_problem
 
 EXTENSION = "x-"  # Top-level keys with this prefix belong to the user, for anchors
@@ -75,6 +75,7 @@ def _validated(document: Document, data: Mapping[str, Any], path: Path) -> Inven
         for item in error.errors(include_url=False):
             _report(document, item, list(hosts))
         return None
+    _check_gateways(document, inventory)
     base = path.absolute().parent
     inventory = _with_paths(document, inventory, (), base)
     completed = []
@@ -103,6 +104,15 @@ def _check_heads(document: Document, hosts: _Hosts) -> None:
     if len(hosts) == 1 and "worker" in roles.values():
         place = document.at(("hosts", *roles, "role"))
         document.report(place, "the only host is the head; remove `role`")
+
+
+def _check_gateways(document: Document, inventory: Inventory) -> None:
+    names = tuple(host.name for host in inventory.hosts)
+    for name in inventory.gateway.hosts:
+        if name not in (*names, ALL_HOSTS):
+            near = did_you_mean(name, names)
+            place = document.at(("gateway", "hosts"))
+            document.report(place, f"`gateway.hosts`: no host is named {name}{near}")
 
 
 def _check_addresses(document: Document, data: Mapping[str, Any], hosts: _Hosts) -> None:

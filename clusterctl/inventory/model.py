@@ -290,9 +290,32 @@ class Packages(_Model):
     )
 
 
+ALL_HOSTS = "all"
+
+
+def _host_names(value: Any) -> Any:
+    if value == ALL_HOSTS:
+        return (ALL_HOSTS,)
+    return tuple(value) if isinstance(value, list) else value
+
+
+HostNames = Annotated[
+    tuple[Name, ...],
+    BeforeValidator(_host_names),
+    WithJsonSchema(
+        {"anyOf": [{"const": ALL_HOSTS}, {"type": "array", "items": {"type": "string"}}]}
+    ),
+]
+
+
 class GatewayAccess(_Model):
     """How clients reach services with replicas."""
 
+    hosts: HostNames = Field(
+        default=(),
+        description="Hosts with a gateway besides the head, each with all services: their names, "
+        "or all. Default: the head alone.",
+    )
     tls: bool = Field(
         default=False,
         description="true: clients use https, with `certificate`, else with one that bootstrap "
@@ -411,6 +434,12 @@ class Inventory(_Model):
     @property
     def workers(self) -> tuple[Host, ...]:
         return tuple(host for host in self.hosts if host.role == "worker")
+
+    @property
+    def gateways(self) -> tuple[Host, ...]:
+        """The hosts with a gateway, the head first."""
+        named = self.gateway.hosts
+        return (self.head, *(one for one in self.workers if {one.name, ALL_HOSTS} & {*named}))
 
     def with_head(self, names: Collection[str]) -> tuple[Host, ...]:
         """Return the hosts with these names, and the head, which holds the cluster's lock."""

@@ -32,6 +32,9 @@ def main(argv: Optional[List[str]] = None) -> int:
     watch.add_argument("--address", required=True)
     watch.add_argument("--interval", type=float, default=1.0)
     watch.add_argument("--asked", type=Path, help="a file to tell to all others")
+    watch.add_argument(
+        "--gateway", type=Path, help="a file to tell to other gateways, on hosts that have one"
+    )
     commands.add_parser("probe-versions", help="print the versions of Ray, Python and vLLM")
     commands.add_parser("fabric", help="prove with all-reduces that the nodes reach each other")
     commands.add_parser("fabric-rank", help="run one process of that proof")
@@ -44,7 +47,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     if options.command == "fabric-rank":
         return fabric_rank.main()
     if options.command == "ray-watch":
-        ray_watch.watch(options.address, options.interval, options.asked)
+        ray_watch.watch(options.address, options.interval, options.asked, options.gateway)
     else:
         print(json.dumps(asdict(installed_versions())))  # noqa: T201
     return 0

@@ -81,6 +81,9 @@ class NodeDocument:
     expected: List[ExpectedNode]  # Every node of the cluster, on every node
     gcs_port: int = 6379  # Port of the head's GCS, which a worker watches
     gpu_listing: GpuListing = field(default_factory=GpuListing)
+    # Where clients reach the gateway of this node, if several hosts have one. The head then tells
+    # the others what to follow; empty: only the head has a gateway.
+    gateway: str = ""
 
     @property
     def of_ray(self) -> Tuple[List[str], Dict[str, str], str]:
@@ -169,6 +172,15 @@ class KeysDocument:
     only."""
 
     keys: List[NamedKey] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SharedGateway:
+    """What the head tells the gateways of other hosts, in the GCS: they have no such files, and so
+    a host that comes back follows no older ones."""
+
+    members: List[MembersDocument] = field(default_factory=list)
+    keys: KeysDocument = field(default_factory=KeysDocument)
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ class NodePaths:
         self.readings = self.logs / "readings.jsonl"
         self.stacks = self.state.parent / "stacks"
         self.asked = self.state.parent / "asked.json"
+        self.shared_gateway = self.state.parent / "shared-gateway.json"
 
     def log(self, name: str) -> Path:
         return self.logs / f"{name}.log"

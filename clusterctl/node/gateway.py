@@ -201,11 +201,19 @@ class Gateway:
     """Runs in a thread of its own, since HAProxy and members may be slow to answer."""
 
     def __init__(
-        self, host: str, node_ip: str, paths: NodePaths, timing: Timing, journal: Journal
+        self,
+        host: str,
+        node_ip: str,
+        paths: NodePaths,
+        timing: Timing,
+        journal: Journal,
+        listens: str = "",
     ) -> None:
-        """`host`: the inventory's name of this node."""
+        """`host`: the inventory's name of this node. `listens`: its own address, in place of the
+        head's, which documents name."""
         self._host = host
         self._node_ip = node_ip
+        self._listens = listens
         self._paths = paths
         self._timing = timing
         self._journal = journal
@@ -294,7 +302,7 @@ class Gateway:
         services = gateway_services(documents)
         if not services:
             return None
-        listens = {(one.listen or self._node_ip, one.port) for one in documents.values()}
+        listens = {(self._address(one.listen), one.port) for one in documents.values()}
         path = self._paths.certificate
         try:
             found = path.stat()
@@ -310,6 +318,11 @@ class Gateway:
             _NOBODY if may_change_user() else 0,
             min(_MOST_THREADS, os.cpu_count() or 1),
         )
+
+    def _address(self, listen: str) -> str:
+        if self._listens and listen not in ("0.0.0.0", "::"):  # noqa: S104
+            return self._listens
+        return listen or self._node_ip
 
     def _proofs(
         self, document: MembersDocument, watched: Set[Tuple[str, int, str, str]]
@@ -381,7 +394,7 @@ class Gateway:
         config = directory / "haproxy.cfg"
         texts[config.name] = gateway_config(plan, self._key, ready)
         for name, text in texts.items():
-            _write_private(directory / name, text)
+            write_private(directory / name, text)
         # The old process may still be the one that answers: it is all told again soon.
         self._told, self._told_at, self._plan = {}, now, plan
         refused = self._refused(config)
@@ -479,7 +492,7 @@ class Gateway:
             text = to_json(self._counts)
         with contextlib.suppress(OSError):
             if self._binary and (self._counts.keys or self._counts.refused):
-                _write_private(self._paths.gateway_counts, text)
+                write_private(self._paths.gateway_counts, text)
 
     def _turn(self, state: str, detail: str) -> None:
         if (state, detail) == (self.state.state, self.state.detail):
@@ -543,7 +556,7 @@ def may_change_user() -> bool:
     return all(effective >> number & 1 for number in (_CAP_SETGID, _CAP_SETUID))
 
 
-def _write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
     """Replace a file atomically, readable to its owner only."""
     fresh = path.with_name(f".{path.name}.new")
     with open(fresh, "w", encoding="utf-8", opener=_private) as file:

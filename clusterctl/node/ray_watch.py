@@ -52,16 +52,20 @@ class Snapshot:
     workers: List[WorkerActor] = field(default_factory=list)
     error: str = ""
     asked: str = ""  # What a supervisor asks of all (node/evidence.py)
+    gateway: str = ""  # SharedGateway, as the head told it; empty: it told nothing
 
 
-# Of the word in the GCS's store of keys and values
-_NAMESPACE, _KEY = b"clusterctl", b"asked"
-_LONGEST_WORD = 2**16  # Bytes
+_NAMESPACE = b"clusterctl"  # In the GCS's store of keys and values
+_LONGEST_ASKED, _LONGEST_GATEWAY = 2**16, 2**23  # Bytes
+_GATEWAY_EVERY = 0.5  # Seconds: a key is revoked on all gateways within 2 s
 
 
-def watch(address: str, interval: float, asked: Optional[Path] = None) -> None:
+def watch(
+    address: str, interval: float, asked: Optional[Path] = None, gateway: Optional[Path] = None
+) -> None:
     """Print a snapshot as a JSON line every `interval` seconds, until stdout is closed. What is in
-    the file `asked` is told to all others."""
+    the file `asked` is told to all others, and what is in `gateway` to all gateways: with that,
+    what they are told is printed within half a second."""
     raylet: Any = importlib.import_module("ray._raylet")
     private_state: Any = importlib.import_module("ray._private.state")
     state = private_state.GlobalState()
@@ -69,42 +73,54 @@ def watch(address: str, interval: float, asked: Optional[Path] = None) -> None:
         address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
     )
     state._initialize_global_state(options)  # noqa: SLF001
-    words = Words(raylet, address, asked)
+    asking = Word(raylet, address, "asked", asked, _LONGEST_ASKED)
+    sharing = Word(raylet, address, "gateway", gateway, _LONGEST_GATEWAY) if gateway else None
     while True:
         try:
             nodes = ray_nodes(state.node_table(), state.available_resources_per_node())
             workers = worker_actors(state.actor_table(None, None, "ALIVE"), state.job_table())
-            snapshot = Snapshot(time.time(), nodes, workers, asked=words.exchange())
+            shared = sharing.exchange() if sharing else ""
+            snapshot = Snapshot(time.time(), nodes, workers, "", asking.exchange(), shared)
         except Exception as error:
             snapshot = Snapshot(time.time(), error=f"{type(error).__name__}: {error}")
         print(json.dumps(asdict(snapshot)), flush=True)  # noqa: T201
-        time.sleep(interval)
+        until = time.monotonic() + interval
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _GATEWAY_EVERY) if sharing else left)
+            if sharing and sharing.exchange() not in ("", snapshot.gateway):
+                break
 
 
-class Words:
-    """What supervisors tell each other in the GCS's store of keys and values."""
+class Word:
+    """What supervisors tell each other under one key in the GCS's store of keys and values."""
 
-    def __init__(self, raylet: Any, address: str, file: Optional[Path]) -> None:
+    def __init__(
+        self, raylet: Any, address: str, key: str, file: Optional[Path], longest: int
+    ) -> None:
+        """`longest`: bytes."""
         self._raylet = raylet
         self._address = address
+        self._key = key.encode()
         self._file = file
+        self._longest = longest
         self._client: Any = None
         self._told = b""
 
     def exchange(self) -> str:
         """Tell all others what is in the file, if that is new, and return what was told last.
-        Errors are left for the next time: the list of nodes must not wait for this."""
+        Errors are left for the next time, with an empty answer: the list of nodes must not wait for
+        this."""
         with contextlib.suppress(Exception):
             if self._client is None:
                 self._client = self._raylet.GcsClient(address=self._address)
             word = b""
             with contextlib.suppress(OSError):
-                word = read_file(self._file, _LONGEST_WORD) if self._file else b""
+                word = read_file(self._file, self._longest) if self._file else b""
             if word != self._told:
-                self._client.internal_kv_put(_KEY, word, True, namespace=_NAMESPACE, timeout=2)
+                self._client.internal_kv_put(self._key, word, True, namespace=_NAMESPACE, timeout=2)
                 self._told = word
-            heard = self._client.internal_kv_get(_KEY, namespace=_NAMESPACE, timeout=2) or b""
-            return str(heard[:_LONGEST_WORD], "utf-8", "replace")
+            heard = self._client.internal_kv_get(self._key, namespace=_NAMESPACE, timeout=2) or b""
+            return str(heard[: self._longest], "utf-8", "replace")
         return ""
 
 

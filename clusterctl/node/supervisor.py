@@ -6,15 +6,24 @@ sending requests, has threads of its own.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import Dict, List, Optional
 
 from clusterctl import __version__
-from clusterctl.node.documents import GatewayState, NodeDocument, NodeState, ServiceDocument
+from clusterctl.node.documents import (
+    GatewayState,
+    NodeDocument,
+    NodeState,
+    ServiceDocument,
+    SharedGateway,
+    from_json,
+    to_json,
+)
 from clusterctl.node.evidence import HangEvidence
 from clusterctl.node.files import Declared, Journal, NodePaths, StateFile, why_not_written
-from clusterctl.node.gateway import Gateway, MemberProof
+from clusterctl.node.gateway import Gateway, MemberProof, write_private
 from clusterctl.node.hosts_file import HostsFile
 from clusterctl.node.ledger import NODE, Ledger, node_versions, service_versions
 from clusterctl.node.probes import GpuCount, Links, installed_versions, version_labels
@@ -54,27 +63,46 @@ class Supervisor:
         self._evidence = HangEvidence(paths, document.host, timing, journal)
         env = self._evidence.env
         self._ray = RayProcess(document, paths, timing, journal, labels, env)
-        if watch_argv is None:
-            ip = f"[{document.head_ip}]" if ":" in document.head_ip else document.head_ip
-            head = document.role == "head"
-            every = timing.watch_interval if head else timing.worker_watch_interval
-            address = ["--address", f"{ip}:{document.gcs_port}"]
-            watch_argv = [*own_argv(), "ray-watch", *address, "--interval", str(every)]
-            watch_argv += ["--asked", str(paths.asked)]
-        self._view = RayView(watch_argv, document.host, timing)
+        self._watch_argv = watch_argv
+        self._view = self._new_view()
         self._gpus = GpuCount(document.gpu_listing, timing)
         self._links = Links(timing)
         self._recorder = Recorder(paths, document.gpu_listing, timing, journal)
         self._services: Dict[str, Service] = {}
         self._wanted: Dict[str, ServiceDocument] = {}
-        self._gateway: Optional[Gateway] = None
-        if document.role == "head":
-            self._gateway = Gateway(document.host, document.node_ip, paths, timing, journal)
+        self._gateway = self._new_gateway()
+        self._shared, self._shared_text = SharedGateway(), ""
         self._recorded: Dict[str, ServiceDocument] = {}  # In the ledger as they are
         self._state_file = StateFile(paths.state, timing.state_every)
         # Restarts and failures counted before the container was restarted.
         self._before = self._state_file.services_before()
         self._stopping = threading.Event()
+
+    def _new_view(self) -> RayView:
+        document, paths, timing = self._document, self._paths, self._timing
+        argv = self._watch_argv
+        if argv is None:
+            ip = f"[{document.head_ip}]" if ":" in document.head_ip else document.head_ip
+            head = document.role == "head"
+            every = timing.watch_interval if head else timing.worker_watch_interval
+            address = ["--address", f"{ip}:{document.gcs_port}"]
+            argv = [*own_argv(), "ray-watch", *address, "--interval", str(every)]
+            argv += ["--asked", str(paths.asked)]
+            argv += ["--gateway", str(paths.shared_gateway)] if document.gateway else []
+        return RayView(argv, document.host, timing)
+
+    def _new_gateway(self) -> Optional[Gateway]:
+        document, head = self._document, self._document.role == "head"
+        if not head and not document.gateway:
+            return None
+        return Gateway(
+            document.host,
+            document.node_ip,
+            self._paths,
+            self._timing,
+            self._journal,
+            listens="" if head else document.gateway,
+        )
 
     def stop(self) -> None:
         """Make `run` stop the services, then Ray, and return."""
@@ -104,8 +132,15 @@ class Supervisor:
     def _round(self, now: float) -> None:
         document = self._declared.node()
         if document and document != self._document:
-            self._document = document
+            before, self._document = self._document, document
             self._ray.follow(document)
+            if document.gateway != before.gateway:
+                self._view.stop()
+                self._view = self._new_view()
+                if document.role != "head":
+                    if self._gateway:
+                        self._gateway.stop()
+                    self._gateway = self._new_gateway()
         self._hosts_file.tick()
         # Only the head replaces a GCS that does not answer; workers then lose theirs.
         silent_gcs = self._view.unanswered(now) if self._document.role == "head" else ""
@@ -168,7 +203,23 @@ class Supervisor:
             ready = state is not None and state.state == "ready"
             silence = state.silence if state else ""
             local[document.port] = MemberProof(ready, silence or why, silent=bool(silence))
-        gateway.follow(self._declared.members(), self._declared.keys(), local)
+        if self._document.role != "head":
+            snapshot = self._view.snapshot
+            if snapshot and snapshot.gateway not in ("", self._shared_text):
+                self._shared_text = snapshot.gateway
+                with contextlib.suppress(ValueError):  # Of another version
+                    self._shared = from_json(SharedGateway, snapshot.gateway)
+            members = {document.service: document for document in self._shared.members}
+            gateway.follow(members, self._shared.keys, local)
+            return
+        members, keys = self._declared.members(), self._declared.keys()
+        gateway.follow(members, keys, local)
+        if self._document.gateway:
+            text = to_json(SharedGateway(list(members.values()), keys))
+            if text != self._shared_text:
+                with contextlib.suppress(OSError):
+                    write_private(self._paths.shared_gateway, text)
+                    self._shared_text = text
 
     def state(self) -> NodeState:
         snapshot = self._view.snapshot if self._document.role == "head" else None

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from clusterctl.engine.events import EventSink, Note, StageFinished, StageStarted
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.errors import ClusterctlError, UsageError, raise_all
 from clusterctl.inventory.model import Inventory
 from clusterctl.models.location import copy_from
 from clusterctl.models.name import Model, resolve
@@ -35,9 +36,11 @@ from clusterctl.serving.proof import Proof, await_gateway
 from clusterctl.serving.request import ServiceRequest
 from clusterctl.serving.rollout import Replica, Rollout, as_declared
 from clusterctl.serving.service import difference, needs_restart
+from clusterctl.survey.gateways import hosts_with_gateway
 from clusterctl.survey.survey import Survey, read_reported_state, take_survey
 from clusterctl.transfer.weights.comparison import ComparedWeights, require_same
 from clusterctl.transport.base import Transport
+from clusterctl.transport.fanout import failures, fan_out
 from clusterctl.transport.lock import ClusterLock
 
 
@@ -253,8 +256,9 @@ def bring_up(decision: Decision, lock: ClusterLock | None, sink: EventSink) -> S
     title = f"Serve {service}"
     first = decision.replicas[0]
     hosts = [each.host for each in decision.replicas]
+    gateways = hosts_with_gateway(survey)
     if plan.gateway_url:
-        hosts.append(inventory.head.name)
+        hosts += gateways
     sink(StageStarted(title, tuple(dict.fromkeys(hosts))))
     for note in plan.notes:
         sink(Note(note))
@@ -274,12 +278,14 @@ def bring_up(decision: Decision, lock: ClusterLock | None, sink: EventSink) -> S
     )
     proofs = rollout.run()
     if plan.members and plan.gateway_url:
-        await_gateway(
-            service,
-            plan.members.port,
-            head.host.name,
-            lambda: read_reported_state(inventory, head),
-            sink,
+        port = plan.members.port
+
+        def await_one(host: Transport) -> None:
+            read = partial(read_reported_state, inventory, host)
+            await_gateway(service, port, host.host.name, read, sink)
+
+        raise_all(
+            failures(fan_out({each: survey.transports[each] for each in gateways}, await_one))
         )
     outcome, host = None, survey.transports[first.host]
     if plan.fit:

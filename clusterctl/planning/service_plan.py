@@ -38,7 +38,7 @@ from clusterctl.planning.replicas import (
 )
 from clusterctl.planning.report import FitReport, Hardware
 from clusterctl.planning.rules import rules_for
-from clusterctl.ray_cluster.topology import base_url, head_address, reached_at
+from clusterctl.ray_cluster.topology import base_url, client_address, reached_at
 from clusterctl.serving.arguments import UNDECIDED, Launch, Layout
 from clusterctl.serving.endpoint import ServiceEndpoint
 from clusterctl.serving.request import ANY_HOST, ServiceRequest
@@ -50,6 +50,7 @@ from clusterctl.serving.service import (
     replica_port,
     served_names,
 )
+from clusterctl.survey.gateways import hosts_with_gateway
 from clusterctl.survey.survey import Survey, require_formed
 from clusterctl.transport.fanout import failures, fan_out, values
 
@@ -113,7 +114,7 @@ def plan_service(
             models=inventory.models,
         )
     head = inventory.head
-    address = head_address(head, survey.facts[head.name], topology.head.node_ip)
+    address = client_address(head, survey.facts[head.name], topology.head.node_ip)
     if request.host in ("0.0.0.0", "::") and not inventory.network.public:  # noqa: S104
         for nic, ip in public_ips(survey.facts[head.name]):
             raise UsageError(
@@ -122,7 +123,8 @@ def plan_service(
                 hint=f"leave it out: the service answers at {address}; or name one address; or, "
                 "where something in front closes the port, network.public: true",
             )
-    listening = survey.facts[head.name].listening_ports
+    gateways = [one for one in inventory.gateways if one.name in survey.facts]
+    listening = {port for one in gateways for port in survey.facts[one.name].listening_ports}
     ports = {one.name: one.port for one in declared.values() if one not in own or not one.node_ips}
     ports |= {service: members.port for service, members in survey.members.items()}
     shape = location.shape if location else None
@@ -257,6 +259,7 @@ def with_replicas(
         port = old.port if old and old.node_ips and old.port != public else None
         if port is None:
             there = {public, *(port for host, port in taken if host == first.host)}
+            there |= {each.port for each in survey.members.values()}  # Of gateways there
             port = replica_port(there, survey.facts[first.host].listening_ports)
         taken.add((first.host, port))
         layout = replica_layout(launch.layout, seats)
@@ -284,8 +287,7 @@ def with_replicas(
     if waiting:
         notes = (_waiting_note(waiting, possible), *notes)
     door, trust = gateway_door(survey, members, plan.head_address)
-    if not door:
-        notes = ("this image has no gateway: clients use the replicas' own addresses", *notes)
+    notes = (*door_notes(survey, door, public), *notes)
     first_replica, *others = replicas
     where = Counter(seats[0] for _, seats in seated)
     spread = ", ".join(f"{number} on {host}" for host, number in where.items())
@@ -317,6 +319,14 @@ def gateway_door(survey: Survey, members: MembersDocument, head_address: str) ->
     made = tls and not survey.inventory.gateway.certificate
     url = base_url(reached_at(listens, head_address), members.port, tls=tls)
     return url, f"{survey.inventory.cluster}.crt" if made else ""
+
+
+def door_notes(survey: Survey, door: str, port: int) -> tuple[str, ...]:
+    """Return what users must know of a gateway with this URL."""
+    if not door:
+        return ("this image has no gateway: clients use the replicas' own addresses",)
+    others = hosts_with_gateway(survey)[1:]
+    return (f"port {port} of {', '.join(others)} answers, too",) if others else ()
 
 
 def members_of(planned: Sequence[PlannedService], away: Sequence[Member]) -> list[Member]:

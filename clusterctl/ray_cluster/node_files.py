@@ -60,7 +60,7 @@ def files_present(
     )
 
     def of(view: HostView) -> tuple[RemoteFile, ...]:
-        document = node_document(inventory, topology, topology.node(view.host.name))
+        document = node_document(inventory, topology, topology.node(view.host.name), view.facts)
         node_json = RemoteFile(str(paths.node_document), to_json(document).encode())
         if HOSTS_FILE in view.host.mounts.values():
             return (*shared, node_json)  # the user mounts one, maybe the host's: do not write it

@@ -24,7 +24,7 @@ from clusterctl.node.documents import (
     log_dir,
     run_dir,
 )
-from clusterctl.ray_cluster.topology import Node, Topology, host_port
+from clusterctl.ray_cluster.topology import Node, Topology, client_address, host_port
 
 # All that root in a node container needs besides its own files. DAC_OVERRIDE: models and mounts may
 # belong to users of the host. NET_BIND_SERVICE: a service may listen below port 1024.
@@ -162,9 +162,11 @@ def expected_nodes(topology: Topology) -> list[ExpectedNode]:
     return [ExpectedNode(node.host, node.node_ip, node.gpus) for node in topology.nodes]
 
 
-def node_document(inventory: Inventory, topology: Topology, node: Node) -> NodeDocument:
-    """Return the content of node.json on the host of `node`."""
-    head_ip = topology.head.node_ip
+def node_document(
+    inventory: Inventory, topology: Topology, node: Node, facts: HostFacts
+) -> NodeDocument:
+    """Return the content of node.json on the host of `node`, whose facts these are."""
+    head_ip, host, gateways = topology.head.node_ip, inventory.host(node.host), inventory.gateways
     return NodeDocument(
         cluster=inventory.cluster,
         host=node.host,
@@ -176,6 +178,9 @@ def node_document(inventory: Inventory, topology: Topology, node: Node) -> NodeD
         expected=expected_nodes(topology),
         gcs_port=inventory.ray_ports.gcs,
         gpu_listing=accelerator_named(inventory.accelerator).gpu_listing,
+        gateway=client_address(host, facts, node.node_ip)
+        if len(gateways) > 1 and host in gateways
+        else "",
     )
 
 

@@ -69,9 +69,9 @@ def host_port(ip: str, port: int) -> str:
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
-def head_address(head: Host, facts: HostFacts, node_ip: str) -> str:
-    """Return the head's address for clients: the one that SSH uses, if the head holds it."""
-    return head.address if facts.nic_with(head.address) else node_ip
+def client_address(host: Host, facts: HostFacts, node_ip: str) -> str:
+    """Return a host's address for clients: the one that SSH uses, if the host holds it."""
+    return host.address if facts.nic_with(host.address) else node_ip
 
 
 def reached_at(listens_on: str, head: str) -> str:

@@ -104,14 +104,14 @@ def prove(
 
 
 def await_gateway(
-    service: str, port: int, head: str, read: Callable[[], NodeState | None], sink: EventSink
+    service: str, port: int, host: str, read: Callable[[], NodeState | None], sink: EventSink
 ) -> None:
     """Wait until the gateway listens on the service's port and admits one of its replicas.
 
-    `read` returns the current state of the head. Raises StepFailed, with the gateway's reason.
+    `read` returns the current state of `host`. Raises StepFailed, with the gateway's reason.
     """
     title = "wait for the gateway"
-    sink(StepStarted(head, title, Change(title)))
+    sink(StepStarted(host, title, Change(title)))
     started, gateway = time.monotonic(), GatewayState()
 
     def passes_on() -> bool | None:
@@ -128,10 +128,10 @@ def await_gateway(
         raise StepFailed(
             f"the replicas of {service} are ready, but the gateway on port {port} passes nothing "
             f"on to them: it is {gateway.state}{f' ({why})' if why else ''}",
-            host=head,
+            host=host,
             hint="clusterctl status",
         )
-    sink(StepFinished(head, title, "changed", time.monotonic() - started))
+    sink(StepFinished(host, title, "changed", time.monotonic() - started))
 
 
 def placement_problems(

@@ -38,6 +38,7 @@ from clusterctl.serving.declaration import (
 )
 from clusterctl.serving.proof import Proof, prove
 from clusterctl.serving.service import PlannedService, difference, needs_restart
+from clusterctl.survey.gateways import gateway_states
 from clusterctl.survey.survey import Survey, read_reported_state
 from clusterctl.transport.fanout import failures, fan_out, values
 from clusterctl.transport.lock import ClusterLock
@@ -247,11 +248,10 @@ class Rollout:
         self._now[document.replica] = replace(member, draining=True)
         self._declare_members(self._now.values())
         transports = self.survey.transports
-        head = transports[self.survey.inventory.head.name]
 
         def let_go() -> bool | None:
-            state = read_reported_state(self.survey.inventory, head)
-            return state is None or gateway_let_go(state.gateway, document) or None
+            states = gateway_states(self.survey.inventory, transports).values()
+            return all(not one or gateway_let_go(one.gateway, document) for one in states) or None
 
         def idle() -> bool | None:
             state = read_reported_state(self.survey.inventory, transports[host])

@@ -96,8 +96,8 @@ class HeadSecret:
 class SecretCopied:
     """Step on a worker: the secret equals the head's, 0600 and owned by root."""
 
-    def __init__(self, secret: HeadSecret) -> None:
-        self.title = "secrets"
+    def __init__(self, secret: HeadSecret, title: str = "secrets") -> None:
+        self.title = title
         self._secret = secret
 
     def check(self, view: HostView) -> Change | Unknown | None:

@@ -45,7 +45,7 @@ def drift(survey: Survey) -> dict[str, tuple[str, ...]]:
     for name, container in survey.containers.items():
         node, facts = topology.node(name), survey.facts[name]
         spec = container_spec(node, container.image, survey.inventory, facts, topology)
-        expected = to_json(node_document(survey.inventory, topology, node)).encode()
+        expected = to_json(node_document(survey.inventory, topology, node, facts)).encode()
         unreadable = {document.file for document in survey.unreadable.get(name, ())}
         differs = []
         if container.labels.get(FINGERPRINT_LABEL) != spec.fingerprint():

@@ -19,8 +19,9 @@ from clusterctl.node.documents import (
     replica_name,
 )
 from clusterctl.ray_cluster.nodes import container_name
-from clusterctl.ray_cluster.topology import base_url, head_address, reached_at
+from clusterctl.ray_cluster.topology import base_url, client_address, reached_at
 from clusterctl.survey.drift import log_problems
+from clusterctl.survey.gateways import as_one
 from clusterctl.survey.survey import Survey
 
 
@@ -116,7 +117,9 @@ class ClusterStatus:
     vllm_version: str
     strangers: tuple[ClusterctlError, ...] = ()  # Hosts in Ray that are not in the inventory
     lost: tuple[str, ...] = ()  # Replicas that no host that answers has, a sentence each
-    gateway: GatewayState | None = None  # None if nothing is behind it, and none is expected
+    # With the counts of all hosts; None if nothing is behind it, and none is expected
+    gateway: GatewayState | None = None
+    other_gateways: Mapping[str, GatewayState] = field(default_factory=dict)  # By worker
     certificate_days: int | None = None  # That the gateway's certificate is valid; None without one
 
     @property
@@ -137,6 +140,14 @@ class ClusterStatus:
         lost = [*self.lost]
         if self.gateway and self.gateway.state != "up":
             lost.append(_down(self.gateway))
+        if self.gateway:
+            lost += [
+                f"{host}: no gateway: bootstrap gives it one, unless the image has no HAProxy"
+                if one.state == "absent"
+                else f"{host}: {_down(one)}"
+                for host, one in self.other_gateways.items()
+                if one.state != "up"
+            ]
         if self._renew:
             lost.append(f"gateway: its certificate is valid for {self.certificate_days} more days")
         return (*of_hosts, *map(str, self.strangers), *lost, *of_services, *silent)
@@ -195,11 +206,16 @@ def assess(
     """
     inventory, head = survey.inventory, survey.inventory.head
     state = survey.fresh_state(head.name)
+    gateways = {
+        host.name: fresh.gateway
+        for host in inventory.gateways
+        if (fresh := survey.fresh_state(host.name))
+    }
     in_ray = {node.name: node for node in (state.nodes if state else ()) if node.alive}
     head_node = in_ray.get(head.name)
     address = head_node.node_ip if head_node else head.node_ip or head.address
     if survey.head:
-        address = head_address(head, survey.head.facts, address)
+        address = client_address(head, survey.head.facts, address)
     services = []
     for document in survey.services.values():
         its, ago, of = survey.reported.get(document.name), None, survey.host_of(document.name)
@@ -228,7 +244,8 @@ def assess(
         ray_version=state.ray_version if state else "",
         vllm_version=state.vllm_version if state else "",
         strangers=survey.strangers,
-        gateway=state.gateway if state and survey.members else None,
+        gateway=as_one(tuple(gateways.values())) if state and survey.members else None,
+        other_gateways={host: one for host, one in gateways.items() if host != head.name},
         certificate_days=int(max(0.0, state.gateway.tls_until - state.time) // 86400)
         if state and state.gateway.tls_until
         else None,

@@ -118,7 +118,8 @@ def test_a_node_gets_its_devices_and_its_words(tmp_path: Path) -> None:
     assert spec.devices == ("/dev/abacus",)
     assert not spec.all_gpus
     assert spec.env["ABACUS_RODS"] == "13"
-    document = from_json(NodeDocument, to_json(node_document(demo, topology, topology.head)))
+    written = node_document(demo, topology, topology.head, FACTS["a"])
+    document = from_json(NodeDocument, to_json(written))
     assert document.gpu_listing == LISTING
     assert "RAY_memory_monitor_refresh_ms" not in document.env
 

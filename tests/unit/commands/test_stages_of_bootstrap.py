@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clusterctl.commands.bootstrap import cluster_stages
-from clusterctl.engine.step import Change
-from clusterctl.inventory.model import Gpu, Host, Inventory
+from clusterctl.engine.step import Change, Unknown
+from clusterctl.inventory.model import GatewayAccess, Gpu, Host, Inventory
 from clusterctl.node.documents import (
     Member,
     MembersDocument,
@@ -29,6 +29,42 @@ SECOND = ServiceDocument(
     host="10.0.0.2", port=8001, tensor_parallel=1, pipeline_parallel=1, gpus=1, fingerprint="f",
     replica=2, node_ips=["10.0.0.2"],
 )  # fmt: skip
+
+
+def test_hosts_with_a_gateway_get_the_key_and_the_certificate_of_the_head() -> None:
+    hosts = tuple(
+        Host(name=name, address=f"10.0.0.{n}", role="worker" if n > 1 else "head", gpus=(Gpu(),))
+        for n, name in enumerate(NAMES, 1)
+    )
+    access = GatewayAccess(hosts=("gpu2",), tls=True)
+    inventory = Inventory(cluster="demo", image="vllm:v0.33.0", hosts=hosts, gateway=access)
+    facts = {host.name: host_facts(nic("eth0", host.address)) for host in hosts}
+    survey = survey_of(inventory, {name: Said(facts[name]) for name in NAMES})
+    machines = {name: FakeHost(name) for name in NAMES}
+    for machine in machines.values():
+        machine.directories["/etc/clusterctl/demo"] = 0o700
+    views = {name: fake_view(machine, facts[name]) for name, machine in machines.items()}
+    cluster = Cluster(survey, topology_of(survey), views, NAMES)
+    with ClusterImages(cluster, NAMES, Engines(fake_driver)) as images:
+        stages = {stage.title: stage for stage in cluster_stages(cluster, images)}
+
+    assert stages["Secrets for replicas"].hosts == ("gpu2",)
+    assert stages["Gateway without TLS"].hosts == ("gpu3",)
+    (made,) = stages["Gateway"].steps
+    change = made.check(views["gpu1"])
+    assert isinstance(change, Change)
+    assert "for 10.0.0.1, gpu1, 10.0.0.2, gpu2:" in str(change)
+    copies = stages["Gateways of other hosts"]
+    assert copies.hosts == ("gpu2",)
+    assert all(isinstance(step.check(views["gpu2"]), Unknown) for step in copies.steps)
+    made.apply(views["gpu1"], change)
+    with ClusterImages(cluster, NAMES, Engines(fake_driver)) as images:
+        stages = {stage.title: stage for stage in cluster_stages(cluster, images)}
+    for step in stages["Gateways of other hosts"].steps:
+        found = step.check(views["gpu2"])
+        assert isinstance(found, Change)
+        step.apply(views["gpu2"], found)
+        assert step.check(views["gpu2"]) is None
 
 
 def test_the_key_and_the_documents_of_its_replicas() -> None:

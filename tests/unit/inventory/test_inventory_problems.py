@@ -49,6 +49,7 @@ from tests.unit.inventory.conftest import HOST, Problems
             "env: {HTTPS_PROXY: 'http://me:hidden@proxy:3128'}",
             "20: `env.HTTPS_PROXY` has a password in its URL, which every listing of the contai",
         ),
+        ("gateway: {hosts: [gpu2]}", "18: `gateway.hosts`: no host is named gpu2"),
         ("models: /", "9: `models` / is the host's own: with /bin a container reads its secrets"),
         ("models: /root", "9: `models` /root is the host's own: with /root/.ssh a container"),
         ("env: {1A: x}", "7: `env.1A`: must be a variable name: letters, digits and _, not"),

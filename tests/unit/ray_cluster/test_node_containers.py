@@ -152,7 +152,7 @@ def test_every_fixed_port_is_given_to_ray() -> None:
 def test_the_document_has_every_expected_node() -> None:
     inventory = cluster()
     topology = resolved(inventory)
-    document = node_document(inventory, topology, topology.node("gpu2"))
+    document = node_document(inventory, topology, topology.node("gpu2"), FACTS["gpu2"])
     assert [(e.host, e.node_ip, e.gpus) for e in document.expected] == [
         ("gpu1", "192.168.1.1", 1),
         ("gpu2", "192.168.1.2", 1),
