@@ -10,7 +10,13 @@ from clusterctl.engine.step import Change, HostView, Step
 from clusterctl.facts.model import EngineFacts, GpuReport, HostFacts, Os
 from clusterctl.inventory.model import GatewayAccess
 from clusterctl.inventory.outside import Certificate
-from clusterctl.node.documents import DELETED, ServiceDocument, UnreadableDocument, to_json
+from clusterctl.node.documents import (
+    DELETED,
+    KeysDocument,
+    ServiceDocument,
+    UnreadableDocument,
+    to_json,
+)
 from clusterctl.steps.container_engine import ContainerEngine, EngineAbsent
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.files import (
@@ -184,6 +190,7 @@ SERVICE = ServiceDocument(
 UNREADABLE = (
     UnreadableDocument("services/tiny.json", "cut short", to_json(SERVICE)),
     UnreadableDocument("services/other.json", "not JSON"),
+    UnreadableDocument("keys.json", "not JSON", to_json(KeysDocument())),
 )
 
 
@@ -198,6 +205,7 @@ def _cut_short(made: Cluster) -> None:
     made.head.directories |= {ETC: 0o700, f"{ETC}/services": 0o700}
     made.head.files[f"{ETC}/services/tiny.json"] = (to_json(SERVICE).encode()[:40], 0o600)
     made.head.files[f"{ETC}/services/other.json"] = (b"#", 0o600)
+    made.head.files[f"{ETC}/keys.json"] = (b"#", 0o600)
 
 
 def _token_on_head(made: Cluster) -> None:

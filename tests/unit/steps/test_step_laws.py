@@ -6,7 +6,7 @@ import pytest
 
 from clusterctl.engine.step import Change
 from clusterctl.errors import ClusterctlError
-from clusterctl.node.documents import to_json
+from clusterctl.node.documents import KeysDocument, to_json
 from clusterctl.steps.node_container import NodeContainer
 from tests.unit.steps.stage import CASES, ETC, SERVICE, Case
 from tests.unit.steps.stage_install import INSTALL_CASES
@@ -85,10 +85,12 @@ def test_services_are_mended_with_what_was_read_last_or_removed() -> None:
     assert isinstance(change, Change)
     assert change.summary == (
         "restore services/tiny.json, which cannot be read; "
-        "remove services/other.json, which cannot be read"
+        "remove services/other.json, which cannot be read; "
+        "restore keys.json, which cannot be read"
     )
     host.files[f"{ETC}/services/other.json"] = (to_json(SERVICE).encode(), 0o600)
     step.apply(view, change)
     kept = (to_json(SERVICE).encode(), 0o600)
     assert host.files[f"{ETC}/services/tiny.json"] == kept
+    assert host.files[f"{ETC}/keys.json"][0] == to_json(KeysDocument()).encode()
     assert host.files[f"{ETC}/services/other.json"] == kept, "written anew meanwhile"
