@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clusterctl.node.documents import service_of
@@ -26,6 +27,9 @@ DISKS = "disks.json"
 _BEFORE = 120.0
 """Seconds before a failure in which its cause is looked for. A stall is noticed within 60 s."""
 
+_NOTICED = 20.0
+"""Seconds until the loss of a node is known. Of a stall, its text tells them."""
+
 _A_DAY = 86400.0
 """Older failures count only if their service was asked for by name."""
 
@@ -33,6 +37,7 @@ _LAST = 4e9
 """Unix seconds in 2096: containers write these files, and a time beyond is not one."""
 
 _FAILED = ("stalled", "backing-off", "failed")
+_ENDED = ("ready", "up", "stopped")  # Of a service, of Ray, of a service that was removed
 _BUSY = 0.5  # cores
 
 
@@ -48,12 +53,14 @@ class HostRecord:
 
 @dataclass(frozen=True)
 class Outage:
-    """From the first sign that a service fails until it is ready again, in Unix seconds."""
+    """From the first sign that a service fails until it is ready again or removed, in Unix
+    seconds."""
 
     service: str
     began: float
     ended: float
     worked: float  # when it was ready before; 0 if it never was
+    silent: float = _NOTICED  # seconds before `began` in which it did not work any more
 
     @property
     def since(self) -> float:
@@ -120,18 +127,23 @@ def failures_of(records: Mapping[str, HostRecord], service: str | None, now: flo
     worked: dict[str, float] = {}
     for entry in entries:
         name, event, at = str(entry.get("subject")), entry["event"], float(entry["time"])
+        if name == "ray":
+            name = f"ray of {entry.get('host')}"
         if service not in (None, service_of(name)):
             continue
         current = found.get(name)
         failing = current is not None and current.ended == now
-        if event == "ready":
-            worked[name] = at
+        if event in _ENDED:
+            if event != "stopped":
+                worked[name] = at
             if current and failing:
-                found[name] = Outage(name, current.began, at, current.worked)
+                found[name] = replace(current, ended=at)
         elif not failing and (
             event in _FAILED or (event == "waiting" and "left Ray" in str(entry.get("text")))
         ):
-            found[name] = Outage(name, at, now, worked.get(name, 0.0))
+            silence = re.search(r" for (\d+) s", str(entry.get("text")))
+            silent = float(silence[1]) if silence else _NOTICED
+            found[name] = Outage(name, at, now, worked.get(name, 0.0), silent)
     return [each for each in found.values() if service or now - each.ended < _A_DAY]
 
 
@@ -183,11 +195,11 @@ def _of_journal(
     journal: Sequence[dict[str, Any]], failures: Sequence[Outage], placed: Sequence[_Placed]
 ) -> Iterator[str]:
     """Yield what belongs to failures or lasts. `placed`: ranks on this host."""
-    over = {
-        str(entry.get("text")).partition(" "): float(entry["time"])
-        for entry in journal
-        if entry["event"] == "over"
-    }
+    over: dict[tuple[str, str], list[float]] = {}
+    for entry in journal:
+        if entry["event"] == "over":
+            kind, _, device = str(entry.get("text")).partition(" ")
+            over.setdefault((kind, device), []).append(float(entry["time"]))
     # A supervisor that was started again tells anew what is still wrong.
     starts = [float(entry["time"]) for entry in journal if entry["event"] == "started"]
     started = max(starts, default=0.0)
@@ -195,15 +207,17 @@ def _of_journal(
     for entry in journal:
         subject, event, text = (str(entry.get(key)) for key in ("subject", "event", "text"))
         at = float(entry["time"])
-        near = any(each.since <= at <= each.ended for each in failures)
-        lasts = (
-            event in _LASTING
-            and at >= started
-            and not any(
-                ended >= at and kind == event and _words(device) <= _words(text)
-                for (kind, _, device), ended in over.items()
-            )
+        ends = [
+            ended[bisect_left(ended, at)]
+            for (kind, device), ended in over.items()
+            if kind == event and ended[-1] >= at and _words(device) <= _words(text)
+        ]
+        until = min(ends, default=_LAST)
+        near = any(
+            each.since <= at <= each.ended and until >= each.began - each.silent
+            for each in failures
         )
+        lasts = event in _LASTING and at >= started and not ends
         own = subject in {"host", "ray"} or subject in services
         if event not in {"over", "evidence", "ranks"} and ((near and own) or lasts):
             if stopped := _STOPPED.fullmatch(text):
@@ -216,7 +230,10 @@ def _words(text: str) -> set[str]:
     return set(re.findall(r"[\w./@-]+", text))
 
 
-_LASTING = ("link-lost", "nic-broken", "disk-full", "memory-low", "stopped", "gpu-slowed")
+_LASTING = (
+    "link-lost", "nic-broken", "nic-errors", "nic-drops", "tcp-resent", "disk-full", "memory-low",
+    "stopped", "gpu-slowed",
+)  # fmt: skip
 """Events of hosts that last until they are said to be over."""
 
 

@@ -80,9 +80,34 @@ def test_a_service_that_is_ready_again_keeps_its_story_for_a_day() -> None:
     assert causes(again, service="other") == []
 
 
+def test_what_was_over_when_a_service_went_silent_is_no_cause() -> None:
+    lost = entry(11.5, "host", "link-lost", "eth1 lost its link")
+    stopped = entry(12.5, "host", "stopped", "raylet (process 8) is stopped by a signal")
+    for back, first in ((12.1, "process-stopped"), (12.3, "link-lost")):  # silent since 12:10
+        over = entry(back, "host", "over", "link-lost eth1")
+        told = causes({"gpu1": files(*STALLED), "gpu2": files(lost, over, stopped)})
+        assert told[0].id == first
+
+
+def test_ray_that_is_up_again_has_no_failure_any_more() -> None:
+    down = {**entry(0, "ray", "backing-off", "its processes ended; retrying in 1 s"), "host": "b"}
+    again = {**entry(0.5, "ray", "up"), "host": "b"}
+    other = {**entry(1, "ray", "up"), "host": "a"}
+    set_back = entry(20, "host", "clock-step", "the clock was set by -210.0 s")
+    assert "clock-set" not in [one.id for one in causes({"b": files(down, again, set_back)})]
+    still = causes({"a": files(other), "b": files(down, set_back)})
+    assert "clock-set" in [one.id for one in still]
+
+
+def test_a_service_that_was_removed_keeps_its_story_for_a_day() -> None:
+    removed = {"gpu1": files(*STALLED, entry(15, "chat", "stopped", "it was removed"))}
+    assert [one.id for one in causes(removed)] == ["engine-dead-stall"]
+    assert causes(removed, hours=30) == []
+
+
 def test_what_a_service_worked_in_spite_of_is_no_cause() -> None:
     lost = entry(12, "host", "link-lost", "eth1 lost its link")
-    back = entry(12.1, "host", "over", "link-lost eth1")
+    back = entry(12.3, "host", "over", "link-lost eth1")
     again = (*STALLED, entry(12.5, "chat", "ready"), entry(13.3, "chat", "failed", "again"))
     assert "link-lost" in [one.id for one in causes({"gpu1": files(*STALLED, lost, back)})]
     assert "link-lost" not in [one.id for one in causes({"gpu1": files(*again, lost, back)})]
@@ -204,6 +229,9 @@ def test_a_time_that_is_none_is_left_out(time: str) -> None:
         ("link-lost", "eth10 lost its link", "link-lost eth10", False),
         ("link-lost", "eth10 lost its link", "link-lost eth1", True),
         ("disk-full", "/ has 5 of 10000 MiB free", "disk-full /", False),
+        ("tcp-resent", "7 % of TCP segments were sent again (77)", "tcp-resent", False),
+        ("tcp-resent", "7 % of TCP segments were sent again (77)", "stopped 7", True),
+        ("nic-drops", "eth1 counted 400 drops, 1000 packets", "nic-drops eth1", False),
         ("nic-broken", "eth1 of gloo is down", "nic-broken", False),
     ],
 )

@@ -1,0 +1,212 @@
+"""Faults of a night, put into a cluster that serves, and the verdict that `diagnose` gives of each:
+the cause, its host, and a fix. What is over and ended no service is told no more. The tests build
+on each other, in the order of this file."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from clusterctl.lab import faults
+from tests.lab.cluster import Operator, until
+from tests.lab.conftest import OnHost
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.long,
+    pytest.mark.timeout(1200, func_only=True),
+    pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
+]
+
+WITHIN = 30.0
+"""Seconds from the symptom to the verdict."""
+
+AGAIN = 400.0
+"""Seconds until a service is ready again, on two slow cores."""
+
+NODE = "clusterctl-lab"
+LOGS = "/var/log/clusterctl"
+ENDPOINT = "http://10.77.0.11:8000/v1/completions"
+RANK, ENGINE = "-f ^ray::RayWorkerProc", "-f ^VLLM::EngineCore"
+
+
+@dataclass(frozen=True)
+class Night:
+    """A cluster with one service, `tiny`, over both hosts, and what breaks it."""
+
+    operator: Operator
+    on_host: OnHost
+
+    def causes(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.operator.run("diagnose", "--json").json["causes"]
+        return found
+
+    def verdict(self, id_: str, host: str, *words: str, within: float = WITHIN) -> dict[str, Any]:
+        """Wait for the first cause to be `id_` of `host`, with all of `words`; return it."""
+        last: list[dict[str, Any]] = []
+
+        def told() -> bool:
+            last[:] = self.causes()
+            return bool(last) and last[0]["id"] == id_
+
+        try:
+            seconds = until(told, within=within, what=f"the verdict {id_}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}, but {last}") from error
+        print(f"{id_}: named after {seconds:.0f} s: {last[0]['cause']}")  # noqa: T201
+        first = last[0]
+        assert host in {each["host"] for each in first["evidence"]}, first
+        assert all(word in first["cause"] for word in words), first
+        assert first["fix"], first
+        return first
+
+    def nothing(self) -> None:
+        """What is over, and ended no service, is told no more."""
+        until(lambda: not self.causes(), within=WITHIN, what=f"silence, but {self.causes()}")
+        assert self.operator.run("diagnose").stdout == "no known failure found\n"
+
+    def do(self, host: str, command: str) -> str:
+        done = self.on_host(host, command)
+        assert done.returncode == 0, f"{host}: {command}: {done.stderr}"
+        return done.stdout.strip()
+
+    def inside(self, host: str, command: str) -> str:
+        """Run a command in the node's container."""
+        return self.do(host, f"docker exec {NODE} sh -c {shlex.quote(command)}")
+
+    def service(self) -> dict[str, Any]:
+        services = self.operator.run("status", "--json").json["services"]
+        return next((one for one in services if one["name"] == "tiny"), {"state": "absent"})
+
+    def ready(self, after: int = -1) -> None:
+        """Wait for the service to be ready, with more restarts than `after`."""
+
+        def is_ready() -> bool:
+            now = self.service()
+            return bool(now["state"] == "ready" and now["restarts"] > after)
+
+        until(is_ready, within=AGAIN, what="tiny is ready again")
+
+    def ask(self, key: str = "", tokens: int = 4) -> int:
+        """Send a request; the HTTP status, 0 if there is no answer."""
+        key = key or self.do("gpu1", "cat /etc/clusterctl/lab/api.key")
+        body = {"model": "tiny", "prompt": "hello", "max_tokens": tokens, "ignore_eos": True}
+        with httpx2.Client(timeout=20, trust_env=False) as client:
+            try:
+                headers = {"Authorization": f"Bearer {key}"}
+                return client.post(ENDPOINT, headers=headers, json=body).status_code
+            except httpx2.HTTPError:
+                return 0
+
+
+@pytest.fixture(scope="module")
+def night(operator: Operator, used_hosts: str, on_host: OnHost) -> Iterator[Night]:
+    """Nothing is recorded yet. The logs of gpu2 have a file system of their own, which a test
+    fills."""
+    made = Night(operator, on_host)
+    made.do("gpu1", f"rm -rf {LOGS}")
+    made.do("gpu2", f"mkdir -p {LOGS}; mountpoint -q {LOGS} || mount -t tmpfs -o size=64m x {LOGS}")
+    operator.ok("bootstrap", used_hosts, timeout=1000)
+    operator.ok("serve", "/data/models/tiny", "--name", "tiny", "--tp", "2", "--yes", timeout=1500)
+    yield made
+    on_host("gpu2", f"umount -l {LOGS}")
+
+
+def process(night: Night, host: str, name: str) -> str:
+    return night.inside(host, f"pgrep -n {name}")
+
+
+def test_of_a_healthy_cluster_nothing_is_told(night: Night) -> None:
+    night.nothing()
+    named = night.operator.run("diagnose", "tiny")
+    assert (named.status, named.stdout) == (0, "no known failure found\n")
+
+
+def test_a_proxy_that_would_swallow_localhost_is_passed_by(
+    night: Night, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of clusterctl go to a port of this machine, over SSH."""
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+        monkeypatch.setenv(name.upper(), "http://127.0.0.1:9")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "hello", "max_tokens": 4}\n')
+    night.operator.ok("batch", "tiny", str(prompts), "-o", str(tmp_path / "answers.jsonl"))
+    assert night.operator.run("status").status == 0
+    night.nothing()
+
+
+@pytest.mark.parametrize(
+    ("host", "name", "called"),
+    [("gpu2", RANK, "rank 1 of tiny"), ("gpu1", ENGINE, "VLLM::EngineCore")],
+    ids=["rank", "engine"],
+)
+def test_a_process_that_is_stopped_goes_on_by_the_fix(
+    night: Night, host: str, name: str, called: str
+) -> None:
+    restarts = night.service()["restarts"]
+    pid = process(night, host, name)
+    night.inside(host, f"kill -STOP {pid}")
+    told = night.verdict("process-stopped", host, f"{called} (process {pid}) on {host}")
+    fix = told["fix"].partition(" lets")[0]
+    assert fix == f"clusterctl exec --limit {host} --node -- sh -c 'kill -CONT {pid}'"
+    night.operator.ok(*shlex.split(fix)[1:])
+    night.nothing()
+    assert night.service()["restarts"] == restarts
+    assert night.ask() == 200
+
+
+def test_a_bundle_of_it_all_is_written_in_time(night: Night, tmp_path: Path) -> None:
+    """Exit status 8 would say that something is found."""
+    ran = night.operator.within(20, "diagnose", "--bundle", str(tmp_path / "report.tar.gz"))
+    assert ran.status == 0, ran.text
+    print(f"bundle after {ran.seconds:.1f} s")  # noqa: T201
+
+
+def test_a_link_that_is_down(night: Night) -> None:
+    faults.pull_cable("gpu2", "ens3")
+    try:
+        night.verdict("link-lost", "gpu2", "ens3 of gpu2")
+    finally:
+        faults.plug_cable("gpu2", "ens3")
+    night.nothing()
+
+
+def test_shared_memory_that_is_full(night: Night) -> None:
+    size = night.do("gpu2", "df -k --output=size /dev/shm | tail -1")
+    used = night.do("gpu2", "df -k --output=used /dev/shm | tail -1")
+    remount = "mount -o remount,size={}k /dev/shm"
+    fill = "head -c 8m /dev/zero >/dev/shm/ballast; test -s /dev/shm/ballast"
+    night.do("gpu2", f"{remount.format(int(used) + 4096)}; {fill}")
+    try:
+        night.verdict("shm-too-small", "gpu2", "of gpu2 (/dev/shm) is full")
+    finally:
+        night.do("gpu2", f"rm /dev/shm/ballast; {remount.format(size)}")
+
+
+def test_a_disk_that_is_full_so_that_nothing_is_recorded(night: Night) -> None:
+    night.do("gpu2", f"head -c 65m /dev/zero >{LOGS}/ballast; test -s {LOGS}/ballast")
+    try:
+        night.verdict("disk-full", "gpu2", f"{LOGS}/lab of gpu2 is full: 0 of 64 MiB are free")
+    finally:
+        night.do("gpu2", f"rm {LOGS}/ballast")
+
+
+def test_a_client_with_a_wrong_key(night: Night) -> None:
+    assert night.ask("not-the-key") == 401
+    night.verdict("api-401", "gpu1", "10.77.0.1")
+
+
+def test_a_raylet_that_is_stopped(night: Night) -> None:
+    restarts = night.service()["restarts"]
+    pid = process(night, "gpu2", "-x raylet")
+    night.inside("gpu2", f"kill -STOP {pid}")
+    night.verdict("process-stopped", "gpu2", f"raylet (process {pid}) on gpu2")
+    night.ready(after=restarts)
