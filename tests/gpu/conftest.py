@@ -1,0 +1,100 @@
+"""Whole hosts that share this machine's GPUs, and the table of what was measured on them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.cli.init import IMAGE
+from clusterctl.lab import lifecycle
+from clusterctl.lab.gpus import MODULE_VERSION, machine_gpus
+from clusterctl.lab.requirements import LabUnavailable
+from tests.lab.cluster import Operator, quiet
+from tests.lab.conftest import lab, on_host
+
+__all__ = ["lab", "on_host"]
+
+ON_CPUS = os.environ.get("CLUSTERCTL_GPU_TESTS") == "cpu"
+"""Rehearsal: the lab's own hosts and its tiny model, on a machine without GPUs."""
+
+
+@dataclass
+class Table:
+    """Rows of figures, kept in a file from the first one on. `versions` holds for all of them."""
+
+    file: Path
+    versions: dict[str, str] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, what: str, **figures: Any) -> None:
+        self.rows.append({"what": what, **figures})
+        self.file.write_text(json.dumps({"versions": self.versions, "rows": self.rows}, indent=1))
+
+    def lines(self) -> list[str]:
+        rows = [dict(row) for row in self.rows]
+        said = [", ".join(f"{name} {version}" for name, version in self.versions.items())]
+        return said + [
+            f"{r.pop('what')}: " + ", ".join(f"{k} {v}" for k, v in r.items()) for r in rows
+        ]
+
+
+TABLE = Table(Path(os.environ.get("OUT", ".")) / "gpu-table.json")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if TABLE.rows:
+        terminalreporter.section(f"measured, also in {TABLE.file}")
+        for line in TABLE.lines():
+            terminalreporter.line(line)
+
+
+@pytest.fixture(scope="session")
+def table() -> Table:
+    return TABLE
+
+
+@pytest.fixture(scope="session")
+def gpus() -> int:
+    """How many GPUs this machine has."""
+    try:
+        return 2 if ON_CPUS else len(machine_gpus())
+    except LabUnavailable as error:
+        pytest.skip(error.summary)
+
+
+@dataclass(frozen=True)
+class GpuLab:
+    """Bare hosts that share the GPUs. Their image is CLUSTERCTL_GPU_IMAGE, in the archive
+    CLUSTERCTL_GPU_IMAGE_ARCHIVE; the defaults are those of `lab up --gpus`."""
+
+    def up(self, hosts: int, link_rate: str | None = None) -> str:
+        """Return the inventory's path."""
+        archive = os.environ.get("CLUSTERCTL_GPU_IMAGE_ARCHIVE")
+        image = lifecycle.GpuImage(
+            os.environ.get("CLUSTERCTL_GPU_IMAGE", IMAGE), Path(archive) if archive else None
+        )
+        made = lifecycle.up(
+            hosts, gpu_image=None if ON_CPUS else image, link_rate=link_rate, say=quiet
+        )
+        assert made.missing_image is None, f"docker save {image.name} -o {made.missing_image}"
+        return str(made.inventory)
+
+
+@pytest.fixture(scope="session")
+def gpu_lab(gpus: int) -> Iterator[GpuLab]:
+    lifecycle.down(say=quiet)
+    if MODULE_VERSION.exists():
+        TABLE.versions["driver"] = MODULE_VERSION.read_text().strip()
+    yield GpuLab()
+    lifecycle.down(say=quiet)
+
+
+@pytest.fixture(scope="module")
+def operator(tmp_path_factory: pytest.TempPathFactory) -> Operator:
+    return Operator(tmp_path_factory.mktemp("operator"))
