@@ -223,7 +223,12 @@ def _rank(case: _Case, seat: RankSeat) -> RankMemory:
         # Tokens are exchanged with the other replicas in each layer, inside CUDA graphs too.
         group, fabric = tp * (case.options.dp or 1), "network" if tp == 1 else fabric
     runtime = runtime_gib(case.rules, group, fabric, seat.measured)
-    graphs = graphs_gib(group, eager=case.is_eager(seat), measured=seat.measured)
+    graphs = graphs_gib(
+        group,
+        eager=case.is_eager(seat),
+        exchanging=case.shares_experts,
+        measured=seat.measured,
+    )
     usable = seat.gpu.memory_gib * case.settings.utilization
     charged = graphs if case.charges_graphs else 0.0
     left, margin = usable - weights - activation - runtime - charged, 0.0

@@ -53,6 +53,9 @@ _GRAPHS_ALONE = 0.9
 # vLLM 0.18 and 0.19 print 0.42, 0.86, 0.93 and 1.11 GiB as their own estimate on one GPU; 0.7.2
 # and 0.8.5 took 0.85 and 1.99 with TP 2: the middle of each.
 _GRAPHS_JOINED = 1.6
+# Replicas that exchange tokens between experts, by vLLM 0.25.1's own estimate on H200: 1.8 GiB in
+# one host, 2.41 over two hosts.
+_GRAPHS_EXCHANGING = 2.4
 
 _GRAPHS_SPREAD = 0.5
 
@@ -67,12 +70,17 @@ def runtime_gib(rules: Rules, tp: int, fabric: Fabric, measured: Measured | None
     return _JOINED[fabric] + more if tp > 1 else _ALONE
 
 
-def graphs_gib(tp: int, *, eager: bool, measured: Measured | None = None) -> float:
-    """Return the GiB of captured CUDA graphs; 0 with --enforce-eager."""
+def graphs_gib(
+    tp: int, *, eager: bool, exchanging: bool = False, measured: Measured | None = None
+) -> float:
+    """Return the GiB of captured CUDA graphs; 0 with --enforce-eager. `exchanging`: replicas divide
+    the experts."""
     if eager:
         return 0.0
     if measured and measured.graphs_gib is not None:
         return measured.graphs_gib
+    if exchanging:
+        return _GRAPHS_EXCHANGING
     return _GRAPHS_JOINED if tp > 1 else _GRAPHS_ALONE
 
 

@@ -140,13 +140,20 @@ def test_tokens_with_tensor_parallelism(row: Row) -> None:
 
 
 def test_replicas_that_divide_experts_pay_for_their_exchange() -> None:
-    """2 replicas of Qwen3-30B-A3B's shape in one host reported 1,039,536 tokens: docs/fit.md."""
+    """2 replicas of Qwen3-30B-A3B's shape in one host reported 1,039,536 tokens, over two
+    hosts 1,015,792: docs/fit.md."""
     placement = seat_ranks([Site("h", parse_gpus("2xH200"), "nvlink")], 1, 1)
     flags = "--data-parallel-size 2 --max-num-seqs 256 --max-num-batched-tokens 8192"
     shape = describe(MEASURED["models"]["qwen3-30b-a3b"])
     both = replace(placement, replicas=2)
     plan = plan_memory(shape, both, parse_options(flags.split()), RULES)
     assert plan.kv_cache_tokens == pytest.approx(1_039_536, rel=0.005)
+    sites = [Site(name, parse_gpus("H200")) for name in ("a", "b")]
+    apart = replace(seat_ranks(sites, 1, 1), replicas=2)
+    over_hosts = plan_memory(
+        shape, apart, parse_options(flags.replace("256", "1024").split()), RULES
+    )
+    assert over_hosts.kv_cache_tokens == pytest.approx(1_015_792, rel=0.006)
     alone = plan_memory(shape, placement, parse_options(flags.split()[2:]), RULES)
     assert alone.ranks[0].runtime_gib < plan.ranks[0].runtime_gib
     assert alone.ranks[0].cuda_graphs_gib < plan.ranks[0].cuda_graphs_gib
