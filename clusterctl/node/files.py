@@ -168,12 +168,12 @@ class Declared:
 
     def services(self) -> Dict[str, ServiceDocument]:
         """Return the services in effect, by name."""
-        found = self._all("services/", self._paths.services, ServiceDocument)
+        found = self._all("services", self._paths.services, ServiceDocument)
         return {document.name: document for document in found}
 
     def members(self) -> Dict[str, MembersDocument]:
         """Return the members in effect of each service that is behind the gateway, by service."""
-        found = self._all("members/", self._paths.members, MembersDocument)
+        found = self._all("members", self._paths.members, MembersDocument)
         return {document.service: document for document in found}
 
     def keys(self) -> KeysDocument:
@@ -182,8 +182,8 @@ class Declared:
         return found[0] if found else KeysDocument()
 
     def _all(self, prefix: str, directory: Path, kind: Type[T]) -> List[T]:
-        """Return the documents in effect whose path below the configuration has this prefix, by the
-        names of their files."""
+        """Return the documents in effect, by the names of their files. `prefix`: a directory below
+        the configuration, or one file there."""
         try:
             deleted = not self._paths.node_document.exists()
             # Not by glob, which takes a directory that cannot be read for an empty one.
@@ -194,7 +194,7 @@ class Declared:
             return self._in_effect(prefix, kind)
         files = [directory / name for name in names if name.endswith(".json") and name[0] != "."]
         below = {path.relative_to(self._paths.config).as_posix(): path for path in files}
-        paths = {name: path for name, path in below.items() if name.startswith(prefix)}
+        paths = {name: path for name, path in below.items() if _is_at(prefix, name)}
         missing = frozenset(self._known(prefix) - paths.keys())
         if "node.json" in self._good and deleted:
             for name in missing & self._good.keys():
@@ -213,7 +213,7 @@ class Declared:
 
     def _known(self, prefix: str) -> Set[str]:
         known = self._good.keys() | self._unreadable.keys()
-        return {name for name in known if name.startswith(prefix)}
+        return {name for name in known if _is_at(prefix, name)}
 
     def _in_effect(self, prefix: str, kind: Type[T]) -> List[T]:
         names = sorted(self._known(prefix) & self._good.keys())
@@ -248,6 +248,10 @@ class Declared:
             self._read_last[name] = data
         good = self._good.get(name)
         return good if isinstance(good, kind) else None
+
+
+def _is_at(prefix: str, name: str) -> bool:
+    return prefix in (name, name.rpartition("/")[0])
 
 
 class StateFile:

@@ -201,6 +201,7 @@ def test_deleting_the_keys_alone_revokes_them_for_good(tmp_path: Path) -> None:
     assert (declared.node(), declared.keys(), declared.unreadable()) == (NODE, keys, [])
 
     paths.keys.write_text("{")
+    paths.config.joinpath("keys.json.old.json").write_text(to_json(keys))
     assert (declared.keys(), len(declared.unreadable())) == (keys, 1)
     paths.keys.unlink()
     declared.keys()
