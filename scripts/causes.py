@@ -21,8 +21,9 @@ public threads, a third of which was held out when the rules were mended. Of tha
 right for {right} of {failures} failures ({share} %), named another cause for {wrong} and none for
 {silent}, and called {sick} of {healthy} healthy starts with frightening lines a failure.
 Of 149 failures that were gathered on that day, it had been right for 109 (73 %) before a rule was
-mended with any of them. People had pasted these lines because they seemed to matter, and searches
-for messages and symptoms found them, so whole logs and rare failures can do worse.
+mended with any of them. What was the cause was decided before the rules were tried, by whoever then
+mended them. People had pasted these lines because they seemed to matter, and searches for messages
+and symptoms found them, so whole logs and rare failures can do worse.
 `python -m tests.bench.diagnosis` prints the figures.
 """
 

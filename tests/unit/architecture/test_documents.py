@@ -22,6 +22,12 @@ def test_links_lead_somewhere(document: Path) -> None:
         assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 
+@pytest.mark.parametrize("picture", (ROOT / "docs/pictures").iterdir(), ids=lambda path: path.name)
+def test_pictures_are_shown_and_load_nothing(picture: Path) -> None:
+    assert any(picture.name in document.read_text() for document in DOCUMENTS)
+    assert not re.search(rb"""(href=|src=|url\()["']?http""", picture.read_bytes())
+
+
 def test_the_readmes_inventory_loads(tmp_path: Path) -> None:
     (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     file = tmp_path / "inventory.yaml"
