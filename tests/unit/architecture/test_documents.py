@@ -22,7 +22,9 @@ def test_links_lead_somewhere(document: Path) -> None:
         assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 
-@pytest.mark.parametrize("picture", (ROOT / "docs/pictures").iterdir(), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "picture", sorted((ROOT / "docs/pictures").iterdir()), ids=lambda path: path.name
+)
 def test_pictures_are_shown_and_load_nothing(picture: Path) -> None:
     assert any(picture.name in document.read_text() for document in DOCUMENTS)
     assert not re.search(rb"""(href=|src=|url\()["']?http""", picture.read_bytes())
