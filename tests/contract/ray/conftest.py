@@ -3,6 +3,7 @@ own (as in its container), on a loopback address of its own."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
@@ -127,7 +128,15 @@ class TwoNodes:
 
 
 @pytest.fixture
-def two_nodes() -> Iterator[TwoNodes]:
+def own_ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The nodes' addresses and ports, until no test in another process of this run has them."""
+    with (tmp_path_factory.getbasetemp().parent / "two_nodes.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture
+def two_nodes(own_ports: None) -> Iterator[TwoNodes]:
     # Not tmp_path: Ray's sockets live below it, and their paths may have 107 bytes at most.
     directory = Path(tempfile.mkdtemp(prefix="cn", dir="/tmp"))
     topology = Topology((_node("head", "127.0.0.2"), _node("worker", "127.0.0.3")))
