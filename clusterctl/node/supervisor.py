@@ -7,6 +7,7 @@ sending requests, has threads of its own.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from typing import Dict, List, Optional
@@ -88,7 +89,9 @@ class Supervisor:
             address = ["--address", f"{ip}:{document.gcs_port}"]
             argv = [*own_argv(), "ray-watch", *address, "--interval", str(every)]
             argv += ["--asked", str(paths.asked)]
-            argv += ["--gateway", str(paths.shared_gateway)] if document.gateway else []
+            # A worker tells nothing, also if it was the head before.
+            shared = str(paths.shared_gateway) if head else os.devnull
+            argv += ["--gateway", shared] if document.gateway else []
         return RayView(argv, document.host, timing)
 
     def _new_gateway(self) -> Optional[Gateway]:
@@ -103,6 +106,19 @@ class Supervisor:
             self._journal,
             listens="" if head else document.gateway,
         )
+
+    def _change_gateway(self) -> None:
+        """Begin or end to lead the gateways of other hosts, or to have one that is led."""
+        if self._document.role != "head":
+            # What was told before may be old: a key may have been revoked since.
+            self._shared, self._shared_text = SharedGateway(), ""
+            if self._gateway:
+                self._gateway.stop()
+            self._gateway = self._new_gateway()
+        elif not self._document.gateway:
+            return  # This view still tells the others that there is nothing to follow
+        self._view.stop()
+        self._view = self._new_view()
 
     def stop(self) -> None:
         """Make `run` stop the services, then Ray, and return."""
@@ -135,12 +151,7 @@ class Supervisor:
             before, self._document = self._document, document
             self._ray.follow(document)
             if document.gateway != before.gateway:
-                self._view.stop()
-                self._view = self._new_view()
-                if document.role != "head":
-                    if self._gateway:
-                        self._gateway.stop()
-                    self._gateway = self._new_gateway()
+                self._change_gateway()
         self._hosts_file.tick()
         # Only the head replaces a GCS that does not answer; workers then lose theirs.
         silent_gcs = self._view.unanswered(now) if self._document.role == "head" else ""
@@ -215,11 +226,16 @@ class Supervisor:
         members, keys = self._declared.members(), self._declared.keys()
         gateway.follow(members, keys, local)
         if self._document.gateway:
-            text = to_json(SharedGateway(list(members.values()), keys))
-            if text != self._shared_text:
-                with contextlib.suppress(OSError):
-                    write_private(self._paths.shared_gateway, text)
-                    self._shared_text = text
+            self._share(SharedGateway(list(members.values()), keys))
+        elif self._shared_text:
+            self._share(SharedGateway())
+
+    def _share(self, shared: SharedGateway) -> None:
+        text = to_json(shared)
+        if text != self._shared_text:
+            with contextlib.suppress(OSError):
+                write_private(self._paths.shared_gateway, text)
+                self._shared_text = text
 
     def state(self) -> NodeState:
         snapshot = self._view.snapshot if self._document.role == "head" else None

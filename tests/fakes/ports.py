@@ -18,3 +18,11 @@ def reserved(address: str = "127.0.0.1") -> socket.socket:
 def port_of(reservation: socket.socket) -> int:
     number: int = reservation.getsockname()[1]
     return number
+
+
+def listening(port: int) -> socket.socket:
+    server = socket.socket()
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    server.bind(("127.0.0.1", port))
+    server.listen(1024)  # nobody accepts, and every look of the worker stays in the queue
+    return server

@@ -1,5 +1,6 @@
 """Stands for ray-watch: prints ROOT/nodes.json as a snapshot, over and over, and noise. While there
-is a ROOT/gcs.silent the GCS does not answer. ROOT/clock: seconds that the host's clock is ahead."""
+is a ROOT/gcs.silent the GCS does not answer. ROOT/clock: seconds that the host's clock is ahead.
+ROOT/gateway.json: what the head told the gateways."""
 
 # ruff: noqa: T201 - what a program prints is its log
 
@@ -17,7 +18,9 @@ while True:
     workers = root / "workers.json"
     found = json.loads(workers.read_text()) if workers.exists() else []
     error = "RpcError: timed out" if (root / "gcs.silent").exists() else ""
-    answer = {} if error else {"nodes": nodes, "workers": found}
+    told = root / "gateway.json"
+    gateway = told.read_text() if told.exists() else ""
+    answer = {} if error else {"nodes": nodes, "workers": found, "gateway": gateway}
     clock = root / "clock"
     now = time.time() + (float(clock.read_text()) if clock.exists() else 0)
     print(json.dumps({"time": now, "error": error, **answer}), flush=True)

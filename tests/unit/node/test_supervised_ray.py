@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from clusterctl.node.children import session_members
 from clusterctl.node.documents import ExpectedNode
 from clusterctl.node.ray_process import supported_argv
 from tests.fakes.node_bench import Bench, await_value
-from tests.fakes.ports import port_of, reserved
+from tests.fakes.ports import listening, port_of, reserved
 
 
 def test_ray_is_up_once_it_says_so(bench: Bench) -> None:
@@ -197,14 +196,6 @@ def test_services_go_when_ray_goes(bench: Bench) -> None:
 
     bench.await_service("ready", restarts=1)
     assert len(bench.starts("ray")) == 2
-
-
-def listening(port: int) -> socket.socket:
-    server = socket.socket()
-    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    server.bind(("127.0.0.1", port))
-    server.listen(1024)  # nobody accepts, and every look of the worker stays in the queue
-    return server
 
 
 def test_a_worker_waits_for_its_head(worker: Bench) -> None:
