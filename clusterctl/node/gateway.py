@@ -320,7 +320,10 @@ class Gateway:
         )
 
     def _address(self, listen: str) -> str:
-        if self._listens and listen not in ("0.0.0.0", "::"):  # noqa: S104
+        """Return where to listen: an address of the head stands for this host's own one, and what
+        is for clients on the head is for those on this host."""
+        every_host_has = ("0.0.0.0", "::", "127.0.0.1", "::1", "localhost")  # noqa: S104
+        if self._listens and listen not in every_host_has:
             return self._listens
         return listen or self._node_ip
 

@@ -115,16 +115,16 @@ def plan_service(
         )
     head = inventory.head
     address = client_address(head, survey.facts[head.name], topology.head.node_ip)
+    gateways = [one.name for one in inventory.gateways if one.name in survey.facts]
     if request.host in ("0.0.0.0", "::") and not inventory.network.public:  # noqa: S104
-        for nic, ip in public_ips(survey.facts[head.name]):
+        for nic, ip in (each for one in gateways for each in public_ips(survey.facts[one])):
             raise UsageError(
                 f"--host {request.host} would answer on {ip} ({nic}) too, an address of the "
                 "Internet, and vLLM's paths outside of /v1 need no key",
                 hint=f"leave it out: the service answers at {address}; or name one address; or, "
                 "where something in front closes the port, network.public: true",
             )
-    gateways = [one for one in inventory.gateways if one.name in survey.facts]
-    listening = {port for one in gateways for port in survey.facts[one.name].listening_ports}
+    listening = {port for one in gateways for port in survey.facts[one].listening_ports}
     ports = {one.name: one.port for one in declared.values() if one not in own or not one.node_ips}
     ports |= {service: members.port for service, members in survey.members.items()}
     shape = location.shape if location else None

@@ -52,7 +52,12 @@ class GatewayBench:
     """A gateway over two replicas of `tiny`."""
 
     def __init__(
-        self, root: Path, port: int, key: str = CLUSTER_KEY, listen: str = "127.0.0.1"
+        self,
+        root: Path,
+        port: int,
+        key: str = CLUSTER_KEY,
+        listen: str = "127.0.0.1",
+        listens: str = "",
     ) -> None:
         self.port, self.replicas = port, [ModelServer(key), ModelServer(key)]
         self.listen = listen
@@ -66,7 +71,7 @@ class GatewayBench:
         self.proofs = {replica.port: READY for replica in self.replicas}
         timing = Timing(tick=0.05, gateway_silence=2.0, gateway_counts_every=0.1)
         journal = Journal(self.paths.journal, "a", io.StringIO())
-        self.gateway = Gateway("a", "127.0.0.1", self.paths, timing, journal)
+        self.gateway = Gateway("a", "127.0.0.1", self.paths, timing, journal, listens)
         self.follow()
 
     def service(self, name: str, replicas: list[ModelServer]) -> MembersDocument:
@@ -163,6 +168,20 @@ def test_nothing_but_v1_and_health_is_passed_on(gate: GatewayBench, path: str) -
     assert answer.status_code in (400, 404), answer.text
     assert answer.json()["error"]["type"] in ("NotFoundError", "BadRequestError")
     assert [one.paths for one in gate.replicas] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("listen", "found"),
+    [("", "127.0.0.2"), ("10.0.0.1", "127.0.0.2"), ("127.0.0.1", "127.0.0.1"), ("::1", "::1")],
+)
+def test_the_gateway_of_another_host_is_where_the_heads_is_and_no_wider(
+    short_path: Path, listen: str, found: str
+) -> None:
+    with reserved() as port:
+        bench = GatewayBench(short_path, port_of(port), listen=listen, listens="127.0.0.2")
+        listens = await_value(lambda: bench.state().listens, "an address")
+        bench.stop()
+    assert listens == [f"{found}:{bench.port}"]
 
 
 def test_a_model_of_two_parts_has_a_path(gate: GatewayBench) -> None:
