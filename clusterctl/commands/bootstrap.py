@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.containers.driver import Container, ContainerDriver
@@ -118,14 +117,14 @@ def cluster_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]
     if inventory.gateway.tls:
         from clusterctl.steps.gateway_certificate import GatewayCertificate  # 15 ms
 
-        # A host that is left out may not answer: its node IP is not missed in a certificate.
-        ips = {node.host: (node.node_ip,) for node in cluster.topology.nodes}
-        known = ((host.address, *ips.get(host.name, ()), host.name) for host in inventory.gateways)
-        names_in_it = (*chain.from_iterable(known), *inventory.gateway.names)
+        names_in_it = inventory.gateway.names
+        for host in reversed(inventory.gateways):
+            own_ip = cluster.topology.node(host.name).node_ip
+            names_in_it = (host.address, own_ip, host.name, *names_in_it)
         made = GatewayCertificate(inventory.cluster, inventory.gateway, names_in_it)
         others = tuple(name for name in workers if name in gateways)
         copied = tuple(
-            SecretCopied(HeadSecret(cluster.head, path), "gateway certificate")
+            SecretCopied(HeadSecret(cluster.head, path, made), "gateway certificate")
             for path in (public, pem)
         )
         certificates = [

@@ -9,8 +9,8 @@ import hashlib
 import threading
 from collections.abc import Sequence
 
-from clusterctl.engine.step import Change, HostView, Unknown
-from clusterctl.errors import StepFailed
+from clusterctl.engine.step import Change, HostView, Step, Unknown
+from clusterctl.errors import ClusterctlError, StepFailed
 from clusterctl.steps.files import root_script
 
 RAY_TOKEN = "ray.token"  # noqa: S105 - the file's name
@@ -75,10 +75,12 @@ class SecretsMade:
 class HeadSecret:
     """A secret of the head, read once for all workers."""
 
-    def __init__(self, head: HostView, path: str) -> None:
+    def __init__(self, head: HostView, path: str, made_by: Step | None = None) -> None:
+        """`made_by`: the head's step that replaces it at times; workers wait for that."""
         self.path = path
         self.host = head.host.name
         self._head = head
+        self._made_by = made_by
         self._reading = threading.Lock()
         self._value: bytes | None = None
 
@@ -86,11 +88,19 @@ class HeadSecret:
         return f"HeadSecret({self.host}:{self.path})"
 
     def value(self) -> bytes | None:
-        """Return the secret; None if the head does not have it yet."""
+        """Return the secret; None if the head does not have it yet, or makes another one."""
         with self._reading:
             if self._value is None:
+                if self._is_replaced():
+                    return None
                 self._value = self._head.transport.read_file(self.path) or None
             return self._value
+
+    def _is_replaced(self) -> bool:
+        try:
+            return bool(self._made_by and self._made_by.check(self._head))
+        except ClusterctlError:  # Told for the head
+            return True
 
 
 class SecretCopied:

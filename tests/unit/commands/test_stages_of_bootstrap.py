@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from clusterctl.commands.bootstrap import cluster_stages
-from clusterctl.engine.step import Change, Unknown
+from clusterctl.engine.plan import PlannedChange, Stage, plan
+from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.inventory.model import GatewayAccess, Gpu, Host, Inventory
 from clusterctl.node.documents import (
     Member,
@@ -65,6 +67,18 @@ def test_hosts_with_a_gateway_get_the_key_and_the_certificate_of_the_head() -> N
         assert isinstance(found, Change)
         step.apply(views["gpu2"], found)
         assert step.check(views["gpu2"]) is None
+    with ClusterImages(cluster, NAMES, Engines(fake_driver)) as images:
+        assert not _of_gateways(cluster_stages(cluster, images), views)
+    machines["gpu1"].files.pop("/etc/clusterctl/demo/gateway.crt")
+    with ClusterImages(cluster, NAMES, Engines(fake_driver)) as images:
+        renewed = _of_gateways(cluster_stages(cluster, images), views)
+    assert [(line.host, type(line.change)) for line in renewed] == [
+        ("gpu1", Change), ("gpu2", Unknown), ("gpu2", Unknown),
+    ]  # fmt: skip
+
+
+def _of_gateways(stages: Sequence[Stage], views: Mapping[str, HostView]) -> Sequence[PlannedChange]:
+    return plan([stage for stage in stages if "Gateway" in stage.title], views).changes
 
 
 def test_the_key_and_the_documents_of_its_replicas() -> None:
