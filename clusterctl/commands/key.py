@@ -84,7 +84,13 @@ def _change(
         head = transports[inventory.head.name]
         survey = take_survey(inventory, transports)
         survey.require_supervised_head()
-        alive = survey.without_dead().transports
+        alive = survey.without_dead()
+        # Where no node container runs, nothing listens; once one does, it waits for the head.
+        following = {
+            host: transport
+            for host, transport in alive.transports.items()
+            if host in {head.host.name, *alive.running} or host not in alive.answers
+        }
         change(_read(inventory, head)[0])  # refuse a wrong name without waiting for the lock
         with ClusterLock(head, f"{inventory.cluster}-keys", "key") as lock:
             document, before = _read(inventory, head)
@@ -96,11 +102,11 @@ def _change(
         followed: dict[str, GatewayState] = {}
 
         def in_effect() -> bool | None:
-            for host, state in gateway_states(inventory, alive).items():
+            for host, state in gateway_states(inventory, following).items():
                 gateway = state.gateway if state else GatewayState()
                 if state and (gateway.state != "up" or gateway.keys_in_effect == wanted):
                     followed[host] = gateway
-            return len(followed) == len(alive) or None
+            return len(followed) == len(following) or None
 
         deadlines.wait_until(in_effect, deadlines.KEY_IN_EFFECT, every=0.2)
         raise_all(
@@ -110,10 +116,10 @@ def _change(
                 host=host,
                 hint="clusterctl status; revoke a key that was made and not shown",
             )
-            for host in alive
+            for host in following
             if host not in followed
         )
-        away = tuple(host for host in transports if host not in alive)
+        away = tuple(host for host in transports if host not in alive.transports)
         return KeysInEffect(followed[head.host.name], away)
 
 
