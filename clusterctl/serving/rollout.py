@@ -249,9 +249,12 @@ class Rollout:
         self._declare_members(self._now.values())
         transports = self.survey.transports
 
+        head = self.survey.inventory.head.name
+
         def let_go() -> bool | None:
-            states = gateway_states(self.survey.inventory, transports).values()
-            return all(not one or gateway_let_go(one.gateway, document) for one in states) or None
+            states = gateway_states(self.survey.inventory, transports)
+            told = (one.gateway for one in states.values() if one)
+            return (head in states and all(gateway_let_go(one, document) for one in told)) or None
 
         def idle() -> bool | None:
             state = read_reported_state(self.survey.inventory, transports[host])
