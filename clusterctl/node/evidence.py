@@ -17,7 +17,7 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set
 
 from clusterctl.node.documents import Rank
 from clusterctl.node.files import Journal, NodePaths, append_to
@@ -162,7 +162,7 @@ def taken(directory: Path, pause: float, wanted: Set[int]) -> List[Dict[str, obj
     """
     forget(directory)
     pids = process_ids()
-    before = {pid: _cpu_seconds(pid) for pid in pids}
+    before = {pid: _cpu_spent(pid) for pid in pids}
     asked = {pid for pid in pids if pid in wanted and ask_for(pid)}
     time.sleep(pause)
     found: List[Dict[str, object]] = []
@@ -175,7 +175,7 @@ def taken(directory: Path, pause: float, wanted: Set[int]) -> List[Dict[str, obj
             "pid": pid,
             "name": name,
             "state": state,
-            "cpu": round((_cpu_seconds(pid) - before[pid]) / pause, 2),  # Cores wanted
+            "cpu": cores_wanted(before[pid], _cpu_spent(pid), pause),
             "call": call_of(stacks),
             "stacks": stacks,
         })  # fmt: skip
@@ -214,12 +214,17 @@ def nccl_status() -> str:
     return b"".join(parts).decode("utf-8", "replace")
 
 
-def _cpu_seconds(pid: int) -> float:
-    """Return the seconds for which threads of a process ran, or waited for a core: on a busy host
-    a loop gets little of one."""
-    spent = 0
+def _cpu_spent(pid: int) -> Dict[str, int]:
+    """Return the nanoseconds for which each thread of a process ran, or waited for a core: on a
+    busy host a loop gets little of one."""
+    spent = {}
     for each in Path("/proc", str(pid), "task").glob("*/schedstat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             ran, waited = each.read_text("ascii").split()[:2]
-            spent += int(ran) + int(waited)
-    return spent / 1e9
+            spent[each.parent.name] = int(ran) + int(waited)
+    return spent
+
+
+def cores_wanted(before: Mapping[str, int], now: Mapping[str, int], pause: float) -> float:
+    """Return the cores that the threads there are `now` wanted for `pause` seconds."""
+    return round(sum(spent - before.get(name, 0) for name, spent in now.items()) / pause / 1e9, 2)

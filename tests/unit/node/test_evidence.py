@@ -17,7 +17,15 @@ from pathlib import Path
 import pytest
 
 from clusterctl.node.documents import Rank
-from clusterctl.node.evidence import KEPT, LARGEST, HangEvidence, bounded, log_ends, taken
+from clusterctl.node.evidence import (
+    KEPT,
+    LARGEST,
+    HangEvidence,
+    bounded,
+    cores_wanted,
+    log_ends,
+    taken,
+)
 from clusterctl.node.files import Journal, NodePaths
 from clusterctl.node.stacks import DIRECTORY, ask_for, call_of
 from tests.fakes.node_bench import QUICK, Bench, await_value
@@ -73,6 +81,11 @@ def test_each_process_tells_where_it_is_and_a_stopped_one_that_it_is_stopped(
     again = taken(stacks, 0.01, {loops.pid, waits.pid})
     assert not {loops.pid, waits.pid, stopped.pid} & {each["pid"] for each in again}
     assert not list(stacks.iterdir()), "files of ended processes are removed"
+
+
+def test_a_thread_that_ended_takes_nothing_from_the_cores_of_others() -> None:
+    before = {"1": 900 * 10**9, "2": 7 * 10**9}
+    assert cores_wanted(before, {"2": 8 * 10**9, "3": 10**9}, 2.0) == 1.0
 
 
 def test_processes_of_other_services_are_not_sent_the_signal(tmp_path: Path) -> None:
