@@ -61,6 +61,7 @@ class Outage:
     ended: float
     worked: float  # when it was ready before; 0 if it never was
     silent: float = _NOTICED  # seconds before `began` in which it did not work any more
+    left: bool = False  # a node left Ray
 
     @property
     def since(self) -> float:
@@ -138,12 +139,15 @@ def failures_of(records: Mapping[str, HostRecord], service: str | None, now: flo
                 worked[name] = at
             if current and failing:
                 found[name] = replace(current, ended=at)
-        elif not failing and (
-            event in _FAILED or (event == "waiting" and "left Ray" in str(entry.get("text")))
-        ):
-            silence = re.search(r" for (\d+) s", str(entry.get("text")))
+            continue
+        text = str(entry.get("text"))
+        left = event == "waiting" and "left Ray" in text
+        if not failing and (event in _FAILED or left):
+            silence = re.search(r" for (\d+) s", text)
             silent = float(silence[1]) if silence else _NOTICED
-            found[name] = Outage(name, at, now, worked.get(name, 0.0), silent)
+            found[name] = Outage(name, at, now, worked.get(name, 0.0), silent, left)
+        elif current and left:  # vLLM often ends before Ray knows why
+            found[name] = replace(current, left=True)
     return [each for each in found.values() if service or now - each.ended < _A_DAY]
 
 
@@ -219,6 +223,10 @@ def _of_journal(
         )
         lasts = event in _LASTING and at >= started and not ends
         own = subject in {"host", "ray"} or subject in services
+        if event == "tcp-resent" and any(
+            each.left and each.began - each.silent <= at <= each.ended for each in failures
+        ):
+            text += ", while a node was lost"
         if event not in {"over", "evidence", "ranks"} and ((near and own) or lasts):
             if stopped := _STOPPED.fullmatch(text):
                 ranks = [one.rank for one in placed if one.pid == stopped["pid"] and one.time <= at]

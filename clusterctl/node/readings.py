@@ -20,7 +20,9 @@ _LEAST_MEMORY = 0.03  # Of the host's memory
 _LEAST_DISK = 0.01  # Of a file system, if that is also less than
 _LEAST_FREE = 256  # MiB
 _LOST_PACKETS = 100  # Between two readings, and 1 % of all
-_RESENT = 50  # TCP segments between two readings, and 2 % of all
+# TCP segments between two readings, and 2 % of all. In 418 readings of healthy hosts it was at most 3
+# of few, and 0.2 % of many.
+_RESENT = 10
 _CLOCK_STEP = 0.5  # Seconds
 _OF_CONTAINERS = ("lo", "veth", "docker", "br-", "cni", "virbr")  # The loopback, too
 _OOM_KILLS = (
@@ -57,7 +59,7 @@ class HostReading:
     disks: Dict[str, Tuple[int, int]] = field(default_factory=dict)  # MiB free, in all
     nics: Dict[str, NicReading] = field(default_factory=dict)
     sent: int = 0  # TCP segments
-    resent: int = 0
+    resent: int = 0  # Without those that begin a connection
     stopped: Dict[int, str] = field(default_factory=dict)  # Names of stopped processes
     gpus: List[Dict[str, str]] = field(default_factory=list)  # By the columns of GpuListing
 
@@ -81,7 +83,8 @@ def host_reading(disks: Sequence[str], gpus: List[Dict[str, str]]) -> HostReadin
         disks=dict(_disks(disks)),
         nics=dict(_nics(Path("/sys/class/net"))),
         sent=tcp.get("OutSegs", 0),
-        resent=tcp.get("RetransSegs", 0),
+        # An attempt to connect to what does not answer, such as the internet, is no loss on a path.
+        resent=tcp.get("RetransSegs", 0) - tcp.get("TCPSynRetrans", 0),
         stopped=stopped_processes(),
         gpus=gpus,
     )
@@ -263,9 +266,12 @@ def _oom_kills() -> int:
 
 
 def _tcp() -> Dict[str, int]:
-    """Return the counters of TCP in /proc/net/snmp: a line of names, then one of values."""
-    with contextlib.suppress(OSError, ValueError):
-        text = Path("/proc/net/snmp").read_text("utf-8", "replace")
-        names, values = [line.split() for line in text.splitlines() if line.startswith("Tcp:")]
-        return {name: int(value) for name, value in zip(names[1:], values[1:])}  # noqa: B905
-    return {}
+    """Return the counters of TCP. Each group has a line of names, then one of values."""
+    found: Dict[str, int] = {}
+    for path, group in (("/proc/net/snmp", "Tcp:"), ("/proc/net/netstat", "TcpExt:")):
+        with contextlib.suppress(OSError, ValueError):
+            text = Path(path).read_text("utf-8", "replace")
+            names, values = [line.split() for line in text.splitlines() if line.startswith(group)]
+            pairs = zip(names[1:], values[1:])  # noqa: B905 - Python 3.9
+            found.update({name: int(value) for name, value in pairs})
+    return found

@@ -99,6 +99,22 @@ def test_ray_that_is_up_again_has_no_failure_any_more() -> None:
     assert "clock-set" in [one.id for one in still]
 
 
+@pytest.mark.parametrize(
+    "first", [(), (entry(12.9, "chat", "backing-off", "ended with status 1"),)]
+)
+def test_what_is_sent_again_to_a_node_that_is_lost_is_no_cause_of_its_loss(
+    first: tuple[dict[str, object], ...],
+) -> None:
+    left = entry(13, "chat", "waiting", "gpu2 left Ray: health check failed")
+    resent = "7 % of TCP segments were sent again (77)"
+    for minutes, ids in (
+        (12.9, ["node-lost", "packet-loss"]),
+        (12.2, ["packet-loss", "node-lost"]),  # The node was there still
+    ):
+        told = causes({"gpu1": files(*first, left, entry(minutes, "host", "tcp-resent", resent))})
+        assert [one.id for one in told] == ids
+
+
 def test_a_service_that_was_removed_keeps_its_story_for_a_day() -> None:
     removed = {"gpu1": files(*STALLED, entry(15, "chat", "stopped", "it was removed"))}
     assert [one.id for one in causes(removed)] == ["engine-dead-stall"]

@@ -47,6 +47,8 @@ LATER = replace(CALM, time=1010.0, monotonic=60.0)
         (replace(LATER, nics={"eth1": replace(NIC, packets=2000, errors=400)}), "nic-errors",
          "eth1 counted 400 errors"),
         (replace(LATER, sent=6000, resent=300), "tcp-resent", "23 % of TCP segments"),
+        # 30 % of few packets are lost: connections wait longer and longer before they send again.
+        (replace(LATER, sent=5400, resent=18), "tcp-resent", "4 % of TCP segments"),
         (replace(LATER, stopped={7: "raylet"}), "stopped", "raylet (process 7) is stopped"),
         (replace(LATER, time=800.0), "clock-step", "set by -210.0 s"),
         (replace(LATER, time=1100.0, monotonic=150.0), "stood-still", "no reading for 100 s"),
@@ -67,7 +69,11 @@ def test_what_is_wrong_is_told_and_nothing_else(now: HostReading, kind: str, wor
         LATER,
         replace(LATER, disks={"/": (900, 10_000)}),
         replace(LATER, nics={"eth1": replace(NIC, packets=10**6, drops=500, errors=200)}),
-        replace(LATER, sent=10**6, resent=300),
+        # Readings of healthy hosts: at most 3 of few segments, and at most 0.2 % of many.
+        *(
+            replace(LATER, sent=5000 + sent, resent=resent)
+            for sent, resent in ((94, 3), (284_921, 367), (3_966_308, 7276), (14_353_622, 4253))
+        ),
         replace(LATER, gpus=[]),  # nvidia-smi did not answer in time: GpuCount tells that
     ],
 )
@@ -90,6 +96,22 @@ def test_a_real_host_is_read() -> None:
     assert found.disks["/"][1] > 0
     later = host_reading(["/"], [])
     assert later.busy >= found.busy
+
+
+def test_attempts_to_connect_are_no_segments_that_were_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A host without internet repeats them as long as programs look for updates."""
+    monkeypatch.setattr(
+        readings, "_tcp", lambda: {"OutSegs": 90, "RetransSegs": 24, "TCPSynRetrans": 21}
+    )
+    read = host_reading([], [])
+    assert (read.sent, read.resent) == (90, 3)
+
+
+def test_counters_of_tcp_are_read_from_both_of_the_kernels_files() -> None:
+    found = readings._tcp()
+    assert {"OutSegs", "RetransSegs", "TCPSynRetrans"} <= found.keys()
 
 
 def test_processes_killed_for_lack_of_memory_are_counted_for_the_container(
