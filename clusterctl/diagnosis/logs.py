@@ -21,7 +21,8 @@ traceback has."""
 
 _MOST_SHAPES = 200_000  # of lines that are remembered, so that repeated ones are searched once
 
-# vLLM begins, so what an earlier start met is not overcome by this one.
+# vLLM begins, so what an earlier start met is not overcome by this one. A start prints one or more
+# of these, in this order: the next begins with the one that this began with, or one before that.
 _STARTS = (b"vLLM API server version", b"non-default args:", b"Initializing a V1 LLM engine")
 # vLLM serves, or a script got its answers: what this start met was overcome.
 _READY = (b"Application startup complete", b"Uvicorn running on", b"Processed prompts: 100%")
@@ -89,6 +90,7 @@ def search(
     silent: set[bytes] = set()  # shapes of lines that match nothing
     met: set[bytes] = set()  # shapes of lines of this start that match
     number, lines = 0, iter(lines)
+    began = len(_STARTS)  # which mark this start began with
     while block := list(islice(lines, _BLOCK)):
         shapes = [raw.translate(None, _DIGITS) for raw in block]
         # Searching a block for a text is ten times as fast as searching its lines for it.
@@ -101,7 +103,9 @@ def search(
         for raw, shape in zip(block, shapes, strict=True):
             number += 1
             before.append(raw)
-            if any(mark in raw for mark in _STARTS):
+            begins = next((at for at, mark in enumerate(_STARTS) if mark in raw), len(_STARTS))
+            if begins < len(_STARTS) and begins <= began:
+                began = begins
                 done += () if last_start else current.values()
                 current.clear()
                 met.clear()

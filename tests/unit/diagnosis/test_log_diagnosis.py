@@ -119,6 +119,17 @@ def test_what_failed_in_two_starts_is_found_in_both() -> None:
     assert (first.evidence.line, second.evidence.line) == (2, 4)
 
 
+def test_all_marks_of_one_start_are_of_one_start() -> None:
+    arguments, engine = "non-default args: {}", "Initializing a V1 LLM engine (v0.25.1) with config"
+
+    assert ids(STARTED, arguments, OOM, engine, last_start=True) == ["oom-gpu"]
+    assert ids(STARTED, OOM, arguments, engine, last_start=True) == ["oom-gpu"]
+    assert ids(arguments, OOM, engine, last_start=True) == ["oom-gpu"]
+    for first in (STARTED, arguments, engine):  # A log may be cut within a start
+        assert ids(first, OOM, STARTED, engine, last_start=True) == []
+        assert ids(first, engine, OOM, first, last_start=True) == []
+
+
 def test_the_first_cause_by_time_counts_across_hosts() -> None:
     head = search([b"ERROR 11-22 03:12:09 x.py] No space left on device"], "a", "gpu1")
     worker = search([b"[2026-11-22 03:12:07,1 E] NVRM: Xid (PCI:0000:41:00): 79, GPU"], "b", "gpu2")
