@@ -14,7 +14,7 @@ from pathlib import Path
 
 from clusterctl import __version__, deadlines
 from clusterctl.diagnosis.bundle import LARGEST, LEAST, compressor_for, write_bundle
-from clusterctl.diagnosis.logs import Finding, lines_of, search
+from clusterctl.diagnosis.logs import Finding, lines_of, search, search_now
 from clusterctl.diagnosis.record import record_of, recorded_lines
 from clusterctl.diagnosis.verdict import Cause, verdict
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, UsageError, raise_all
@@ -78,10 +78,10 @@ def of_cluster(
 ) -> tuple[list[Cause], tuple[ClusterctlError, ...]]:
     """Return the causes in the logs of all hosts, and the errors of hosts that were not reached.
 
-    Without `service`, only what the last start of each service met; with it, all starts of that
-    service. `bundle`: the archive to write with all that hosts recorded, without secrets. Raises
-    UsageError for a service that does not exist, and for a bundle that cannot be written, and
-    RequirementsNotMet if no host answers.
+    Without `service`, only what the last start of each service met, and what its clients did wrong
+    in the last hour; with it, all starts of that service. `bundle`: the archive to write with all
+    that hosts recorded, without secrets. Raises UsageError for a service that does not exist, and
+    for a bundle that cannot be written, and RequirementsNotMet if no host answers.
     """
     if bundle:
         compressor_for(bundle)
@@ -113,8 +113,8 @@ def of_cluster(
                 continue
             of = name.removesuffix(".log")
             if service is None or of in {"kernel", "ray"} or service in {of, service_of(of)}:
-                lines = lines_of(BytesIO(text.encode(errors="replace")))
-                findings += search(lines, name, host, last_start=service is None)
+                lines = list(lines_of(BytesIO(text.encode(errors="replace"))))
+                findings += (search if service else search_now)(lines, name, host)
     records = {host: record_of(logs) for host, logs in answers.items()}
     for host, files in recorded_lines(records, service, time.time()).items():
         for name, lines_of_file in files.items():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from functools import cache
 from itertools import islice
 from typing import BinaryIO
@@ -18,6 +20,9 @@ LONGEST_LINE = 4000
 CONTEXT = 150
 """Lines before a line in which a rule looks for what must or must not be there: more than a
 traceback has."""
+
+REQUESTS_COUNT = timedelta(hours=1)
+_HALF_A_YEAR = timedelta(days=183)
 
 _MOST_SHAPES = 200_000  # of lines that are remembered, so that repeated ones are searched once
 
@@ -138,6 +143,34 @@ def search(
     return [*done, *current.values()]
 
 
+def search_now(lines: Sequence[bytes], file: str, host: str = "") -> list[Finding]:
+    """Return what the last start of vLLM met. What clients did wrong counts for REQUESTS_COUNT, by
+    the log's own clock: the service goes on."""
+    found = search(lines, file, host, last_start=True)
+    kept = [one for one in found if one.pattern.level != "request"]
+    if len(kept) < len(found):
+        first = _beginning(lines, REQUESTS_COUNT)
+        for one in search(lines[first:], file, host, last_start=True):
+            if one.pattern.level == "request":
+                line = one.evidence.line + first
+                kept.append(replace(one, evidence=replace(one.evidence, line=line)))
+    return kept
+
+
+def _beginning(lines: Sequence[bytes], span: timedelta) -> int:
+    """Return the index of the first line of the last `span` of a log; 0 if no time tells."""
+    last = None
+    for at in range(len(lines) - 1, -1, -1):
+        with suppress(ValueError):
+            # Logs have no year; this one has all days.
+            written = datetime.strptime(f"2024-{_time(lines[at : at + 1])}", "%Y-%m-%d %H:%M:%S")
+            last = last or written
+            passed = last - written
+            if passed > span or passed < -_HALF_A_YEAR:
+                return at + 1
+    return 0
+
+
 def plain(raw: bytes) -> str:
     """Return a line as text, cut, and without colours and other control characters."""
     return _ESCAPES.sub("", raw[: 4 * LONGEST_LINE].decode("utf-8", "replace"))[:LONGEST_LINE]
@@ -177,7 +210,7 @@ def _patterns() -> tuple[tuple[str, Rule, Pattern], ...]:
     return tuple((each.anchor, rule, each) for rule in rules() for each in rule.seen)
 
 
-def _time(before: deque[bytes]) -> str:
+def _time(before: Sequence[bytes]) -> str:
     """Return the time of the last line that has one."""
     for raw in reversed(before):
         match = _TIME.search(plain(raw[:200]))

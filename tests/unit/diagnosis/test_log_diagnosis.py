@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.diagnosis.logs import lines_of, search
+from clusterctl.diagnosis.logs import lines_of, search, search_now
 from clusterctl.diagnosis.rules import LEVELS, Pattern, Rule, rules
 from clusterctl.diagnosis.verdict import diagnose, explain, verdict
 from scripts.causes import page
@@ -128,6 +128,29 @@ def test_all_marks_of_one_start_are_of_one_start() -> None:
     for first in (STARTED, arguments, engine):  # A log may be cut within a start
         assert ids(first, OOM, STARTED, engine, last_start=True) == []
         assert ids(first, engine, OOM, first, last_start=True) == []
+
+
+@pytest.mark.parametrize(
+    ("last", "line"),
+    [
+        ("INFO 11-22 03:59:00 [loggers.py:1] Engine 000", 3),
+        ("INFO 11-22 04:30:00 [loggers.py:1] Engine 000", 5),
+        ("INFO 01-01 00:30:00 [loggers.py:1] Engine 000", None),
+        ("no time", 3),
+        ("INFO 02-30 00:00:00 [loggers.py:1] no such day", 3),
+    ],
+)
+def test_a_clients_mistake_is_told_for_an_hour(last: str, line: int | None) -> None:
+    refused = 'INFO:     10.0.0.9:512 - "POST /v1/completions HTTP/1.1" 401 Unauthorized'
+    later = ("INFO 11-22 03:20:00 [loggers.py:1] x", "INFO 11-22 03:40:00 [loggers.py:1] x")
+    texts = (STARTED, READY, refused, later[0], refused, later[1], DEAD, last)
+    lines = [f"{text}\n".encode() for text in texts]
+
+    found = search_now(lines, "chat.log")
+
+    told = {one.id: one.evidence.line for one in found}
+    assert told == {"engine-dead-stall": 7, **({"api-401": line} if line else {})}
+    assert [one.id for one in search(lines, "chat.log")].count("api-401") == 1
 
 
 def test_the_first_cause_by_time_counts_across_hosts() -> None:
