@@ -116,14 +116,8 @@ def plan_service(
     head = inventory.head
     address = client_address(head, survey.facts[head.name], topology.head.node_ip)
     gateways = [one.name for one in inventory.gateways if one.name in survey.facts]
-    if request.host in ("0.0.0.0", "::") and not inventory.network.public:  # noqa: S104
-        for nic, ip in (each for one in gateways for each in public_ips(survey.facts[one])):
-            raise UsageError(
-                f"--host {request.host} would answer on {ip} ({nic}) too, an address of the "
-                "Internet, and vLLM's paths outside of /v1 need no key",
-                hint=f"leave it out: the service answers at {address}; or name one address; or, "
-                "where something in front closes the port, network.public: true",
-            )
+    behind = request.replicas is not None or name in survey.members
+    _refuse_public(survey, request, gateways if behind else gateways[:1], address)
     listening = {port for one in gateways for port in survey.facts[one].listening_ports}
     ports = {one.name: one.port for one in declared.values() if one not in own or not one.node_ips}
     ports |= {service: members.port for service, members in survey.members.items()}
@@ -179,6 +173,22 @@ def plan_service(
     if _placed_by_ray(survey, request, name, layout):
         return one
     return with_replicas(one, replace(launch, layout=layout), survey, hardware, forecast)
+
+
+def _refuse_public(
+    survey: Survey, request: ServiceRequest, hosts: Sequence[str], address: str
+) -> None:
+    """Raise UsageError for all addresses where one of these hosts has one of the Internet."""
+    if request.host not in ("0.0.0.0", "::") or survey.inventory.network.public:  # noqa: S104
+        return
+    for host in hosts:
+        for nic, ip in public_ips(survey.facts[host]):
+            raise UsageError(
+                f"--host {request.host} would answer on {ip} ({nic}) of {host} too, an address of "
+                "the Internet, and vLLM's paths outside of /v1 need no key",
+                hint=f"leave it out: the service answers at {address}; or name one address; or, "
+                "where something in front closes the port, network.public: true",
+            )
 
 
 def _placed_by_ray(survey: Survey, request: ServiceRequest, name: str, layout: Layout) -> bool:

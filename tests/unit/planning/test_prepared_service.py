@@ -12,7 +12,7 @@ import pytest
 from clusterctl.errors import DoesNotFit, UsageError
 from clusterctl.facts.model import Address, GpuFacts, GpuReport, NicFacts
 from clusterctl.facts.parse import Probe
-from clusterctl.inventory.model import Gpu, Host, Inventory
+from clusterctl.inventory.model import GatewayAccess, Gpu, Host, Inventory
 from clusterctl.models.name import resolve
 from clusterctl.node.documents import NodeState, RayNode, ServiceDocument, to_json
 from clusterctl.node.files import NodePaths
@@ -200,10 +200,23 @@ def test_all_addresses_are_refused_where_one_is_of_the_internet() -> None:
     probe = cluster.answers["gpu1"]
     facts = replace(probe.facts, nics=(*probe.facts.nics, nic("eth9", "8.8.4.4")))
     cluster.answers["gpu1"] = replace(probe, facts=facts)
-    with pytest.raises(UsageError, match=r"answer on 8\.8\.4\.4 \(eth9\) too"):
+    with pytest.raises(UsageError, match=r"answer on 8\.8\.4\.4 \(eth9\) of gpu1 too"):
         cluster.prepare("--host", "0.0.0.0")
     network = cluster.inventory.network.model_copy(update={"public": True})
     cluster.inventory = cluster.inventory.model_copy(update={"network": network})
+    assert flag(cluster.prepare("--host", "0.0.0.0").document, "--host") == "0.0.0.0"
+
+
+def test_all_addresses_are_refused_where_another_gateways_host_has_one_of_the_internet() -> None:
+    cluster = Cluster("cpu")
+    probe = cluster.answers["gpu2"]
+    facts = replace(probe.facts, nics=(*probe.facts.nics, nic("eth9", "8.8.4.4")))
+    cluster.answers["gpu2"] = replace(probe, facts=facts)
+    assert cluster.prepare("--host", "0.0.0.0", replicas="1").members
+    access = GatewayAccess(hosts=("gpu2",))
+    cluster.inventory = cluster.inventory.model_copy(update={"gateway": access})
+    with pytest.raises(UsageError, match=r"answer on 8\.8\.4\.4 \(eth9\) of gpu2 too"):
+        cluster.prepare("--host", "0.0.0.0", replicas="1")
     assert flag(cluster.prepare("--host", "0.0.0.0").document, "--host") == "0.0.0.0"
 
 

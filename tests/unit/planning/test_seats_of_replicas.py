@@ -70,6 +70,18 @@ def test_each_replica_has_a_document_on_its_own_host() -> None:
     assert [member.host for member in plan.members.members] == ["gpu1", "gpu2"]
 
 
+def test_one_replica_may_span_hosts_behind_the_gateway_and_stays_there() -> None:
+    cluster = Cluster("nvidia")
+    plan = cluster.prepare(tp=2, replicas="1")
+    again = cluster.prepare(tp=2, replicas="1", declared=(plan,))
+
+    assert plan.members is not None
+    assert (plan.members.port, [one.port for one in plan.members.members]) == (8000, [8100])
+    assert plan.document.node_ips == ["10.0.0.1", "10.0.0.2"]
+    assert plan.document.tensor_parallel == 2
+    assert (again.document, again.members) == (plan.document, plan.members)
+
+
 def test_as_many_as_fit_is_a_number_that_a_second_run_keeps() -> None:
     cluster = Cluster("nvidia")
     plan = replicas(cluster, "max")
