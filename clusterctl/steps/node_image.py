@@ -38,6 +38,7 @@ from clusterctl.steps.lock_install import OTHER_HASH
 BASE_LABEL = "clusterctl.base"  # Digest of the layers of the image it was made from
 RAY_LABEL = "clusterctl.ray"  # The release of Ray in it
 GATEWAY_LABEL = "clusterctl.gateway"  # The release of HAProxy in it, or NO_GATEWAY
+TRIED_LABEL = "clusterctl.tried"  # With NO_GATEWAY: the digest of the index that had none
 REFERENCE_LABEL = "clusterctl.reference"  # The inventory's reference of the image it was made from
 
 OUR_REPOSITORY = "clusterctl/"
@@ -219,6 +220,13 @@ class RayInImage:
         bundled = found.labels.get(REFERENCE_LABEL) != self._node_image.reference
         if GATEWAY_LABEL not in found.labels and not bundled:
             return Change(f"make the node image {node_tag(found)} again, with HAProxy")
+        # Built again once for each index, so that a second run changes nothing
+        untried = found.labels.get(TRIED_LABEL) != _digest(self._pip_index)
+        none = found.labels.get(GATEWAY_LABEL) == NO_GATEWAY and not bundled
+        if none and self._pip_index and untried:
+            return Change(
+                f"make the node image {node_tag(found)} again, with HAProxy from packages.pip_index"
+            )
         return None
 
     def apply(self, view: HostView, change: Change) -> None:
@@ -270,7 +278,8 @@ def make_node_image(
     files = build_files(None if found.ray else ray, outside.ca)
 
     def build(added: str, gateway: str) -> None:
-        text = dockerfile(start, {**labels, GATEWAY_LABEL: gateway}, added)
+        tried = {TRIED_LABEL: _digest(pip_index)} if gateway == NO_GATEWAY else {}
+        text = dockerfile(start, {**labels, GATEWAY_LABEL: gateway, **tried}, added)
         # The engine knows these arguments: they become no part of the image or of its history.
         arguments = {**index_arguments(pip_index), **outside.proxy} if added else {}
         driver.build(text, tag_for(reference, ray), arguments, say, files if added else {})
@@ -329,6 +338,11 @@ def dockerfile(start: str, labels: Mapping[str, str], added: str) -> str:
     """Return the Dockerfile of a node image: labels, and the instructions `added`."""
     pairs = " ".join(f'{name}="{value}"' for name, value in labels.items())
     return f"FROM {start}\n{added}LABEL {pairs}\n"
+
+
+def _digest(pip_index: str | None) -> str:
+    """Return what identifies an index in a label, without the login that its URL may have."""
+    return hashlib.sha256((pip_index or "").encode()).hexdigest()[:12]
 
 
 def index_arguments(pip_index: str | None) -> dict[str, str]:

