@@ -16,9 +16,13 @@ def stop(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Service, as `status` shows it.")],
     inventory: options.Inventory = None,
     dry_run: options.DryRun = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Accepted as elsewhere: stop never asks.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Stop one service: running requests get 60 s to finish. The cluster stays."""
+    del yes
     from clusterctl.cli.session import session, show_plan
     from clusterctl.commands.stop import make_plan, run
 
