@@ -7,8 +7,15 @@ from pathlib import Path
 import pytest
 
 from clusterctl.node.children import session_members
+from clusterctl.node.gateway import find_haproxy
 from tests.fakes.node_bench import Bench, await_value
 from tests.fakes.ports import port_of, reserved
+
+
+@pytest.fixture
+def haproxy() -> None:
+    if not find_haproxy()[0]:
+        pytest.fail("no HAProxy of 2.6 or newer: scripts/setup.sh --tests installs one")
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from clusterctl.node.documents import (
     to_json,
 )
 from clusterctl.node.files import Journal, NodePaths
-from clusterctl.node.gateway import Gateway, MemberProof, admission, find_haproxy
+from clusterctl.node.gateway import Gateway, MemberProof, admission
 from clusterctl.node.timing import Timing
 from clusterctl.steps.gateway_certificate import made
 from tests.bench.load import Load, LoadReport, run_load
@@ -42,7 +42,7 @@ from tests.fakes.model_server import ModelServer
 from tests.fakes.node_bench import await_value
 from tests.fakes.ports import port_of, reserved
 
-pytestmark = pytest.mark.skipif(not find_haproxy()[0], reason="no HAProxy of 2.6 or newer")
+pytestmark = pytest.mark.usefixtures("haproxy")
 
 CLUSTER_KEY = "c" * 64
 READY = MemberProof(ready=True)

@@ -15,11 +15,10 @@ from clusterctl.node.documents import (
     SharedGateway,
     to_json,
 )
-from clusterctl.node.gateway import find_haproxy
 from tests.fakes.node_bench import Bench, await_value
 from tests.fakes.ports import listening
 
-pytestmark = pytest.mark.skipif(not find_haproxy()[0], reason="no HAProxy of 2.6 or newer")
+pytestmark = pytest.mark.usefixtures("haproxy")
 
 MEMBERS = MembersDocument("tiny", ["tiny"], 8000, [Member(1, "a", "127.0.0.1", 8100)])
 KEYS = KeysDocument([NamedKey("alice", "0" * 64, 1.0)])
