@@ -36,6 +36,9 @@ _A_DAY = 86400.0
 _LAST = 4e9
 """Unix seconds in 2096: containers write these files, and a time beyond is not one."""
 
+_DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+"""What is raised by JSON of another shape; JSON of Python has `Infinity`, which is no integer."""
+
 _FAILED = ("stalled", "backing-off", "failed")
 _ENDED = ("ready", "up", "stopped")  # Of a service, of Ray, of a service that was removed
 _BUSY = 0.5  # cores
@@ -75,20 +78,20 @@ def record_of(files: Mapping[str, str]) -> HostRecord:
         list(_entries(files.get(JOURNAL, ""), "event")),
         list(_entries(files.get(LEDGER, ""), "versions")),
     )
-    with suppress(ValueError, TypeError, AttributeError, RecursionError):
+    with suppress(*_DAMAGED):
         sizes = json.loads(files.get(DISKS, "{}")).items()
         made.disks = {path: (int(free), int(size)) for path, (free, size) in sizes}
     for name, text in files.items():
         if name.startswith(EVIDENCE):
             for each in _entries(text.replace("\n", " "), "processes"):
-                with suppress(ValueError, TypeError, KeyError, AttributeError):
+                with suppress(*_DAMAGED):
                     made.evidence.append(_evidence(each))
     return made
 
 
 def _entries(text: str, key: str) -> Iterator[dict[str, Any]]:
     for line in text.splitlines():
-        with suppress(ValueError, TypeError, RecursionError):
+        with suppress(*_DAMAGED):
             entry = json.loads(line)
             if isinstance(entry, dict) and key in entry:
                 entry["time"] = float(entry["time"])

@@ -91,7 +91,7 @@ class HangEvidence:
         if text == self._heard or (self._thread and self._thread.is_alive()):
             return
         self._heard = text
-        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+        with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError):
             word = json.loads(text)
             own_id, age = str(word["id"]), abs(time.time() - float(word["time"]))
             fresh = _ID.fullmatch(own_id) and age < self._timing.evidence_age

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -152,7 +153,9 @@ def test_a_disk_that_is_full_now_is_told_although_nothing_could_be_recorded() ->
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["x", "[]", '{"/": 1}', '{"/": [1, "x"]}', "null"])
+@pytest.mark.parametrize(
+    "text", ["x", "[]", '{"/": 1}', '{"/": [1, "x"]}', '{"/": [Infinity, 1]}', "null"]
+)
 def test_disks_of_another_shape_are_left_out(text: str) -> None:
     assert record_of({"disks.json": text}).disks == {}
 
@@ -224,13 +227,15 @@ def test_damaged_records_are_left_out(text: str) -> None:
     assert recorded_lines({"gpu1": record_of(shown)}, None, NIGHT)
 
 
-@pytest.mark.parametrize("wrong", ["x", None, [1], [{}], {"pid": 1}])
+@pytest.mark.parametrize(
+    "wrong", ["x", None, [1], [{}], {"pid": 1}, [process(7, "R", 10**400, "")], [{"pid": math.inf}]]
+)
 def test_evidence_of_another_shape_is_left_out(wrong: object) -> None:
     made = files(evidence={**HERE, "processes": wrong})
     assert made.evidence == []
 
 
-@pytest.mark.parametrize("time", ["NaN", "1e400", "-1e300", "1e18", '"x"', "[]"])
+@pytest.mark.parametrize("time", ["NaN", "1e400", "1" + "0" * 400, "-1e300", "1e18", '"x"', "[]"])
 def test_a_time_that_is_none_is_left_out(time: str) -> None:
     line = f'{{"event": "failed", "subject": "chat", "text": "x", "time": {time}}}'
     records = {"gpu1": record_of({"journal.jsonl": line})}
