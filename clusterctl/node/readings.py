@@ -205,7 +205,8 @@ def _disks(paths: Sequence[str]) -> Iterator[Tuple[str, Tuple[int, int]]]:
         with contextlib.suppress(OSError):
             found = os.statvfs(path)
             size = found.f_frsize
-            yield path, (found.f_bavail * size // MIB, found.f_blocks * size // MIB)
+            if not found.f_flag & os.ST_RDONLY:
+                yield path, (found.f_bavail * size // MIB, found.f_blocks * size // MIB)
 
 
 def _nics(root: Path) -> Iterator[Tuple[str, NicReading]]:

@@ -73,7 +73,8 @@ def kernel(wanted: str) -> str:
 
 
 def disks(paths: Iterable[str]) -> Dict[str, Tuple[int, int]]:
-    """Return MiB free and in all of the file systems of those paths that exist."""
+    """Return MiB free and in all of the file systems of those paths that exist and can be written
+    to: the root of an image-based system has nothing free."""
     found: Dict[str, Tuple[int, int]] = {}
     for path in paths:
         try:
@@ -81,7 +82,8 @@ def disks(paths: Iterable[str]) -> Dict[str, Tuple[int, int]]:
         except OSError:
             continue
         unit = size.f_frsize
-        found[path] = size.f_bavail * unit >> 20, size.f_blocks * unit >> 20
+        if not size.f_flag & os.ST_RDONLY:
+            found[path] = size.f_bavail * unit >> 20, size.f_blocks * unit >> 20
     return found
 
 

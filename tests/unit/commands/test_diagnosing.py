@@ -13,6 +13,7 @@ from clusterctl.cli.app import app
 from clusterctl.commands.diagnose import of_files
 from clusterctl.diagnosis.verdict import diagnose
 from clusterctl.errors import Problems
+from clusterctl.node.readings import host_reading
 from clusterctl.transport import log_ends
 
 FULL = "OSError: [Errno 28] No space left on device: '/root/.cache/vllm'\n"
@@ -112,6 +113,14 @@ def test_a_host_sends_the_ends_of_its_logs_and_follows_no_link(
         "pipe.log": "",
         "kernel": "",
     }
+
+
+def test_a_file_system_that_is_read_only_is_not_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the root of Fedora CoreOS: an image with nothing free."""
+    image = os.statvfs_result((4096, 4096, 1600, 0, 0, 400, 0, 0, os.ST_RDONLY, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: image)
+    assert log_ends.disks(["/"]) == {}
+    assert host_reading(["/"], []).disks == {}
 
 
 def test_a_bundle_has_no_line_that_is_cut(

@@ -203,7 +203,7 @@ def test_one_host_asks_and_the_other_takes_it_once(tmp_path: Path) -> None:
         '{"id": "../../x", "time": NOW, "service": "s", "why": "w"}',
         '{"id": "x", "time": 5, "service": "s", "why": "w"}',
         f'{{"id": "x", "time": 1{"0" * 400}, "service": "s", "why": "w"}}',
-        '{"id": "x", "time": NOW, "service": "s", "why": "w", "ranks": [{"host": "a", "pid": 1e999}]}',
+        '{"id": "x", "time": NOW, "service": 1, "why": 1, "ranks": [{"pid": 1e999, "host": "a"}]}',
     ],
 )
 def test_a_word_that_is_none_is_not_followed(tmp_path: Path, word: str) -> None:
