@@ -20,7 +20,7 @@ from clusterctl.node.documents import (
 )
 from clusterctl.node.files import NodePaths
 from clusterctl.serving.keys import digest, new_secret, with_key, without_key
-from clusterctl.survey.gateways import as_one, gateway_states
+from clusterctl.survey.gateways import as_one, gateway_states, may_have_gateway
 from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
@@ -85,12 +85,7 @@ def _change(
         survey = take_survey(inventory, transports)
         survey.require_supervised_head()
         alive = survey.without_dead()
-        # Where no node container runs, nothing listens; once one does, it waits for the head.
-        following = {
-            host: transport
-            for host, transport in alive.transports.items()
-            if host in {head.host.name, *alive.running} or host not in alive.answers
-        }
+        following = may_have_gateway(alive)
         change(_read(inventory, head)[0])  # refuse a wrong name without waiting for the lock
         with ClusterLock(head, f"{inventory.cluster}-keys", "key") as lock:
             document, before = _read(inventory, head)

@@ -175,6 +175,18 @@ def new_key(
     return key
 
 
+def keep_key(survey: Survey, key: str) -> None:
+    """Write the cluster's new API key on every host with a gateway."""
+    path = str(NodePaths(survey.inventory.cluster).api_key)
+    hosts = {one.name: survey.transports[one.name] for one in survey.inventory.gateways}
+
+    def put(host: Transport) -> None:
+        # Not `lock.replace`: that would put the digest of a user-chosen key into arguments.
+        host.put(key.encode(), path, mode=0o600, sudo=True)
+
+    raise_all(failures(fan_out(hosts, put)))
+
+
 class Decided(Protocol):
     """What `decide_again` needs of a decision."""
 
@@ -263,9 +275,8 @@ def bring_up(decision: Decision, lock: ClusterLock | None, sink: EventSink) -> S
     for note in plan.notes:
         sink(Note(note))
     if decision.new_key and lock:
-        # Not `lock.replace`: that would put the digest of a user-chosen key into arguments.
         lock.ensure_held()
-        head.put(decision.new_key.encode(), key_file, mode=0o600, sudo=True)
+        keep_key(survey, decision.new_key)
     key = read_key(inventory, head)
     rollout = Rollout(
         survey,

@@ -23,6 +23,17 @@ def hosts_with_gateway(survey: Survey) -> list[str]:
     ]
 
 
+def may_have_gateway(survey: Survey) -> dict[str, Transport]:
+    """Return the hosts that `key` waits for. Where no node container runs, nothing listens; once
+    one does, its gateway waits for the head's word."""
+    head = survey.inventory.head.name
+    return {
+        one.name: survey.transports[one.name]
+        for one in survey.inventory.gateways
+        if one.name in {head, *survey.running} or one.name not in survey.answers
+    }
+
+
 def gateway_states(
     inventory: Inventory, transports: Mapping[str, Transport]
 ) -> dict[str, NodeState | None]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from clusterctl.errors import ConnectionFailed
 from clusterctl.inventory.model import GatewayAccess, Host, Inventory
 from clusterctl.node.documents import (
     GatewayMember,
@@ -14,10 +17,12 @@ from clusterctl.node.documents import (
     NodeState,
     to_json,
 )
-from clusterctl.survey.gateways import as_one
+from clusterctl.operations.serving import keep_key
+from clusterctl.survey.gateways import as_one, may_have_gateway
 from clusterctl.survey.status import assess
 from tests.fakes.host_facts import host_facts, nic
 from tests.fakes.surveys import Said, survey_of
+from tests.fakes.transport import FakeTransport
 
 HEAD = GatewayState(
     "up", listens=["10.0.0.1:8000"], served=3, failed=1,
@@ -68,6 +73,35 @@ def test_a_gateway_that_is_not_up_is_named_with_its_host() -> None:
     taken = GatewayState("backing-off", "cannot bind socket")
     assert problems(taken) == ["gpu2: gateway: backing-off (cannot bind socket)"]
     assert "no HAProxy" in problems(GatewayState("absent"))[0]
+
+
+def _said(host: str, container: str) -> Said:
+    facts = host_facts(nic("eth0", INVENTORY.host(host).address))
+    return Said(facts, NodeState(host, "", 999.0, "1", "up", 0.0, 0), container)
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (_said("gpu2", "running"), ["gpu1", "gpu2"]),
+        (_said("gpu2", "exited"), ["gpu1"]),
+        (ConnectionFailed("no route", host="gpu2"), ["gpu1", "gpu2"]),
+    ],
+)
+def test_keys_wait_for_no_host_whose_container_does_not_run(
+    other: Said | ConnectionFailed, expected: list[str]
+) -> None:
+    said = {"gpu1": _said("gpu1", "running"), "gpu2": other}
+    survey = survey_of(INVENTORY, said, {name: FakeTransport() for name in said})
+    assert [*may_have_gateway(survey)] == expected
+
+
+def test_a_new_key_is_written_wherever_there_is_a_gateway() -> None:
+    said = {name: _said(name, "running") for name in ("gpu1", "gpu2")}
+    transports = {name: FakeTransport() for name in said}
+    keep_key(survey_of(INVENTORY, said, transports), "secret")
+    path = "/etc/clusterctl/demo/api.key"
+    assert [each.files[path] for each in transports.values()] == [(b"secret", 0o600, True)] * 2
 
 
 def test_the_head_comes_first_and_hosts_may_be_named() -> None:
