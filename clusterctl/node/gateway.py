@@ -407,6 +407,8 @@ class Gateway:
                 self._turn("backing-off", refused)
             else:
                 self._journal.write("gateway", "unchanged", refused)
+        elif self._ended.is_set():
+            return  # `stop` may wait no longer for this thread
         elif self._child is None:
             self._child = Child(
                 [self._binary, "-W", "-db", "-f", str(config)],

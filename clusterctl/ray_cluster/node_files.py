@@ -67,19 +67,21 @@ def files_present(
         names = hosts_file(topology, facts, view.host.name)
         return (*shared, node_json, RemoteFile(str(paths.declared_hosts), names.encode()))
 
-    return FilesPresent("node files", of, disrupts=_restarts_ray)
+    return FilesPresent("node files", of, disrupts=_interrupts)
 
 
-def _restarts_ray(file: RemoteFile, now: bytes) -> bool:
+def _interrupts(file: RemoteFile, now: bytes) -> bool:
     """Whether writing the file makes the supervisor restart Ray: for another command line,
-    environment or head. Another list of expected nodes does not."""
+    environment or head; or end a worker's gateway. Another list of expected nodes does neither."""
     if not now or not file.path.endswith("/node.json"):
         return False
     try:
         old = from_json(NodeDocument, now.decode())
     except ValueError:
         return True
-    return old.of_ray != from_json(NodeDocument, file.data.decode()).of_ray
+    new = from_json(NodeDocument, file.data.decode())
+    ends_gateway = new.role != "head" and old.gateway not in ("", new.gateway)
+    return ends_gateway or old.of_ray != new.of_ray
 
 
 def hosts_file(topology: Topology, facts: Mapping[str, HostFacts], host: str) -> str:
