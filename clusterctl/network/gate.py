@@ -52,10 +52,14 @@ class FabricRecord:
     seconds: float = 0.0
 
     @property
+    def when(self) -> str:
+        """Local time of the proof, for the user."""
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(self.time))
+
+    @property
     def sentence(self) -> str:
         """Time of the proof and its results, for the user."""
-        stamp = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.time))
-        return f"fabric proven at {stamp}: {'; '.join(self.lines)}"
+        return f"fabric proven at {self.when}: {'; '.join(self.lines)}"
 
 
 def record_file(cluster: str) -> str:

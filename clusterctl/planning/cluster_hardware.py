@@ -49,10 +49,12 @@ def hardware_of(survey: Survey, held: HeldGpus, vllm: str | None, model: str) ->
     nodes = tuple(node for node in survey.topology.nodes if node.host in counts)
     topology = replace(survey.topology, nodes=nodes)
     proven = read_record(files.get(record_file(inventory.cluster)))
+    network = measured_network(proven, topology)
     found = replace(
         hardware_of_unknown_gpus(inventory, held, vllm),
         sites=sites_in(accelerator_named(inventory.accelerator), topology, facts, counts, learned),
-        network=measured_network(proven, topology) or network_of(topology, facts),
+        network=network or network_of(topology, facts),
+        measured=proven.when if proven and network else "",
     )
     head = driver_for(survey.transports[inventory.head.name])
     return with_image_env(found, head, inventory.image)

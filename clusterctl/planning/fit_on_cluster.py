@@ -109,7 +109,7 @@ def hardware_for_fit(
             hint="clusterctl check, or name GPUs: --gpus 2xH200",
         )
     link = asked.link()
-    return hardware if link is None else replace(hardware, network=link)
+    return hardware if link is None else replace(hardware, network=link, measured="")
 
 
 def config_on_hosts(findings: Iterable[Sequence[ModelDirectory]]) -> str | None:

@@ -25,6 +25,7 @@ class Hardware:
 
     sites: tuple[Site, ...]
     network: LinkSpeed | None = None  # None if unknown: an ordinary one is assumed
+    measured: str = ""  # When the fabric gate measured `network`; empty if it did not
     defaults: EngineDefaults = ON_GPUS
     env: Mapping[str, str] = field(default_factory=dict)
     vllm: str | None = None

@@ -75,6 +75,18 @@ def test_replicas_share_the_experts(tmp_path: Path) -> None:
     assert planned("--data-parallel-size", "2").refused is False  # 29 GiB, and a doubt
 
 
+@pytest.mark.parametrize(("gpus", "hosts", "warned"), [("H200", 2, True), ("2xH200", 1, False)])
+def test_experts_divided_over_hosts_are_said_to_be_slower_than_estimated(
+    gpus: str, hosts: int, warned: bool, tmp_path: Path
+) -> None:
+    rows = json.loads(Path(__file__).with_name("h200_rows.json").read_text("utf-8"))
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(rows["models"]["qwen3-30b-a3b"]))
+    words = ("--data-parallel-size", "2")
+    report = fit_request(tmp_path, gpus=gpus, hosts=hosts, tp=1, args=words, vllm="0.25.1")
+    assert any("2.9 to 3.6 times slower" in note for note in report.notes) is warned
+
+
 def test_tensor_parallel_over_a_slow_link_says_what_is_faster_and_obeys() -> None:
     report = fit_request("qwen2.5-1.5b", gpus="H200", hosts=2, tp=2, vllm="0.25.1")
     assert report.plan.placement.tp == 2

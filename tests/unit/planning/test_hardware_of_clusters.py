@@ -12,15 +12,21 @@ from clusterctl.errors import UsageError
 from clusterctl.facts.model import Address, GpuFacts, GpuReport, NicFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Gpu, Host, Inventory
+from clusterctl.models.config_json import describe
 from clusterctl.models.probe import ModelDirectory
+from clusterctl.network.gate import FabricRecord, record_file
 from clusterctl.node.documents import NodeState, to_json
+from clusterctl.node.fabric_documents import Collective
 from clusterctl.planning.cluster_hardware import HeldGpus, gpus_of, with_image_env
 from clusterctl.planning.cluster_hardware import hardware_of as hardware_of_free
 from clusterctl.planning.fit_on_cluster import config_on_hosts, hardware_for_fit
 from clusterctl.planning.fit_request import FitArguments
 from clusterctl.planning.overheads import Measured
 from clusterctl.planning.placement import HostGpus
-from clusterctl.planning.report import Hardware
+from clusterctl.planning.planner import plan as fit
+from clusterctl.planning.report import Hardware, PlanRequest
+from clusterctl.planning.speed import LinkSpeed
+from tests.fakes.catalogue import config_of
 from tests.fakes.container_engine import FakeDriver, FakeEngine, image
 from tests.fakes.host_facts import host_facts
 from tests.fakes.surveys import survey_of
@@ -86,6 +92,19 @@ def test_the_slowest_link_counts() -> None:
     found = hardware_of(inventory(), ANSWERS).network
     assert found is not None
     assert found.bandwidth == 25e9 / 8
+
+
+def test_a_speed_that_the_fabric_gate_measured_comes_with_its_time() -> None:
+    nodes = dict.fromkeys(ANSWERS, "a container")
+    slow = Collective("nccl", 4, 3, 1.2e9, 40e-6, 64 << 20)
+    proven = FabricRecord(1_700_000_000.0, nodes, ["NCCL"], [slow])
+    files: dict[str, bytes | None] = {record_file("demo"): to_json(proven).encode()}
+    answers = {**ANSWERS, "big": probe("10.0.0.1", H200, H200, files=files)}
+    found = hardware_of(inventory(), answers)
+    assert (found.network, found.measured) == (LinkSpeed(1.2e9, 40e-6), proven.when)
+    report = fit(PlanRequest(describe(config_of("Qwen/Qwen2.5-1.5B-Instruct"), "m"), found, tp=4))
+    assert [note for note in report.notes if note.startswith("speed: 1.2 GB/s between hosts")]
+    assert hardware_of(inventory(), ANSWERS).measured == ""
 
 
 @pytest.mark.parametrize(("speed", "kind"), [(None, "physical"), (10_000, "virtual")])
