@@ -38,6 +38,9 @@ _DIGITS = b"0123456789"
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 _RAY_PREFIX = re.compile(r"\([\w.:+ =-]*?pid=\d+, ip=([\w.:]+)\)")
 
+# What a log says may stand in a fix, which people give to a shell, if it is a number or a name.
+_WORD = re.compile(r"[\w.,:/@+-]+|a host")
+
 _TIME = re.compile(
     r"(?:\d{4}-)?(?P<month>\d\d)-(?P<day>\d\d)[T ](?P<clock>\d\d:\d\d:\d\d)"
     r"|\b(?P<name>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<date>\d{1,2}) "
@@ -129,13 +132,16 @@ def search(
             prefix = _RAY_PREFIX.search(text)
             where, at = prefix.group(1) if prefix else host, _time(before)
             values |= {"host": where or "a host", "time": at[6:] or "an unknown time"}
+            harmless = _Values(
+                {name: value for name, value in values.items() if _WORD.fullmatch(value)}
+            )
             current.setdefault(
                 (rule.id, cause := pattern.cause.format_map(values)),
                 Finding(
                     rule,
                     pattern,
                     cause,
-                    pattern.fix.format_map(values),
+                    pattern.fix.format_map(harmless),
                     Evidence(file, number, text.strip(), where),
                     at,
                 ),

@@ -130,6 +130,16 @@ def test_all_marks_of_one_start_are_of_one_start() -> None:
         assert ids(first, engine, OOM, first, last_start=True) == []
 
 
+@pytest.mark.parametrize("pid", ["7';reboot;'", "$(reboot)", "`reboot`", "7&reboot", "7|reboot"])
+def test_a_fix_has_nothing_of_a_log_that_a_shell_would_run(pid: str) -> None:
+    line = f"2026-11-22T03:12:07Z host stopped raylet (process {pid}) is stopped by a signal"
+
+    (found,) = search([line.encode()], "journal", "gpu2")
+
+    assert pid in found.cause
+    assert "--limit gpu2 --node -- sh -c 'kill -CONT unknown'" in found.fix
+
+
 @pytest.mark.parametrize(
     ("last", "line"),
     [
