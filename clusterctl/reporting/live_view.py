@@ -103,9 +103,14 @@ def _figures(
         states = [row.state for row in rows if row.state]
         yield (name, "tokens/s"), sum(state.tokens_per_second for state in states)
         yield (name, "requests"), sum(state.running + state.waiting for state in states)
-    if before.gateway and status.gateway and seconds > 0:
+    if before.gateway and status.gateway and _comparable(before, status) and seconds > 0:
         answered = status.gateway.served - before.gateway.served
         yield ("gateway", "answers/s"), max(0.0, answered / seconds)
+
+
+def _comparable(before: ClusterStatus, status: ClusterStatus) -> bool:
+    """Whether the gateways' counts of two looks are of the same hosts."""
+    return before.other_gateways.keys() == status.other_gateways.keys()
 
 
 def changes_between(before: ClusterStatus, status: ClusterStatus) -> list[str]:
@@ -121,9 +126,9 @@ def changes_between(before: ClusterStatus, status: ClusterStatus) -> list[str]:
         if was and was.state and row.state and was.state.restarts < row.state.restarts:
             changes.append(f"{row.name} was restarted: {row.state.last_failure}")
     changes += [f"{name} is no longer declared" for name in earlier]
-    if before.gateway and status.gateway and before.gateway.failed < status.gateway.failed:
+    if before.gateway and status.gateway and _comparable(before, status):
         failed = status.gateway.failed - before.gateway.failed
-        changes.append(f"gateway: {failed} requests failed")
+        changes += [f"gateway: {failed} requests failed"] if failed > 0 else []
     # Drift of any host is seen only while all engines answer, so then it neither came nor went.
     hosts = (*before.hosts, *status.hosts)
     unseen = {f"{row.name}: {text}" for row in hosts for text in row.drift}

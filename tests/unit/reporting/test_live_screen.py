@@ -63,6 +63,8 @@ def test_what_changed_is_told_once_with_its_reason(facts: HostFacts) -> None:
     assert changes_between(longer, ready) == [f"no longer: {longer.lost[0]}"]
     up, failed = (replace(ready, gateway=GatewayState("up", failed=n)) for n in (1, 4))
     assert changes_between(up, failed) == ["gateway: 3 requests failed"]
+    back = replace(failed, other_gateways={"gpu2": GatewayState("up", failed=3)})
+    assert changes_between(up, back) == [], "its host was not counted before"
     assert changes_between(ready, replace(ready, services=())) == ["tiny is no longer declared"]
 
 
