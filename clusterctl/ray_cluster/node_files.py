@@ -23,7 +23,7 @@ from clusterctl.ray_cluster.nodes import (
     node_document,
     non_carry_over,
 )
-from clusterctl.ray_cluster.topology import Topology
+from clusterctl.ray_cluster.topology import REPLICA_PORTS, Topology
 from clusterctl.steps.files import (
     DirectoriesPresent,
     Directory,
@@ -110,8 +110,8 @@ def hosts_file(topology: Topology, facts: Mapping[str, HostFacts], host: str) ->
 def admission(
     inventory: Inventory, topology: Topology, facts: Mapping[str, HostFacts]
 ) -> Admission:
-    """Return whom the firewall admits: the cluster's own addresses; and Ray's ports, which it
-    closes to all others."""
+    """Return whom the firewall admits: the cluster's own addresses; and the ports of Ray and of
+    replicas, which it closes to all others."""
     ports = inventory.ray_ports
     within = f"{ports.min_worker}-{ports.max_worker}"
     single = sorted(
@@ -120,7 +120,7 @@ def admission(
     own = [ip for ip in addresses(topology, facts) if not ip.startswith("::ffff:")]
     return Admission(
         addresses=(*sorted(own), *map(str, inventory.network.trusted)),
-        ports=(*map(str, single), within),
+        ports=(*map(str, single), within, f"{REPLICA_PORTS[0]}-{REPLICA_PORTS[-1]}"),
         complete=all(node.host in facts for node in topology.nodes),
     )
 

@@ -15,6 +15,9 @@ from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host, Role
 
+REPLICA_PORTS = range(8100, 8200)
+"""Of the API servers of replicas, on each of their hosts. Only gateways talk to them."""
+
 
 @dataclass(frozen=True)
 class Node:

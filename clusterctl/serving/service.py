@@ -11,14 +11,11 @@ from clusterctl import deadlines
 from clusterctl.errors import UsageError
 from clusterctl.models.name import Model
 from clusterctl.node.documents import STALL_TIMEOUT, ServiceDocument
-from clusterctl.ray_cluster.topology import base_url, reached_at
+from clusterctl.ray_cluster.topology import REPLICA_PORTS, base_url, reached_at
 from clusterctl.serving.arguments import FIRST_PORT, Launch, Layout, serve_argv
 from clusterctl.serving.endpoint import ServiceEndpoint
 from clusterctl.serving.request import ServiceRequest, service_name
 from clusterctl.serving.vllm_flags import Argument, is_collected, last_value, parse_arguments
-
-# Of the API servers of replicas, which only the gateway talks to
-FIRST_REPLICA_PORT = 8100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +63,16 @@ def choose_port(
     known = dict(ports)
     own = known.pop(name, None)
     taken = {*known.values(), *listening} - ({own} if own is not None else set())
-    free = next(port for port in range(FIRST_PORT, 65536) if port not in taken)
+    clients = (port for port in range(FIRST_PORT, 65536) if port not in REPLICA_PORTS)
+    free = next(port for port in clients if port not in taken)
     if asked is None:
         return own if own is not None else free
+    if asked in REPLICA_PORTS and asked != own:
+        most = REPLICA_PORTS[-1]
+        raise UsageError(
+            f"port {asked} is for replicas, which listen on {REPLICA_PORTS[0]} to {most}",
+            hint=f"--port {free} is free",
+        )
     if asked in taken:
         owner = next((other for other, port in known.items() if port == asked), None)
         by = f"the service {owner}" if owner else "another program on the head"
@@ -79,12 +83,15 @@ def choose_port(
 def replica_port(taken: Collection[int], listening: Collection[int]) -> int:
     """Return the first free port for a new replica on its host.
 
-    `taken`: by services and replicas on that host; `listening`: by any program there.
+    `taken`: by services and replicas on that host; `listening`: by any program there. Raises
+    UsageError if there is none.
     """
-    return next(
-        port
-        for port in range(FIRST_REPLICA_PORT, 65536)
-        if port not in taken and port not in listening
+    for port in REPLICA_PORTS:
+        if port not in taken and port not in listening:
+            return port
+    raise UsageError(
+        f"ports {REPLICA_PORTS[0]} to {REPLICA_PORTS[-1]} are all taken on a host of a new replica",
+        hint="`ss -ltnp` on its hosts shows by what",
     )
 
 

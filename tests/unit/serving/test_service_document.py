@@ -16,6 +16,7 @@ from clusterctl.serving.service import (
     choose_port,
     difference,
     needs_restart,
+    replica_port,
     served_names,
 )
 from clusterctl.serving.vllm_flags import parse_arguments
@@ -159,6 +160,16 @@ def test_a_service_keeps_its_port_and_a_new_one_gets_the_next_free() -> None:
     assert choose_port("new", None, running, listening={8000, 8001, 8002}) == 8003
     assert choose_port("b", 9000, running) == 9000
     assert choose_port("a", 8000, running, listening={8000}) == 8000
+
+
+def test_ports_of_replicas_are_for_them_alone() -> None:
+    assert choose_port("new", None, {}, listening=range(8000, 8100)) == 8200
+    assert choose_port("a", 8150, {"a": 8150}) == 8150
+    with pytest.raises(UsageError, match="port 8150 is for replicas, which listen on 8100 to 8199"):
+        choose_port("new", 8150, {})
+    assert replica_port({8100}, {8101}) == 8102
+    with pytest.raises(UsageError, match="all taken"):
+        replica_port(range(8100, 8150), range(8150, 8200))
 
 
 def test_a_port_in_use_names_its_owner_and_a_free_one() -> None:
