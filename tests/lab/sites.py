@@ -78,21 +78,25 @@ def at_home(lab: LabPaths) -> Iterator[Site]:
     """docs/from-a-laptop.md: two machines that know a user's password, and a laptop. What a home
     has by its internet access, the laptop gets by variables and a file: the hub, and the image."""
     lifecycle.down(say=lambda _: None)
-    lifecycle.up(3, say=lambda _: None)
-    site = Site(lab)
-    for host in (*BOXES, LAPTOP):
-        site.root(host, LOGIN.format(user="ann"))
-        site.root(host, "adduser --quiet ann sudo; chpasswd", f"ann:{PASSWORD}\n".encode())
-    site.names(LAPTOP, **{name: host_by_name(host).address for host, name in BOXES.items()})
-    site.root(LAPTOP, OPERATORS_PROGRAMS)
-    site.root(LAPTOP, MAY_ENTER.format(user="ann"))
-    tiny = lab.host("gpu1") / "root/data/models/tiny"
-    hubs = FakeHubs({"Qwen/Qwen3-8B": {file.name: file.read_bytes() for file in tiny.iterdir()}})
-    shutil.copyfile(lab.image_archive, lab.host(LAPTOP) / "root/home/ann/image.tar")
-    with running_hubs(hubs, CONTROLLER):
-        site.root(LAPTOP, "cat >~ann/.bashrc", HOME_INTERNET.format(hub=hubs.endpoint).encode())
-        yield site
-    lifecycle.down(say=lambda _: None)
+    try:
+        lifecycle.up(3, say=lambda _: None)
+        site = Site(lab)
+        for host in (*BOXES, LAPTOP):
+            site.root(host, LOGIN.format(user="ann"))
+            site.root(host, "adduser --quiet ann sudo; chpasswd", f"ann:{PASSWORD}\n".encode())
+        site.names(LAPTOP, **{name: host_by_name(host).address for host, name in BOXES.items()})
+        site.root(LAPTOP, OPERATORS_PROGRAMS)
+        site.root(LAPTOP, MAY_ENTER.format(user="ann"))
+        tiny = lab.host("gpu1") / "root/data/models/tiny"
+        hubs = FakeHubs(
+            {"Qwen/Qwen3-8B": {file.name: file.read_bytes() for file in tiny.iterdir()}}
+        )
+        shutil.copyfile(lab.image_archive, lab.host(LAPTOP) / "root/home/ann/image.tar")
+        with running_hubs(hubs, CONTROLLER):
+            site.root(LAPTOP, "cat >~ann/.bashrc", HOME_INTERNET.format(hub=hubs.endpoint).encode())
+            yield site
+    finally:
+        lifecycle.down(say=lambda _: None)
 
 
 if __name__ == "__main__":
