@@ -92,18 +92,19 @@ def _change(
             changed = change(document)
             path = str(NodePaths(inventory.cluster).keys)
             lock.replace(path, to_json(changed).encode(), before=before)
-        wanted = hashlib.sha256(to_json(changed).encode()).hexdigest()
+            # Under the lock: with another change meanwhile, this one would never be seen.
+            wanted = hashlib.sha256(to_json(changed).encode()).hexdigest()
 
-        followed: dict[str, GatewayState] = {}
+            followed: dict[str, GatewayState] = {}
 
-        def in_effect() -> bool | None:
-            for host, state in gateway_states(inventory, following).items():
-                gateway = state.gateway if state else GatewayState()
-                if state and (gateway.state != "up" or gateway.keys_in_effect == wanted):
-                    followed[host] = gateway
-            return len(followed) == len(following) or None
+            def in_effect() -> bool | None:
+                for host, state in gateway_states(inventory, following).items():
+                    gateway = state.gateway if state else GatewayState()
+                    if state and (gateway.state != "up" or gateway.keys_in_effect == wanted):
+                        followed[host] = gateway
+                return len(followed) == len(following) or None
 
-        deadlines.wait_until(in_effect, deadlines.KEY_IN_EFFECT, every=0.2)
+            deadlines.wait_until(in_effect, deadlines.KEY_IN_EFFECT, every=0.2)
         raise_all(
             StepFailed(
                 "the keys are written, but the gateway there does not follow them within "
