@@ -118,7 +118,7 @@ def of_cluster(
     records = {host: record_of(logs) for host, logs in answers.items()}
     for host, files in recorded_lines(records, service, time.time()).items():
         for name, lines_of_file in files.items():
-            findings += search((line.encode() for line in lines_of_file), name, host)
+            findings += search(lines_of_file, name, host)
     causes = verdict(_named(findings, inventory.hosts))
     if bundle:
         write_bundle(bundle, {**dict(_summary(causes)), **_of_hosts(answers)})

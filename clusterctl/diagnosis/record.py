@@ -156,20 +156,26 @@ def failures_of(records: Mapping[str, HostRecord], service: str | None, now: flo
 
 def recorded_lines(
     records: Mapping[str, HostRecord], service: str | None, now: float
-) -> dict[str, dict[str, list[str]]]:
+) -> dict[str, dict[str, list[bytes]]]:
     """Return by host and file the lines that belong to failures, or show what is wrong now."""
     failures = failures_of(records, service, now)
     placed = _placed(records)
-    return {
+    told = {
         host: {
             "disks": [
                 f"{_stamp(now)} host disk-full {text}" for _, text in full_disks(record.disks)
             ],
-            "journal": [*_of_journal(record.journal, failures, placed.get(host, []))],
-            "ledger": [*_changes(record.ledger, failures)],
-            "evidence": [*_of_evidence(host, records, failures)],
+            "journal": _of_journal(record.journal, failures, placed.get(host, [])),
+            "ledger": _changes(record.ledger, failures),
+            "evidence": _of_evidence(host, records, failures),
         }
         for host, record in records.items()
+    }
+    return {  # JSON may have halves of characters, which have no bytes
+        host: {
+            name: [line.encode(errors="replace") for line in lines] for name, lines in files.items()
+        }
+        for host, files in told.items()
     }
 
 

@@ -43,7 +43,7 @@ def causes(
         finding
         for host, by_file in told.items()
         for name, lines in by_file.items()
-        for finding in search([line.encode() for line in lines], name, host)
+        for finding in search(lines, name, host)
     )
 
 
@@ -143,6 +143,12 @@ def test_a_stopped_process_is_named_by_the_rank_that_it_was(pid: int, name: str)
         f"{name} (process {pid}) on gpu2 was stopped by a signal (SIGSTOP) at 03:05:00"
     )
     assert f"--limit gpu2 --node -- sh -c 'kill -CONT {pid}'" in only.fix
+
+
+def test_text_of_a_record_that_is_no_unicode_is_searched() -> None:
+    stopped = entry(5, "host", "stopped", "\ud800 (process 8) is stopped by a signal")
+    (only,) = causes({"gpu1": files(stopped)})
+    assert only.cause.startswith("? (process 8) on gpu1 was stopped")
 
 
 def test_a_disk_that_is_full_now_is_told_although_nothing_could_be_recorded() -> None:
