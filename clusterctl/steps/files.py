@@ -113,12 +113,19 @@ class DirectoriesPresent:
     def check(self, view: HostView) -> Change | None:
         paths = [directory.path for directory in self._wanted]
         found = root_script(view, LOOK_AT_DIRECTORIES, *paths, doing="looking at directories")
-        wrong = [
-            directory.path
+        wrong = {
+            directory.path: state
             for directory, state in zip(self._wanted, found.splitlines(), strict=True)
             if state != f"{directory.mode:o} 0"
+        }
+        # A parent that is made with its child goes without saying: the lock makes one between a
+        # plan and the bootstrap that compares itself with it.
+        made = [
+            path
+            for path, state in wrong.items()
+            if state != "none" or not any(other.startswith(f"{path}/") for other in wrong)
         ]
-        return Change(f"make {', '.join(wrong)}") if wrong else None
+        return Change(f"make {', '.join(made)}") if made else None
 
     def apply(self, view: HostView, change: Change) -> None:
         del change  # making an existing one does no harm
