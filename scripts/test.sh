@@ -5,8 +5,9 @@
 #     scripts/test.sh            everything but what follows
 #     scripts/test.sh quick      without the lab
 #     scripts/test.sh long       what the lab takes long for: the fabric, images without Ray, hosts
-#                                without internet, the articles and the way from a laptop, more
-#                                faults and their verdicts, a slow host: an hour or two
+#                                without internet, the articles, the ways from a laptop and through a
+#                                bastion, containers that attack their hosts, more faults and their
+#                                verdicts, a slow host: an hour or two
 #     scripts/test.sh gpu        on a machine with two NVIDIA GPUs: the main job, a fault, and a table of
 #                                speeds and memory, estimated and measured (docs/lab.md): 25 minutes
 #     scripts/test.sh machines   all rows of the matrix of machines (docs/lab.md): 40 minutes
@@ -19,7 +20,7 @@ section() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
 
 if [ "${1:-}" = long ]; then
     section 'lab: what takes long'
-    pytest -q tests/lab/test_{fabric,derived_image,without_internet,articles,losses,main_job,slow_host,verdicts,walks}.py
+    pytest -q tests/lab/test_{fabric,derived_image,without_internet,articles,losses,main_job,security_of_containers,slow_host,verdicts,walks}.py
     exit
 fi
 if [ "${1:-}" = gpu ]; then
