@@ -1,5 +1,5 @@
-"""docs/from-a-laptop.md, every block of it, by someone who has a machine of their own with nothing
-on it, bare hosts, and the page."""
+"""docs/behind-a-bastion.md and docs/from-a-laptop.md, every block of them, by someone who has a
+machine of their own with nothing on it, bare hosts, and the page."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
+
+# The hub is out of reach: its client brings the lab's own model instead, of the same layout.
+HF = '#!/bin/sh\nexec cp -r {model} "$4"\n'
 
 
 def walk(
@@ -59,6 +62,7 @@ def walk(
     finally:
         for process in background:
             process.kill()
+            process.communicate()
     return printed
 
 
@@ -70,6 +74,35 @@ def clone(tmp_path: Path) -> Path:
     return place
 
 
+def on_this_machine(directory: Path, programs: Path) -> tuple[str, ...]:
+    """The shell of the machine with internet access."""
+    path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return ("env", "-C", str(directory), f"PATH={path}", f"HOME={programs}", "bash", "-c")
+
+
+def test_behind_a_bastion_every_block_runs_to_an_answer(
+    lab: LabPaths, tmp_path: Path, clone: Path
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    with sites.behind_a_bastion(lab, tmp_path) as (site, proxy):
+        hf = programs / "hf"
+        hf.write_text(HF.format(model=lab.host("gpu1") / "root/data/models/tiny"))
+        hf.chmod(0o755)
+        there = sites.login(lab, sites.WORKSTATION, "ann")
+        printed = walk(
+            "behind-a-bastion.md",
+            {
+                "connected": Terminal(on_this_machine(clone, programs)),
+                "workstation": Terminal(there),
+            },
+            {"clusterctl init ": "clusterctl init --accelerator cpu "},
+            {"hf download": lambda: site.give(sites.WORKSTATION, "ann", clone / "site")},
+        )
+        assert proxy.asked_for(sites.MIRROR)
+        assert any(answered(text) for text in printed)
+
+
 def test_from_a_laptop_every_block_runs_to_an_answer(
     lab: LabPaths, tmp_path: Path, clone: Path
 ) -> None:
@@ -77,7 +110,7 @@ def test_from_a_laptop_every_block_runs_to_an_answer(
     fetch = (sys.executable, "-m", "pip", "download", "-q", "-d", wheels)
     subprocess.run((*fetch, "-r", ROOT / "requirements/run.txt"), check=True)
     subprocess.run((*fetch, "setuptools>=77"), check=True)
-    with sites.at_home(lab) as site:
+    with sites.at_home(lab, tmp_path) as site:
         site.give(sites.LAPTOP, "ann", clone, wheels)
         there = sites.login(lab, sites.LAPTOP, "ann", "-tt")
         laptop = Terminal(
@@ -103,6 +136,6 @@ def test_from_a_laptop_every_block_runs_to_an_answer(
 def answered(text: str) -> bool:
     """Whether the last line of the output is an answer of a model."""
     try:
-        return bool(json.loads(text.strip().splitlines()[-1])["usage"]["completion_tokens"])
+        return bool(json.loads(text.strip().rsplit("\n", 1)[-1])["usage"]["completion_tokens"])
     except (ValueError, LookupError, TypeError):
         return False

@@ -72,21 +72,21 @@ class Terminal:
 
     def run(self, block: Block) -> str:
         """Run the block to its end; its output."""
-        process = self.start(block)
-        assert process.stdout is not None
-        overdue = threading.Timer(LIMIT, process.kill)
-        overdue.start()
-        output, answered = b"", 0
-        while data := process.stdout.read1(65536):  # type: ignore[attr-defined]
-            output += data
-            for asked, answer in self.answers.items():
-                found = output.find(asked.encode(), answered)
-                if found >= 0 and process.stdin:
-                    answered = len(output)
-                    process.stdin.write(f"{answer}\n".encode())
-                    process.stdin.flush()
-        overdue.cancel()
-        status = process.wait()
+        with self.start(block) as process:
+            assert process.stdout is not None
+            overdue = threading.Timer(LIMIT, process.kill)
+            overdue.start()
+            output, answered = b"", 0
+            while data := process.stdout.read1(65536):  # type: ignore[attr-defined]
+                output += data
+                for asked, answer in self.answers.items():
+                    found = output.find(asked.encode(), answered)
+                    if found >= 0 and process.stdin:
+                        answered = len(output)
+                        process.stdin.write(f"{answer}\n".encode())
+                        process.stdin.flush()
+            overdue.cancel()
+            status = process.wait()
         text = TERMINAL.sub("", output.decode(errors="replace")).replace("\r", "")
         assert status == block.status, f"{block.text}\nexit {status}:\n{text}"
         lacking = missing(block.prints, text)
