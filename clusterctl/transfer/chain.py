@@ -72,7 +72,7 @@ class Chain:
         self._report, self._say = report, say
         self._started, self._ended = threading.Event(), threading.Event()
         hosts = [link.host for link in links]
-        self._order = ChainOrder(hosts, has_source=self._has_source, say=say)
+        self._order = ChainOrder(hosts, say=say)
         name, offer = _offered(image) if image else ("", None)
         self._pull_name = name
         token = secrets.token_hex(32)

@@ -4,9 +4,9 @@ receive.
 All hosts after a slow one get no more than it does, so slow hosts come last. A host is slow if it
 receives less than the host before it does. Whether that is due to the host itself, to the host
 before it or to the network between them is found by trying: the host is moved to the end, and if
-the next one is no faster in its place, the host before them is moved instead. What a source can
-send, or a host that is complete, is not known: there the next two hosts change places, and the one
-that was first is moved to the end if the other is faster.
+the next one is no faster in its place, the host before them is moved instead, then several slow
+hosts at once. What a source can send, or a host that is complete, is not known: there the next
+hosts get the first place, one after the other, until one of them is faster.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ REPORT = 1.0
 SETTLE = 1.0  # Seconds after a change of the order that are not measured
 SHORTEST, LONGEST = 4.0, 20.0  # Seconds to measure
 
-# Seconds that the host after a source, or after a host that is complete, has to go at least, if
-# another is to be tried in its place.
+# Seconds that the host after a source, or after a host that is complete, has to go at least for
+# each host that is tried in its place.
 WORTH_A_TRIAL = 30.0
 
 BETTER = 1.2  # A trial has helped if what comes after it is this many times as fast
+
+ADJACENT = 4  # Slow hosts, one after the other, that are told from a slow network
 
 
 def first_order(links: Iterable[Link]) -> list[Link]:
@@ -49,81 +51,96 @@ class _Order:
     # Hosts that were moved to the end, and bytes per second that they received; fast ones first
     tail: tuple[tuple[float, str], ...] = ()
 
-    def with_last(self, host: str, rate: float) -> _Order:
-        body = tuple(each for each in self.body if each != host)
-        return _Order(body, tuple(sorted((*self.tail, (rate, host)), reverse=True)))
+    def with_last(self, *moved: tuple[float, str]) -> _Order:
+        hosts = {host for _, host in moved}
+        body = tuple(each for each in self.body if each not in hosts)
+        return _Order(body, tuple(sorted((*self.tail, *moved), reverse=True)))
 
-    def with_later(self, host: str) -> _Order:
-        """With `host` and the one after it exchanged."""
-        first, *others = self.body[self.body.index(host) :]
-        return replace(self, body=(*self.body[: -len(others) - 1], others[0], first, *others[1:]))
+    def with_before(self, host: str, moved: str) -> _Order:
+        """With `moved` right before `host`."""
+        body = [each for each in self.body if each != moved]
+        body.insert(body.index(host), moved)
+        return replace(self, body=tuple(body))
 
 
 @dataclass(frozen=True)
 class _Trial:
-    before: str  # The host that the slow one received from, or SOURCE
-    slow: str
-    rate: float  # Bytes per second that it received
+    before: str  # The host that the slow ones receive from, or SOURCE
+    # The slow ones, and bytes per second of each in this place: no more than of the first one
+    slow: tuple[tuple[float, str], ...]
     original: _Order
-    moved: str | None  # `slow`, then `before`; None: the first two changed places
+    # To the end: the slow ones, or `before`; nobody: another host was put before the slow ones
+    moved: tuple[tuple[float, str], ...] = ()
+
+    @property
+    def has_moved_before(self) -> bool:
+        return self.before in {host for _, host in self.moved}
 
 
 class ChainOrder:
-    """The order of `hosts`, which `observe` changes. Without a source the first host has all bytes,
-    and stays the first. `say` gets a host and a sentence when it was moved and that helped."""
+    """The order of `hosts`, which `observe` changes. A first host that has all bytes stays the
+    first. `say` gets a host and a sentence when it was moved and that helped."""
 
     def __init__(
-        self,
-        hosts: Sequence[str],
-        *,
-        has_source: bool = True,
-        say: Callable[[str, str], None] = lambda _host, _text: None,
+        self, hosts: Sequence[str], *, say: Callable[[str, str], None] = lambda _host, _text: None
     ) -> None:
         self._order, self._say = _Order(tuple(hosts)), say
-        self._fixed = hosts[0] if hosts and not has_source else None
         self._trial: _Trial | None = None
         self._accepted: set[str] = set()  # Those after which no host is moved any more
-        self._measured: dict[str, int] = {}  # Bytes that each host had received `_since`
-        self._since = -math.inf
+        self._settled = -math.inf  # When measuring begins
+        # When each host was first seen to receive since then, and the bytes that it had by then
+        self._starts: dict[str, tuple[float, int]] = {}
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        return (*self._order.body, *(host for _, host in self._order.tail))
+        order = self._order  # other threads ask, too
+        return (*order.body, *(host for _, host in order.tail))
 
     def observe(self, now: float, progress: Mapping[str, LinkProgress]) -> bool:
         """Decide on the order by what hosts have received by `now`, in seconds; return whether it
         changed. To be called about once a second."""
-        seconds = now - self._since
-        if seconds < (SHORTEST if self._measured else SETTLE):
+        if now < self._settled:
             return False
-        rates = {
-            host: (progress[host].received - count) / seconds
-            for host, count in self._measured.items()
-        }
-        if not any(rates.values()) or seconds > LONGEST:
-            self._since = now
-            self._measured = {host: progress[host].received for host in self.hosts}
-            return False
+        rates = self._measure(now, progress)
         # A host that waits for something, such as a layer that others get later, is not slow.
         left = {
-            host: each.total - each.done
-            for host, each in progress.items()
-            if not (each.lost or each.waiting)
-            and each.total - each.done > max(MIB, rates[host] * REPORT)
+            host: progress[host].total - progress[host].done
+            for host, rate in rates.items()
+            if not progress[host].lost
+            and progress[host].total - progress[host].done > max(MIB, rate * REPORT)
         }
         before = self.hosts
-        if self._trial:
-            self._judge(self._trial, rates, left)
+        if self._trial and rates:
+            self._judge(now, self._trial, rates, left)
         if self._trial is None and self.hosts == before:
-            self._try(seconds, rates, left, progress)
+            self._try(now, rates, left, progress)
         if self.hosts == before:
             return False
-        self._since, self._measured = now, {}
+        self._settled = now + SETTLE
+        self._starts.clear()
         return True
+
+    def _measure(self, now: float, progress: Mapping[str, LinkProgress]) -> dict[str, float]:
+        """Return bytes per second of the hosts that have been receiving for SHORTEST seconds; those
+        that start later than others, or wait, are not slow."""
+        for host, each in progress.items():
+            if each.waiting or not each.received:
+                self._starts.pop(host, None)
+            elif now - self._starts.get(host, (-math.inf, 0))[0] > LONGEST:
+                self._starts[host] = (now, each.received)
+        rates = {
+            host: (progress[host].received - count) / (now - since)
+            for host, (since, count) in self._starts.items()
+            if now - since >= SHORTEST
+        }
+        if rates and not any(rates.values()):  # the source has paused
+            self._starts.clear()
+            return {}
+        return rates
 
     def _try(
         self,
-        seconds: float,
+        now: float,
         rates: Mapping[str, float],
         left: Mapping[str, int],
         progress: Mapping[str, LinkProgress],
@@ -131,45 +148,68 @@ class ChainOrder:
         """Move the first slow host to the end, if others come after it. `left`: bytes that hosts
         still have to receive."""
         body = [host for host in self._order.body if not progress[host].lost]
-        while body and body[-1] not in left:
+        while body and progress[body[-1]].done >= progress[body[-1]].total:
             body.pop()
-        for before, host in itertools.pairwise((SOURCE, *body[:-1])):
-            both = before in left and host in left and before not in self._accepted
-            if both and rates[host] < rates[before] * (PART - REPORT / seconds):
-                self._trial = _Trial(before, host, rates[host], self._order, host)
-                self._order = self._order.with_last(host, rates[host])
-                return
-        for before, host, after in zip((SOURCE, *body), body, body[1:], strict=False):
+        for before, host in itertools.pairwise(body[:-1]):
+            if left.keys() >= {before, host} and before not in self._accepted:
+                seconds = now - max(self._starts[before][0], self._starts[host][0])
+                if rates[host] < rates[before] * (PART - REPORT / seconds):
+                    slow = ((rates[host], host),)
+                    self._begin(_Trial(before, slow, self._order, moved=slow))
+                    return
+        for before, host in itertools.pairwise((SOURCE, *body)):
             complete = before == SOURCE or progress[before].done >= progress[before].total
-            if complete and left.keys() >= {host, after} and before not in self._accepted:
-                if left[host] > rates[host] * WORTH_A_TRIAL:
-                    self._trial = _Trial(before, host, rates[host], self._order, None)
-                    self._order = self._order.with_later(host)
+            if complete and host in left and before not in self._accepted:
+                others = [each for each in body[body.index(host) + 1 :] if each in left]
+                if others and left[host] > rates[host] * WORTH_A_TRIAL:
+                    self._begin(_Trial(before, ((rates[host], host),), self._order), others[0])
                 return
 
-    def _judge(self, trial: _Trial, rates: Mapping[str, float], left: Mapping[str, int]) -> None:
-        """Keep the trial's change if it helped, else try the other one or give up."""
-        body = self._order.body
-        follows = body.index(trial.before) + 1 if trial.before in body else 0
-        waiting = [host for host in body[follows:] if host in left]
-        self._trial = None
-        if not waiting:
+    def _begin(self, trial: _Trial, ahead: str | None = None) -> None:
+        """Change the order for `trial`. `ahead`: the host to be put before the slow ones."""
+        self._trial, self._order = trial, trial.original.with_last(*trial.moved)
+        if ahead is not None:
+            self._order = self._order.with_before(trial.slow[0][1], ahead)
+
+    def _judge(
+        self, now: float, trial: _Trial, rates: Mapping[str, float], left: Mapping[str, int]
+    ) -> None:
+        """Keep the trial's change if it helped, else try another one or give up."""
+        (rate, first), slow = trial.slow[0], trial.slow
+        original, place = trial.original.body, 0
+        if trial.before != SOURCE:
+            place = original.index(trial.before) + (not trial.has_moved_before)
+        in_its_place = next((host for host in self._order.body[place:] if host in left), None)
+        if in_its_place is None and now < self._settled + LONGEST:
             return
-        in_its_place = trial.slow if trial.moved == trial.before else waiting[0]
-        rate = rates[in_its_place]
-        if rate >= trial.rate * BETTER:
-            if trial.moved is None:
-                self._order = self._order.with_last(trial.slow, trial.rate)
-            verb = "sent" if trial.moved == trial.before else "received"
-            self._say(
-                trial.moved or trial.slow,
-                f"moved to the end of the chain: it {verb} {trial.rate / MIB:.1f} MiB/s, "
-                f"without it {in_its_place} receives {rate / MIB:.1f} MiB/s",
-            )
-        elif trial.moved == trial.slow:
-            self._trial = replace(trial, moved=trial.before)
-            self._order = trial.original.with_last(trial.before, rates[trial.before])
+        self._trial = None
+        if in_its_place is None:
+            return
+        found = rates[in_its_place]
+        if found > rate * BETTER:
+            if not trial.moved:
+                self._accepted.add(trial.before)
+            for was, host in trial.moved:
+                verb = "sent" if host == trial.before else "received"
+                self._say(
+                    host,
+                    f"moved to the end of the chain: it {verb} {was / MIB:.1f} MiB/s, "
+                    f"without it {in_its_place} receives {found / MIB:.1f} MiB/s",
+                )
+            return
+        if not trial.has_moved_before:
+            slow = (*slow, (found, in_its_place))
+        further = [host for host in original[original.index(slow[-1][1]) + 1 :] if host in left]
+        if trial.moved and len(trial.slow) == 1:
+            self._begin(replace(trial, slow=slow, moved=((rate, trial.before),)))
+        elif further and len(slow) <= ADJACENT and trial.moved:
+            self._begin(replace(trial, slow=slow, moved=slow))
+        elif (
+            further
+            and len(slow) <= ADJACENT
+            and left.get(first, 0) > rate * WORTH_A_TRIAL * len(slow)
+        ):
+            self._begin(replace(trial, slow=slow), further[0])
         else:
             self._accepted.add(trial.before)
-            if trial.moved is not None:
-                self._order = trial.original
+            self._order = trial.original

@@ -212,6 +212,7 @@ def cases(count: int) -> dict[str, tuple[Site, Callable[[Member], bool]]]:
     leaving = tuple(replace(each, away=away.get(n)) for n, each in enumerate(alike))
     unlike = tuple(replace(each, unpacks=dice.uniform(60, 400)) for each in alike)
     middle = with_slow(alike, [count // 2], 0.1)
+    three = with_slow(alike, [count // 2 + each for each in range(3)], 0.1)
     sender = tuple(
         replace(each, sends=each.sends * 0.1) if n == count // 2 else each
         for n, each in enumerate(alike)
@@ -219,6 +220,7 @@ def cases(count: int) -> dict[str, tuple[Site, Callable[[Member], bool]]]:
     return {
         "all alike": (Site(alike), everyone),
         "one in the middle at a tenth": (Site(middle), fast),
+        "three beside each other at a tenth": (Site(three), fast),
         "the first one at a tenth": (Site(with_slow(alike, [0], 0.1)), fast),
         "one that sends at a tenth": (Site(sender), everyone),
         "one in a hundred at a tenth": (Site(with_slow(alike, few, 0.1)), fast),

@@ -60,6 +60,21 @@ def test_a_slow_host_is_moved_to_the_end(number: int) -> None:
     assert part < 1.3
 
 
+@pytest.mark.parametrize("numbers", [(4, 5), (4, 5, 6), (0, 1)])
+def test_slow_hosts_beside_each_other_are_moved_to_the_end(numbers: tuple[int, ...]) -> None:
+    finished, part = pushed(Site(with_slow(hosts(10), numbers, 0.1)))
+
+    assert set(finished.order[-len(numbers) :]) == {f"h{number + 1}" for number in numbers}
+    assert part < 1.3
+
+
+@pytest.mark.parametrize(("count", "slow"), [(2, [0]), (2, [1]), (3, [1, 2]), (3, [0, 1])])
+def test_few_hosts_are_not_slowed_by_trials(count: int, slow: list[int]) -> None:
+    _, part = pushed(Site(with_slow(hosts(count), slow, 0.1)))
+
+    assert part < 1.3
+
+
 def test_slow_hosts_are_moved_one_after_the_other_the_slowest_last() -> None:
     members = with_slow(with_slow(hosts(12), [3, 9], 0.1), [6], 0.05)
     finished, part = pushed(Site(members))
@@ -82,15 +97,16 @@ def test_a_thin_network_between_racks_moves_nobody() -> None:
     members = tuple(replace(each, rack=n // 5) for n, each in enumerate(hosts(10)))
     finished = Simulation(Site(members, between_racks=11.8)).run()
 
-    assert finished.order == tuple(f"h{n}" for n in (2, 1, 3, 4, 5, 6, 7, 8, 9, 10))
+    assert finished.order == tuple(f"h{n}" for n in range(1, 11))
     assert max(finished.received[f"h{n}"] for n in range(1, 6)) < 1.3 * LIMIT
     assert max(finished.received.values()) < 1.01 * sum(LAYERS) / 11.8 + 10
 
 
-def test_a_slow_source_moves_nobody_to_the_end() -> None:
+def test_a_slow_source_moves_nobody() -> None:
     finished = Simulation(Site(hosts(4), source=11.8)).run()
 
-    assert finished.order == ("h2", "h1", "h3", "h4")
+    assert finished.order == ("h1", "h2", "h3", "h4")
+    assert max(finished.received.values()) < 1.01 * sum(LAYERS) / 11.8
 
 
 def progress(**received: int) -> dict[str, LinkProgress]:
@@ -103,7 +119,7 @@ def progress(**received: int) -> dict[str, LinkProgress]:
 
 def test_a_host_that_heads_the_chain_stays_there() -> None:
     """It has all bytes, and there is no other source."""
-    order = ChainOrder(("a", "b", "c", "d"), has_source=False)
+    order = ChainOrder("abcd")
     for second in range(1, 60):
         moved = progress(a=0, b=10 * second, c=second, d=second)
         order.observe(float(second), {**moved, "a": LinkProgress("a", 0, 0, 0, 0.0)})
@@ -133,3 +149,39 @@ def test_a_host_that_waits_is_not_moved() -> None:
         seen = progress(a=100 * second, b=0, c=0)
         order.observe(float(second), {**seen, "b": replace(seen["b"], waiting="a, silent for 5 s")})
     assert order.hosts == tuple("abc")
+
+
+def test_a_host_that_starts_later_than_the_one_before_it_is_not_moved() -> None:
+    """Its engine was asked 3 s after the other's."""
+    order = ChainOrder("abcd")
+    for second in range(1, 30):
+        late = max(0, 100 * (second - 3))
+        order.observe(float(second), progress(a=100 * second, b=late, c=late, d=late))
+    assert order.hosts == tuple("abcd")
+
+
+def test_a_host_whose_relay_was_restarted_is_not_moved() -> None:
+    order = ChainOrder("abc")
+    for second in range(1, 30):
+        behind = 100 * min(second, max(5, second - 3))
+        seen = progress(a=100 * second, b=behind, c=behind)
+        if 5 < second < 9:
+            seen["b"] = replace(seen["b"], waiting="waiting for its relay to restart")
+        order.observe(float(second), seen)
+    assert order.hosts == tuple("abc")
+
+
+def test_the_place_of_a_slow_first_host_is_given_to_one_that_is_not_lost() -> None:
+    order = ChainOrder("abcd")
+    for second in range(1, 7):
+        seen = progress(a=second, b=0, c=second, d=second)
+        order.observe(float(second), {**seen, "b": replace(seen["b"], lost=True)})
+    assert [host for host in order.hosts if host != "b"] == ["c", "a", "d"]
+
+
+def test_nothing_is_told_where_nobody_receives_more_than_before() -> None:
+    said: list[tuple[str, str]] = []
+    order = ChainOrder("abcd", say=lambda host, text: said.append((host, text)))
+    for second in range(1, 60):
+        order.observe(float(second), progress(a=100 * second, b=1, c=1, d=1))
+    assert said == []
