@@ -18,7 +18,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional
 
 from clusterctl.node.children import Child
 from clusterctl.node.documents import RayNode, from_json
@@ -200,6 +200,7 @@ class RayView:
         self._answered: Optional[float] = None  # When the GCS last answered
         self._unlisted: Optional[float] = None  # Since when it has not listed this node
         self._generation = 0  # Distinguishes the process's lines from those of an ended one
+        self._first_seen: Dict[str, float] = {}  # When the GCS first listed a node, by node id
         self.snapshot: Optional[Snapshot] = None
         self.taken = 0.0  # When the GCS answered, in monotonic seconds: the host's clock may change
 
@@ -234,6 +235,20 @@ class RayView:
             return ""
         reason = own[-1].death_reason if own else ""
         return f"the GCS considers this node dead: {reason or 'it does not know it'}"
+
+    def rejoined(self, now: float) -> FrozenSet[str]:
+        """Return the names of nodes that came back to the address of a dead one, and that the GCS
+        may not reach yet."""
+        nodes = self.snapshot.nodes if self.snapshot else []
+        left = {node.node_ip for node in nodes if not node.alive}
+        since = now - self._timing.rejoin
+        return frozenset(
+            node.name
+            for node in nodes
+            if node.alive
+            and node.node_ip in left
+            and self._first_seen.get(node.node_id, now) > since
+        )
 
     def unanswered(self, now: float) -> str:
         """Return how long a GCS that used to answer has been silent, or "" if not too long."""
@@ -273,6 +288,10 @@ class RayView:
             return
         self._heard = time.monotonic()
         if not snapshot.error:
+            self._first_seen = {
+                node.node_id: self._first_seen.get(node.node_id, self._heard)
+                for node in snapshot.nodes
+            }
             self.taken = self._heard - max(0.0, time.time() - snapshot.time)
             self.snapshot = snapshot
             self._answered = self._heard

@@ -50,6 +50,7 @@ class RayConditions:
     env: Mapping[str, str]
     taken: float = 0.0  # Monotonic seconds of the snapshot
     node_ip: str = ""  # Of this host
+    rejoined: FrozenSet[str] = frozenset()  # Nodes that the GCS may not reach yet
 
 
 def why_wait(document: ServiceDocument, conditions: RayConditions, not_before: float) -> str:
@@ -70,6 +71,9 @@ def why_wait(document: ServiceDocument, conditions: RayConditions, not_before: f
     found = breaches(expected, nodes)
     if found:
         return "; ".join(f"{breach.host} {breach.summary}" for breach in found)
+    back = sorted(node.name for node in nodes if node.alive and node.name in conditions.rejoined)
+    if back:
+        return f"for the head's Ray to reach {', '.join(back)} again"
     for node_ip, needed in Counter(document.node_ips).items():
         free = free_gpus([node for node in nodes if node.node_ip == node_ip])
         if free < needed:

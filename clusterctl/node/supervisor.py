@@ -199,6 +199,7 @@ class Supervisor:
             {**self._document.env, **self._evidence.env},
             self._view.taken,
             self._document.node_ip,
+            self._view.rejoined(now),
         )
         for name, service in list(self._services.items()):
             service.tick(now, wanted.get(name), conditions)

@@ -42,6 +42,11 @@ class Timing:
     # A node lost within this time after vLLM's end counts as the cause of that end. A dead node is
     # known after 18 s (DEAD_NODE_DETECTION in ray_cluster/nodes.py).
     blame_limit: float = 30.0
+    # How long the GCS may not reach a raylet that came back to its address: gRPC connects again 1,
+    # 2.6, 5.2, 9.3 and 15.8 s after a connection broke, give or take a fifth. A placement group
+    # that fails for this stays pending, and the GCS counts its GPUs as taken until that raylet ends
+    # (Ray 2.60).
+    rejoin: float = 8.0
     snapshot_age: float = 10.0  # An older snapshot of ray-watch proves nothing
 
     connect_every: float = 0.5  # How often a port that is not open yet is tried

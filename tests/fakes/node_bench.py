@@ -45,6 +45,7 @@ QUICK = Timing(
     service_backoff_first=0.1,
     service_backoff_max=0.4,
     stop_limit=5.0,
+    rejoin=0.3,
     rank_patience=0.2,
     connect_every=0.05,
     answer_timeout=2.0,

@@ -132,6 +132,15 @@ def test_a_node_that_came_back_under_another_id_counts_as_lost(bench: Bench) -> 
     bench.await_service("ready", restarts=1)
 
 
+def test_a_node_that_came_back_is_given_time_to_be_reached(bench: Bench) -> None:
+    bench.timing = replace(bench.timing, rejoin=60.0)
+    bench.in_ray(bench.node("a", "n1"), bench.node("b", "n2", alive=False), bench.node("b", "n3"))
+    bench.declare()
+    bench.start()
+
+    bench.await_service("waiting", detail="for the head's Ray to reach b again")
+
+
 def test_refused_arguments_are_not_tried_again_until_the_document_changes(bench: Bench) -> None:
     words = "usage: vllm serve\nvllm serve: error: unrecognized arguments: --frobnicate"
     bench.behaviour("vllm", {"exit": 2, "words": words})
