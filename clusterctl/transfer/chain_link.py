@@ -73,6 +73,7 @@ class LinkProgress:
     sources: tuple[str, ...] = ()  # Upstreams it receives from now: names of hosts, or `source`
     waiting: str | None = None  # The reason, when nothing has arrived for some seconds
     lost: bool = False  # The chain continues without it
+    behind: bool = False  # The host before it has more bytes ready than this one receives
 
     def movement(self, left: int) -> list[str]:
         """Return phrases for a progress line: the rate, the time until `left` bytes have arrived,

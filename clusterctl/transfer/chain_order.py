@@ -2,11 +2,11 @@
 receive.
 
 All hosts after a slow one get no more than it does, so slow hosts come last. A host is slow if it
-receives less than the host before it does. Whether that is due to the host itself, to the host
-before it or to the network between them is found by trying: the host is moved to the end, and if
-the next one is no faster in its place, the host before them is moved instead, then several slow
-hosts at once. What a source can send, or a host that is complete, is not known: there the next
-hosts get the first place, one after the other, until one of them is faster.
+receives less than the host before it, which has more ready. Whether that is due to the host itself,
+to the host before it or to the network between them is found by trying: the host is moved to the
+end, and if the next one is no faster in its place, the host before them is moved instead, then
+several slow hosts at once. What a source can send, or a host that is complete, is not known: there
+the next hosts get the first place, one after the other, until one of them is faster.
 """
 
 from __future__ import annotations
@@ -102,7 +102,6 @@ class ChainOrder:
         if now < self._settled:
             return False
         rates = self._measure(now, progress)
-        # A host that waits for something, such as a layer that others get later, is not slow.
         left = {
             host: progress[host].total - progress[host].done
             for host, rate in rates.items()
@@ -153,7 +152,9 @@ class ChainOrder:
         for before, host in itertools.pairwise(body[:-1]):
             if left.keys() >= {before, host} and before not in self._accepted:
                 seconds = now - max(self._starts[before][0], self._starts[host][0])
-                if rates[host] < rates[before] * (PART - REPORT / seconds):
+                # One that waits for bytes that the host before it has not got either is not slow.
+                late = progress[host].behind or not rates[host]
+                if late and rates[host] < rates[before] * (PART - REPORT / seconds):
                     slow = ((rates[host], host),)
                     self._begin(_Trial(before, slow, self._order, moved=slow))
                     return

@@ -20,6 +20,7 @@ from clusterctl.transfer.chain import DISTANCES, REPORT_EVERY
 from clusterctl.transfer.chain_link import LinkProgress
 from clusterctl.transfer.chain_order import ChainOrder
 from clusterctl.transfer.relay.upstream import LONG_REST, SHORT_STALL, SOURCE
+from clusterctl.transfer.relay.wire import LARGEST
 
 LAYERS = (2700, 2800, 1800, 3000, 850)
 """MB, as they are sent, of the image that was measured on H200 (docs/performance.md)."""
@@ -171,8 +172,15 @@ class Simulation:
         done, received = self._has[name], int(self._reported[name] * 1e6)
         layer = sum(end <= done for end in self._ends)
         total = self._ends[min(layer + AT_ONCE, len(self._ends)) - 1]
+        up = self._upstream[name]
         return LinkProgress(
-            name, received, int(total * 1e6), received, 0.0, lost=name in self._lost
+            name,
+            received,
+            int(total * 1e6),
+            received,
+            0.0,
+            lost=name in self._lost,
+            behind=up != SOURCE and self._has[up] - done >= LARGEST / 1e6,
         )
 
     def _unpacked(self, name: str) -> float:

@@ -13,6 +13,9 @@ from typing import Optional, Tuple
 LENGTH = struct.Struct("!I")
 RESTART = 0xFFFFFFFF
 
+# Bytes of a frame at most: a relay that sends so many has more ready than its reader takes
+LARGEST = 8 << 20
+
 
 class StillThere(bytes):
     """Marker among pieces of a body: no byte came, but the other side is alive."""

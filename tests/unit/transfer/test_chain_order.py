@@ -112,7 +112,7 @@ def test_a_slow_source_moves_nobody() -> None:
 def progress(**received: int) -> dict[str, LinkProgress]:
     """Megabytes that hosts have received of a hundred thousand."""
     return {
-        host: LinkProgress(host, count * 10**6, 10**11, count * 10**6, 0.0)
+        host: LinkProgress(host, count * 10**6, 10**11, count * 10**6, 0.0, behind=True)
         for host, count in received.items()
     }
 
@@ -185,3 +185,14 @@ def test_nothing_is_told_where_nobody_receives_more_than_before() -> None:
     for second in range(1, 60):
         order.observe(float(second), progress(a=100 * second, b=1, c=1, d=1))
     assert said == []
+
+
+def test_hosts_that_get_what_the_one_before_them_has_not_got_either_are_not_moved() -> None:
+    """They lack the last layer only, and a little of it comes before its turn."""
+    order = ChainOrder("abcd")
+    for second in range(1, 60):
+        seen = progress(a=100 * second, b=second, c=second, d=second)
+        for host in "bcd":
+            seen[host] = replace(seen[host], behind=False)
+        order.observe(float(second), seen)
+    assert order.hosts == tuple("abcd")

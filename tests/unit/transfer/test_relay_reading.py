@@ -29,7 +29,9 @@ Read = Callable[..., tuple[Iterator[bytes], threading.Event]]
 def read() -> Iterator[Read]:
     listener = socket.create_server(("127.0.0.1", 0))
 
-    def begin(serve: Serve, tick: float = TICK) -> tuple[Iterator[bytes], threading.Event]:
+    def begin(
+        serve: Serve, tick: float = TICK, size: int = SIZE, standing: Standing | None = None
+    ) -> tuple[Iterator[bytes], threading.Event]:
         event = threading.Event()
 
         def answer() -> None:
@@ -40,8 +42,9 @@ def read() -> Iterator[Read]:
                 serve(connection, event)
 
         threading.Thread(target=answer, daemon=True).start()
-        peer = Peer("gpu1", Standing("gpu1"), "127.0.0.1", listener.getsockname()[1], "token")
-        return map(bytes, peer.pieces("ab" * 32, 0, SIZE, tick)), event
+        standing = standing or Standing("gpu1")
+        peer = Peer("gpu1", standing, "127.0.0.1", listener.getsockname()[1], "token")
+        return map(bytes, peer.pieces("ab" * 32, 0, size, tick)), event
 
     with listener:
         yield begin
@@ -95,3 +98,41 @@ def test_a_connection_that_ends_in_a_bite_is_broken(
     pieces, _ = read(lambda connection, _: connection.sendall(wire.LENGTH.pack(SIZE) + b"a"))
     with pytest.raises(UpstreamFailed, match="closed"):
         take(pieces, SIZE)
+
+
+def test_the_one_before_is_ahead_while_a_frame_of_the_largest_size_arrives(read: Read) -> None:
+    standing, size = Standing("gpu1"), wire.LARGEST + 1000
+
+    def serve(connection: socket.socket, event: threading.Event) -> None:
+        connection.sendall(wire.LENGTH.pack(wire.LARGEST) + b"a" * 1000)
+        event.wait(LATE)
+        connection.sendall(b"a" * (wire.LARGEST - 1000))
+        connection.sendall(wire.LENGTH.pack(1000) + b"b" * 1000)
+
+    pieces, event = read(serve, size=size, standing=standing)
+
+    ahead = [standing.is_ahead]
+    take(pieces, 1000)
+    ahead.append(standing.is_ahead)
+    event.set()
+    found = b"".join(pieces)
+    ahead.append(standing.is_ahead)
+
+    assert (len(found), found[-1000:]) == (size - 1000, b"b" * 1000)
+    assert ahead == [False, True, False]
+
+
+def test_the_one_before_is_not_ahead_once_it_is_left(read: Read) -> None:
+    standing = Standing("gpu1")
+
+    def serve(connection: socket.socket, event: threading.Event) -> None:
+        connection.sendall(wire.LENGTH.pack(wire.LARGEST) + b"a" * 1000)
+        event.wait(LATE)
+
+    pieces, event = read(serve, size=wire.LARGEST, standing=standing)
+    take(pieces, 1000)
+    ahead = [standing.is_ahead]
+    del pieces
+    event.set()
+
+    assert [*ahead, standing.is_ahead] == [True, False]
