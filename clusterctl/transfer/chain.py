@@ -20,6 +20,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
 from clusterctl.errors import ClusterctlError, CommandTimedOut, StepFailed, raise_all
 from clusterctl.transfer.chain_link import Link, LinkProgress
@@ -40,6 +41,8 @@ STALL = 15.0
 DISTANCES = (1, 2, 3, 4, 6, 10, 18, 34, 66, 130, 258)
 
 REPORT_EVERY = 1.0  # Seconds
+
+T = TypeVar("T")
 
 
 class Chain:
@@ -206,8 +209,7 @@ class Chain:
             before: list[tuple[str, ...]] = []
             for supervisor in map(self._supervisors.__getitem__, self._order.hosts):
                 last = (SOURCE,) if self._has_source else ()
-                near = [before[-steps] for steps in DISTANCES if steps <= len(before)]
-                supervisor.set_upstreams((*itertools.chain(*near), *last))
+                supervisor.set_upstreams((*itertools.chain(*nearest(before)), *last))
                 if upstream := supervisor.as_upstream:
                     before.append(upstream)
 
@@ -220,6 +222,11 @@ class Chain:
                 self._report(each)
             if self._order.observe(time.monotonic(), progress):
                 self._set_upstreams()
+
+
+def nearest(before: Sequence[T]) -> list[T]:
+    """Return those of the hosts before a relay that it may fetch from, the preferred one first."""
+    return [before[-steps] for steps in DISTANCES if steps <= len(before)]
 
 
 def _offered(image: ImageContent) -> tuple[str, str]:

@@ -392,8 +392,11 @@ class RelayFigures:
         self, done: str, total: str, received: str, sources: str, waiting: str, behind: str
     ) -> None:
         """Record a state report of the relay; the arguments are its fields."""
+        counts = int(done), int(total), int(received)
+        if not all(0 <= count < 1 << 63 for count in counts):
+            raise ValueError(f"no counts of bytes: {counts}")
         with self._lock:
-            self._done, self._total, self._received = int(done), int(total), int(received)
+            self._done, self._total, self._received = counts
             self._sources = tuple(filter(None, sources.split(",")))
             self._waiting, self._behind = waiting or None, behind == "1"
             self._sample()

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from clusterctl.transfer.chain import DISTANCES, REPORT_EVERY
+from clusterctl.transfer.chain import REPORT_EVERY, nearest
 from clusterctl.transfer.chain_link import LinkProgress
 from clusterctl.transfer.chain_order import ChainOrder
 from clusterctl.transfer.relay.upstream import LONG_REST, SHORT_STALL, SOURCE
@@ -162,8 +162,7 @@ class Simulation:
         """Each relay fetches from the nearest host before it that does not rest."""
         before: list[str] = []
         for name in self._order.hosts:
-            near = [before[-steps] for steps in DISTANCES if steps <= len(before)]
-            awake = (up for up in near if self._resting.get((name, up), 0.0) <= now)
+            awake = (up for up in nearest(before) if self._resting.get((name, up), 0.0) <= now)
             self._upstream[name] = next(awake, SOURCE)
             if name not in self._lost:
                 before.append(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from clusterctl.transfer.relay_supervisor import RelayFigures
 from clusterctl.transfer.source_multiplexer import Throttle
 
@@ -79,3 +81,14 @@ def test_a_relay_that_was_started_again_counts_on() -> None:
     assert between.waiting == "waiting for its relay to restart"
     assert figures.progress(lost=False).received == 850
     assert figures.progress(lost=True).waiting is None
+
+
+@pytest.mark.parametrize("count", ["-1", "9" * 400])
+def test_counts_that_no_disk_holds_are_refused(count: str) -> None:
+    """Rates are floats, which end at 1e308."""
+    figures = RelayFigures("gpu1", Time())
+
+    with pytest.raises(ValueError, match="no counts of bytes"):
+        figures.take("1", "1", count, "", "", "0")
+
+    assert figures.progress(lost=False).rate == 0
