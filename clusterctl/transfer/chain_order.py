@@ -28,9 +28,9 @@ REPORT = 1.0
 SETTLE = 1.0  # Seconds after a change of the order that are not measured
 SHORTEST, LONGEST = 4.0, 20.0  # Seconds to measure
 
-# Seconds that the host after a source, or after a host that is complete, has to go at least for
-# each host that is tried in its place.
-WORTH_A_TRIAL = 30.0
+# Seconds and bytes that the host after a source, or after a host that is complete, must have to go
+# for each host that is tried in its place. Each change sends some 4 MB twice: what is on its way.
+WORTH_SECONDS, WORTH_BYTES = 30.0, 400 * MIB
 
 BETTER = 1.2  # A trial has helped if what comes after it is this many times as fast
 
@@ -162,7 +162,7 @@ class ChainOrder:
             complete = before == SOURCE or progress[before].done >= progress[before].total
             if complete and host in left and before not in self._accepted:
                 others = [each for each in body[body.index(host) + 1 :] if each in left]
-                if others and left[host] > rates[host] * WORTH_A_TRIAL:
+                if others and _is_worth(1, left[host], rates[host]):
                     self._begin(_Trial(before, ((rates[host], host),), self._order), others[0])
                 return
 
@@ -205,12 +205,13 @@ class ChainOrder:
             self._begin(replace(trial, slow=slow, moved=((rate, trial.before),)))
         elif further and len(slow) <= ADJACENT and trial.moved:
             self._begin(replace(trial, slow=slow, moved=slow))
-        elif (
-            further
-            and len(slow) <= ADJACENT
-            and left.get(first, 0) > rate * WORTH_A_TRIAL * len(slow)
-        ):
+        elif further and len(slow) <= ADJACENT and _is_worth(len(slow), left.get(first, 0), rate):
             self._begin(replace(trial, slow=slow), further[0])
         else:
             self._accepted.add(trial.before)
             self._order = trial.original
+
+
+def _is_worth(trials: int, left: int, rate: float) -> bool:
+    """Return whether a host that has `left` bytes to go is to lose its place for so many trials."""
+    return left > trials * max(WORTH_BYTES, WORTH_SECONDS * rate)

@@ -196,3 +196,14 @@ def test_hosts_that_get_what_the_one_before_them_has_not_got_either_are_not_move
             seen[host] = replace(seen[host], behind=False)
         order.observe(float(second), seen)
     assert order.hosts == tuple("abcd")
+
+
+@pytest.mark.parametrize(("megabytes", "first"), [(300, "a"), (600, "b")])
+def test_little_is_not_worth_to_be_sent_twice(megabytes: int, first: str) -> None:
+    """Half a minute and more is left either way, since the first host is slow."""
+    order = ChainOrder("abc")
+    for second in range(1, 7):
+        seen = progress(a=second, b=second, c=second)
+        total = {host: replace(each, total=megabytes * 10**6) for host, each in seen.items()}
+        order.observe(float(second), total)
+    assert order.hosts[0] == first
