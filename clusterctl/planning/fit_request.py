@@ -79,6 +79,10 @@ def without_cluster(asked: FitArguments, hub: HubShapes | None = None) -> FitRep
     if asked.network and len(hardware.sites) == 1:
         alone = "--network is not used, since all GPUs are in one host: give --gpus for each host"
         report = replace(report, notes=(*report.notes, alone))
+    sizes = [[gpu.memory_gib for gpu in site.gpus] for site in hardware.sites]
+    if any(each != sorted(each, reverse=True) for each in sizes):
+        order = "the ranks on a host take its GPUs in the order of --gpus: name the largest first"
+        report = replace(report, notes=(*report.notes, f"{order} to plan with them"))
     return report
 
 

@@ -247,6 +247,15 @@ def test_idle_gpus_of_another_kind_are_named() -> None:
     assert idle not in document(*mixed, "--pp", "3")["notes"]
 
 
+def test_the_order_of_unlike_gpus_in_a_host_decides_which_are_used() -> None:
+    order = "the ranks on a host take its GPUs in the order of --gpus"
+    small_first = document("qwen3-8b", "--gpus", "2xRTX4090,A100:80", "--tp", "1")
+    large_first = document("qwen3-8b", "--gpus", "A100:80,2xRTX4090", "--tp", "1")
+    assert (small_first["verdict"], large_first["verdict"]) == ("does not fit", "fits")
+    assert any(order in note for note in small_first["notes"])
+    assert not any(order in note for note in large_first["notes"])
+
+
 def test_unlike_hosts_are_planned_with_the_network_between_them() -> None:
     """R1-Distill-Qwen-32B on an RTX 3090 and an H800, as in a deployment note."""
     hosts = ("--gpus", "RTX3090", "--gpus", "H800", "--network", "2.5Gbit")
