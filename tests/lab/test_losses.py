@@ -3,21 +3,20 @@ request (`pytest -rP` prints the rows). The tests build on each other, in the or
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
-import sys
+import ssl
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
 
+import httpx2
 import pytest
 
 from clusterctl.lab import faults
+from clusterctl.steps.gateway_certificate import made
 from tests.lab.cluster import Operator, until
 from tests.lab.conftest import OnHost
+from tests.lab.steady_load import CALM, RATE, SteadyLoad, admitted
 
 pytestmark = [
     pytest.mark.lab,
@@ -26,59 +25,12 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
 ]
 
-GATEWAY = "http://10.77.0.11:8000"
 SERVE = ("serve", "/data/models/tiny", "--tp", "1", "--yes")
-RATE = 2.0
-CALM = 5.0
-"""Seconds of load before and after each change, in which requests are answered."""
+HEAD, WORKER = "https://10.77.0.11:8000", "https://10.77.0.12:8000"
 GATEWAY_BACK = 2.0
 """Seconds."""
 NODE = "clusterctl-lab"
 ENGINE = "VLLM::EngineCor"
-
-
-def status(operator: Operator) -> Any:
-    return operator.run("status", "--json").json
-
-
-def admitted(operator: Operator) -> list[str]:
-    """The hosts whose replicas get requests."""
-    gateway = status(operator)["gateway"] or {"members": []}
-    return [member["host"] for member in gateway["members"] if member["admitted"]]
-
-
-class Load:
-    """A steady rate of requests, half of them streamed, and what became of them."""
-
-    def __init__(self, operator: Operator, on_host: OnHost) -> None:
-        self._operator = operator
-        self._key = on_host("gpu1", "cat /etc/clusterctl/lab/api.key").stdout.strip()
-
-    @contextmanager
-    def during(self, what: str) -> Iterator[dict[str, Any]]:
-        """Send requests meanwhile; afterwards the result has a row of the table."""
-        found: dict[str, Any] = {"what": what}
-        before = status(self._operator)["gateway"]["retried"]
-        words = ["--rate", str(RATE), "--seconds", "3600", "--streamed", "0.5", "--tokens", "24"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.bench.load", GATEWAY, "tiny", *words],
-            env={**os.environ, "CLUSTERCTL_API_KEY": self._key},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            time.sleep(CALM)
-            yield found
-            time.sleep(CALM)
-            process.send_signal(signal.SIGTERM)
-            found |= json.loads(process.communicate(timeout=300)[0])
-        finally:
-            process.kill()
-            process.communicate()
-        again = status(self._operator)["gateway"]["retried"] - before
-        found["retried"] = max(again, 0)  # The counts of the last 2 s are lost with the head
-        line = ("sent", "whole", "retried", "failed", "broken", "longest_seconds", "why")
-        print(f"{what}: " + ", ".join(f"{name} {found[name]}" for name in line))  # noqa: T201
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +114,7 @@ def test_requests_lost_while(
     change: Callable[[Operator, OnHost], None],
     loses: str,
 ) -> None:
-    load = Load(operator, on_host)
+    load = SteadyLoad(operator, on_host)
     with load.during(what) as row:
         change(operator, on_host)
         until(
@@ -180,3 +132,64 @@ def test_requests_lost_while(
         assert set(row["why"]) <= {"RemoteProtocolError", "no end of the stream", "an error event"}
     elif loses == IN_FLIGHT:
         assert row["lost_within_seconds"] <= GATEWAY_BACK + row["longest_seconds"], row
+
+
+def asked(door: str, certificate: str, key: str) -> int:
+    """The status of an answer to a completion, by a client that trusts this certificate alone; 0
+    without one."""
+    context = ssl.create_default_context(cadata=certificate)
+    try:
+        return httpx2.post(
+            f"{door}/v1/completions",
+            headers={"Authorization": f"Bearer {key}"},
+            json={"model": "tiny", "prompt": "hello", "max_tokens": 4},
+            verify=context,
+            trust_env=False,
+            timeout=60,
+        ).status_code
+    except httpx2.HTTPError:
+        return 0
+
+
+def test_gateways_of_two_hosts_with_tls(
+    operator: Operator, on_host: OnHost, used_hosts: str, tmp_path: Path
+) -> None:
+    """The head's is killed, and the certificate replaced, while clients of the worker's go on."""
+    inventory, bare = tmp_path / "doors.yaml", Path(used_hosts).read_text()
+
+    def both(certificate: str, key: str) -> list[int]:
+        return [asked(door, certificate, key) for door in (HEAD, WORKER)]
+
+    inventory.write_text(f"{bare}\ngateway: {{tls: true, hosts: all}}\n")
+    operator.ok("bootstrap", str(inventory), "--yes", timeout=1000)
+    own = on_host("gpu1", "cat /etc/clusterctl/lab/gateway.crt").stdout
+    alice = operator.ok("key", "create", "alice").stdout.strip()
+    until(lambda: both(own, alice) == [200, 200], within=60, what="both gateways answer")
+
+    load = SteadyLoad(operator, on_host, WORKER)
+    with load.during("kill -9 of the head's gateway, at the worker's") as row:
+        assert on_host("gpu1", "pkill -KILL -x haproxy").returncode == 0
+        until(lambda: both(own, alice) == [200, 200], within=60, what="both gateways answer")
+    assert (row["failed"], row["broken"]) == (0, 0), row
+
+    operator.ok("key", "revoke", "alice")
+    assert both(own, alice) == [401, 401]
+
+    bob = operator.ok("key", "create", "bob").stdout.strip()
+    chain, with_key = made("lab", ["10.77.0.11", "10.77.0.12"])
+    given = "gateway: {tls: true, hosts: all, certificate: gate.crt, key: gate.key}"
+    inventory.write_text(f"{bare}\n{given}\n")
+    (tmp_path / "gate.crt").write_bytes(chain)
+    (tmp_path / "gate.key").write_bytes(with_key.removeprefix(chain))
+    with load.during("another certificate, at the worker's gateway") as row:
+        operator.ok("bootstrap", str(inventory), "--yes", timeout=1000)
+        until(
+            lambda: both(chain.decode(), bob) == [200, 200], within=60, what="the new certificate"
+        )
+    assert (row["failed"], row["broken"]) == (0, 0), row
+    assert both(own, bob) == [0, 0]
+
+    (tmp_path / "gate.key").write_bytes(made("lab", ["10.77.0.11"])[1])
+    refused = operator.run("bootstrap", str(inventory), "--yes")
+    assert "its key belongs to another certificate" in refused.stderr, refused.text
+    assert both(chain.decode(), bob) == [200, 200]
