@@ -20,7 +20,7 @@ from clusterctl.transfer.chain import REPORT_EVERY, nearest
 from clusterctl.transfer.chain_link import LinkProgress
 from clusterctl.transfer.chain_order import ChainOrder
 from clusterctl.transfer.relay.upstream import LONG_REST, SHORT_STALL, SOURCE
-from clusterctl.transfer.relay.wire import LARGEST
+from clusterctl.transfer.relay.wire import BACKLOG
 
 LAYERS = (2700, 2800, 1800, 3000, 850)
 """MB, as they are sent, of the image that was measured on H200 (docs/performance.md)."""
@@ -179,7 +179,7 @@ class Simulation:
             received,
             0.0,
             lost=name in self._lost,
-            behind=up != SOURCE and self._has[up] - done >= LARGEST / 1e6,
+            behind=up != SOURCE and self._has[up] - done >= BACKLOG / 1e6,
         )
 
     def _unpacked(self, name: str) -> float:

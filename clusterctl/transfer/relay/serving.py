@@ -15,6 +15,8 @@ from clusterctl.transfer.relay import wire
 from clusterctl.transfer.relay.fetching import Holdings
 from clusterctl.transfer.relay.stored import Restarted, Segment, Stored, Unavailable
 
+TURN = 8 << 20  # Bytes sent at a time
+
 SLOWEST = 300.0  # Seconds without room in the socket's buffer, after which the connection is closed
 
 HEAD_LIMIT = 10.0  # Seconds to name a blob, and with the token where one is needed
@@ -85,7 +87,7 @@ class Delivery:
                     continue
                 if file < 0:
                     file = blob.open_for_reading(segment, turn)
-                count = min(count, wire.LARGEST, self._end - self._position)
+                count = min(count, TURN, self._end - self._position)
                 announce(count)
                 self._send_file(file, count)
         finally:

@@ -50,7 +50,7 @@ class Standing:
         self.name = name
         self.streams = 0
         self.received = 0
-        self._largest = 0  # Frames of wire.LARGEST bytes that are being received
+        self._large = 0  # Frames of wire.BACKLOG bytes or more that are being received
         self.resting_until = 0.0
         self._clock = clock
         self._heard = self._moved = clock()
@@ -75,19 +75,19 @@ class Standing:
     @contextlib.contextmanager
     def frame(self, length: int) -> Iterator[None]:
         """While a frame of `length` bytes is being received."""
-        change = int(length >= wire.LARGEST)
+        change = int(length >= wire.BACKLOG)
         with self._lock:
-            self._largest += change
+            self._large += change
         try:
             yield
         finally:
             with self._lock:
-                self._largest -= change
+                self._large -= change
 
     @property
     def is_ahead(self) -> bool:
         """Whether it has more bytes ready than this relay takes."""
-        return self._largest > 0
+        return self._large > 0
 
     def silence(self) -> float:
         """Seconds since the last sign of life, in any stream."""

@@ -13,8 +13,8 @@ from typing import Optional, Tuple
 LENGTH = struct.Struct("!I")
 RESTART = 0xFFFFFFFF
 
-# Bytes of a frame at most: a relay that sends so many has more ready than its reader takes
-LARGEST = 8 << 20
+# Bytes of a frame that show that a relay has more ready than its reader takes
+BACKLOG = 2 << 20
 
 
 class StillThere(bytes):

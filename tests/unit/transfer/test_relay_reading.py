@@ -100,13 +100,13 @@ def test_a_connection_that_ends_in_a_bite_is_broken(
         take(pieces, SIZE)
 
 
-def test_the_one_before_is_ahead_while_a_frame_of_the_largest_size_arrives(read: Read) -> None:
-    standing, size = Standing("gpu1"), wire.LARGEST + 1000
+def test_the_one_before_is_ahead_while_a_large_frame_arrives(read: Read) -> None:
+    standing, size = Standing("gpu1"), wire.BACKLOG + 1000
 
     def serve(connection: socket.socket, event: threading.Event) -> None:
-        connection.sendall(wire.LENGTH.pack(wire.LARGEST) + b"a" * 1000)
+        connection.sendall(wire.LENGTH.pack(wire.BACKLOG) + b"a" * 1000)
         event.wait(LATE)
-        connection.sendall(b"a" * (wire.LARGEST - 1000))
+        connection.sendall(b"a" * (wire.BACKLOG - 1000))
         connection.sendall(wire.LENGTH.pack(1000) + b"b" * 1000)
 
     pieces, event = read(serve, size=size, standing=standing)
@@ -126,10 +126,10 @@ def test_the_one_before_is_not_ahead_once_it_is_left(read: Read) -> None:
     standing = Standing("gpu1")
 
     def serve(connection: socket.socket, event: threading.Event) -> None:
-        connection.sendall(wire.LENGTH.pack(wire.LARGEST) + b"a" * 1000)
+        connection.sendall(wire.LENGTH.pack(wire.BACKLOG) + b"a" * 1000)
         event.wait(LATE)
 
-    pieces, event = read(serve, size=wire.LARGEST, standing=standing)
+    pieces, event = read(serve, size=wire.BACKLOG, standing=standing)
     take(pieces, 1000)
     ahead = [standing.is_ahead]
     del pieces
