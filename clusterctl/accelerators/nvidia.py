@@ -47,7 +47,9 @@ class Nvidia:
         {
             # The monitor kills workers when the host's memory is nearly full, which is normal for
             # the page cache of a unified-memory GPU host (vllm issue 28328).
-            "RAY_memory_monitor_refresh_ms": "0"
+            "RAY_memory_monitor_refresh_ms": "0",
+            # As nvidia-smi numbers GPUs, and so plans do. CUDA's own order begins with the fastest.
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         }
     )
     gpu_listing = GpuListing(

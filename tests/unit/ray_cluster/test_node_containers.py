@@ -80,6 +80,11 @@ def test_the_memory_monitor_is_off_on_gpu_hosts_only() -> None:
     assert name not in environments(cluster(accelerator="cpu"))[0]
 
 
+def test_gpus_are_numbered_as_nvidia_smi_numbers_them() -> None:
+    assert environments(cluster())[0]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert "CUDA_DEVICE_ORDER" not in environments(cluster(accelerator="cpu"))[0]
+
+
 def test_a_dead_node_is_known_within_20_seconds() -> None:
     env = environments(cluster())[0]
     period, timeout = (int(env[f"RAY_health_check_{k}_ms"]) for k in ("period", "timeout"))
