@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The main job on this machine, from nothing: two bare Debian hosts, then the same three commands
-# that a real cluster takes, then a completion. Needs root on Debian or Ubuntu.
+# that a real cluster takes, a completion, and two replicas whose flags change while requests come.
+# Needs root on Debian or Ubuntu.
 #
 #     scripts/demo.sh                leaves it all running; clusterctl lab down removes it
 #     scripts/demo.sh --down         takes it down at the end
@@ -33,10 +34,13 @@ run() {
     "$@"
 }
 
+tiny=(/data/models/tiny --name tiny)
+answers=$(mktemp)
+trap 'rm -f "$answers"' EXIT
 run clusterctl lab up --hosts 2 --for "$model"
 run clusterctl bootstrap inventory/lab.yaml
 case $model in
-    tiny) run clusterctl serve /data/models/tiny --name tiny --tp 2 ;;
+    tiny) run clusterctl serve "${tiny[@]}" --tp 2 ;;
     *) run clusterctl serve "$model" --tp 2 ;;
 esac
 run clusterctl status
@@ -48,6 +52,20 @@ curl --silent --show-error --fail-with-body --max-time 120 --noproxy '*' http://
     --header 'Content-Type: application/json' \
     --data "{\"model\": \"$model\", \"prompt\": \"Two hosts are\", \"max_tokens\": 16}"
 printf '\n\nThe weights are random, so the words mean nothing; the path they took is real.\n'
+
+printf '\n%sTwo replicas behind the gateway, and other flags while a client sends two requests a second:%s\n' "$bold" "$plain"
+run clusterctl stop "$model"
+run clusterctl serve "${tiny[@]}" --replicas 2
+CLUSTERCTL_API_KEY=$CLUSTERCTL_API_KEY python -m tests.bench.load http://10.77.0.11:8000 tiny --rate 2 --seconds 600 >"$answers" &
+run clusterctl serve "${tiny[@]}" --replicas 2 -- --max-model-len 1024
+kill "$!"
+wait "$!" || true # the counts say what was lost
+python -c '
+import json, sys
+count = json.load(sys.stdin)
+print("Requests meanwhile: {sent} sent, {whole} answered, {failed} failed, {broken} cut short.".format(**count))
+' <"$answers"
+run clusterctl status
 
 if [ -n "$down" ]; then
     run clusterctl lab down

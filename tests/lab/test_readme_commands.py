@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,4 +51,5 @@ def test_the_demo_goes_from_nothing_to_a_completion(tmp_path: Path) -> None:
         "the lab is down",
     ):
         assert words in seen, seen
+    assert re.search(r"[1-9]\d* answered, 0 failed, 0 cut short\.", seen), seen
     assert not network.namespaces()
