@@ -41,6 +41,7 @@ _DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, Recu
 
 _FAILED = ("stalled", "backing-off", "failed")
 _ENDED = ("ready", "up", "stopped")  # Of a service, of Ray, of a service that was removed
+_RAY = "ray of "  # Before a host; no service has such a name
 _BUSY = 0.5  # cores
 
 
@@ -132,7 +133,7 @@ def failures_of(records: Mapping[str, HostRecord], service: str | None, now: flo
     for entry in entries:
         name, event, at = str(entry.get("subject")), entry["event"], float(entry["time"])
         if name == "ray":
-            name = f"ray of {entry.get('host')}"
+            name = f"{_RAY}{entry.get('host')}"
         if service not in (None, service_of(name)):
             continue
         current = found.get(name)
@@ -151,7 +152,14 @@ def failures_of(records: Mapping[str, HostRecord], service: str | None, now: flo
             found[name] = Outage(name, at, now, worked.get(name, 0.0), silent, left)
         elif current and left:  # vLLM often ends before Ray knows why
             found[name] = replace(current, left=True)
-    return [each for each in found.values() if service or now - each.ended < _A_DAY]
+    last = max((each.since for name, each in found.items() if not name.startswith(_RAY)), default=0)
+    return [
+        each
+        for name, each in found.items()
+        # A service that failed later had worked again.
+        if not (name.startswith(_RAY) and each.ended < last)
+        and (service or now - each.ended < _A_DAY)
+    ]
 
 
 def recorded_lines(

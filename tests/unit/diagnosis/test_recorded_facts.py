@@ -100,6 +100,21 @@ def test_ray_that_is_up_again_has_no_failure_any_more() -> None:
     assert "clock-set" in [one.id for one in still]
 
 
+def test_a_failure_of_ray_that_services_worked_after_is_no_cause_of_their_next_one() -> None:
+    stopped = entry(0, "host", "stopped", "raylet (process 8) is stopped by a signal")
+    over = entry(0.4, "host", "over", "stopped 8")
+    dead = "the GCS considers this node dead: health check failed; retrying in 1 s"
+    down, up = entry(0.3, "ray", "backing-off", dead), entry(0.5, "ray", "up")
+    ray = [{**each, "host": "gpu2"} for each in (stopped, down, over, up)]
+    first = [one.id for one in causes({"gpu1": files(), "gpu2": files(*ray)})]
+    assert first[0] == "process-stopped"
+
+    ready, *failed = STALLED
+    later = files({**ready, "time": NIGHT + 120}, *failed)
+    told = [one.id for one in causes({"gpu1": later, "gpu2": files(*ray)})]
+    assert told == ["engine-dead-stall"]
+
+
 @pytest.mark.parametrize(
     "first", [(), (entry(12.9, "chat", "backing-off", "ended with status 1"),)]
 )
