@@ -4,9 +4,12 @@ on each other, in the order of this file."""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,12 @@ pytestmark = [
 WITHIN = 30.0
 """Seconds from the symptom to the verdict."""
 
+EVIDENCE = 20.0
+"""Seconds from the supervisor's verdict that a service hangs to the evidence on all hosts."""
+
+STALLED = 150.0
+"""Seconds until a service that hangs is called stalled, of which 60 are its stall_timeout."""
+
 AGAIN = 400.0
 """Seconds until a service is ready again, on two slow cores."""
 
@@ -35,6 +44,30 @@ NODE = "clusterctl-lab"
 LOGS = "/var/log/clusterctl"
 ENDPOINT = "http://10.77.0.11:8000/v1/completions"
 RANK, ENGINE = "-f ^ray::RayWorkerProc", "-f ^VLLM::EngineCore"
+PACKAGES = "/opt/venv/lib/python3*/site-packages"
+LOST = "INPUT -i ens3 -m statistic --mode random --probability 0.3 -j DROP"
+
+# Makes a rank compute for years, with Python's lock held, when it gets a signal that nobody uses.
+LOOP = """\
+import re, signal
+def loops_forever(*_):
+    re.match("(a+)+b", "a" * 60)
+signal.signal(signal.SIGRTMIN + 5, loops_forever)
+"""
+
+HOG = "import time; held = bytearray(1 << 30); time.sleep(20)"
+
+# Listens on the port of the service as soon as that is free.
+HOLD = """\
+import socket, time
+while True:
+    try:
+        held = socket.create_server(("10.77.0.11", 8000))
+        break
+    except OSError:
+        time.sleep(0.05)
+time.sleep(600)
+"""
 
 
 @dataclass(frozen=True)
@@ -94,6 +127,14 @@ class Night:
 
         until(is_ready, within=AGAIN, what="tiny is ready again")
 
+    def since(self, event: str) -> float:
+        """When the journal of the service had `event` last."""
+        lines = self.do("gpu1", f"grep '\"{event}\"' {LOGS}/lab/journal.jsonl").splitlines()
+        return float(json.loads(lines[-1])["time"])
+
+    def failing(self, within: float) -> None:
+        until(lambda: self.service()["state"] != "ready", within=within, what="tiny fails")
+
     def ask(self, key: str = "", tokens: int = 4) -> int:
         """Send a request; the HTTP status, 0 if there is no answer."""
         key = key or self.do("gpu1", "cat /etc/clusterctl/lab/api.key")
@@ -114,6 +155,8 @@ def night(operator: Operator, used_hosts: str, on_host: OnHost) -> Iterator[Nigh
     made.do("gpu1", f"rm -rf {LOGS}")
     made.do("gpu2", f"mkdir -p {LOGS}; mountpoint -q {LOGS} || mount -t tmpfs -o size=64m x {LOGS}")
     operator.ok("bootstrap", used_hosts, timeout=1000)
+    module = f"echo {shlex.quote(LOOP)} >$(echo {PACKAGES})/fault_loop.py"
+    made.inside("gpu2", f"{module}; echo 'import fault_loop' >$(echo {PACKAGES})/fault_loop.pth")
     operator.ok("serve", "/data/models/tiny", "--name", "tiny", "--tp", "2", "--yes", timeout=1500)
     yield made
     on_host("gpu2", f"umount -l {LOGS}")
@@ -179,6 +222,26 @@ def test_a_link_that_is_down(night: Night) -> None:
     night.nothing()
 
 
+def test_packets_that_are_lost_under_load(night: Night) -> None:
+    """Each connection shows its losses at the sender, so the verdict names the other end."""
+    ended = threading.Event()
+
+    def load() -> None:
+        while not ended.is_set():
+            night.ask(tokens=500)
+
+    night.do("gpu2", f"iptables -I {LOST}")
+    with ThreadPoolExecutor() as pool:
+        for _ in range(3):
+            pool.submit(load)
+        try:
+            night.verdict("packet-loss", "gpu1")
+        finally:
+            ended.set()
+            night.do("gpu2", f"iptables -D {LOST}")
+    night.nothing()
+
+
 def test_shared_memory_that_is_full(night: Night) -> None:
     size = night.do("gpu2", "df -k --output=size /dev/shm | tail -1")
     used = night.do("gpu2", "df -k --output=used /dev/shm | tail -1")
@@ -209,4 +272,65 @@ def test_a_raylet_that_is_stopped(night: Night) -> None:
     pid = process(night, "gpu2", "-x raylet")
     night.inside("gpu2", f"kill -STOP {pid}")
     night.verdict("process-stopped", "gpu2", f"raylet (process {pid}) on gpu2")
+    night.ready(after=restarts)
+
+
+def test_a_rank_in_an_endless_loop(night: Night) -> None:
+    restarts = night.service()["restarts"]
+    night.inside("gpu2", f"kill -39 {process(night, 'gpu2', RANK)}")
+    night.failing(within=STALLED)
+    night.verdict("rank-hung", "gpu2", "rank 1 of tiny", "computes in")
+    taken = f"ls -t {LOGS}/lab/evidence-*.json | head -n 1 | xargs stat -c %Y"
+    seconds = int(night.do("gpu2", taken)) - night.since("stalled")
+    assert seconds < EVIDENCE
+    print(f"evidence {seconds:.0f} s after the stall was called")  # noqa: T201
+    night.ready(after=restarts)
+
+
+def test_a_rank_that_is_killed_for_lack_of_memory(night: Night) -> None:
+    """The node gets a limit, and something else beside the rank takes what is left."""
+    restarts = night.service()["restarts"]
+    group = night.do(
+        "gpu2",
+        f"id=$(docker inspect -f '{{{{.Id}}}}' {NODE}); find /sys/fs/cgroup/ -path \"*$id*\" "
+        "'(' -name memory.limit_in_bytes -o -name memory.max ')' | head -n 1",
+    )
+    held = night.do("gpu2", f"awk '/^(rss|anon) /{{print $2}}' $(dirname {group})/memory.stat")
+    night.do("gpu2", f"echo {int(held) + 256 * 2**20} >{group}")
+    try:
+        night.do("gpu2", f"docker exec -d {NODE} python3 -c {shlex.quote(HOG)}")
+        night.verdict("host-oom-ray", "gpu2", "on gpu2 for lack of memory")
+    finally:
+        night.do("gpu2", f"echo -1 >{group} || echo max >{group}")
+    night.ready(after=restarts)
+
+
+def test_a_library_that_was_swapped_on_one_host(night: Night) -> None:
+    """What a host has is looked at every minute."""
+    data = f"{PACKAGES}/torch-*.dist-info/METADATA"
+    version = night.inside("gpu2", f"sed -n 's/^Version: //p' {data}")
+    swap = f"sed -i 's/^Version: .*/Version: {{}}/' {data}"
+    restarts = night.service()["restarts"]
+    night.inside("gpu2", swap.format("2.12.1"))
+    try:
+        noted = f"grep -c 2.12.1 {LOGS}/lab/ledger.jsonl"
+        until(lambda: night.on_host("gpu2", noted).returncode == 0, within=90, what="the ledger")
+        night.inside("gpu1", f"pkill -KILL {ENGINE}")
+        night.failing(within=60)
+        night.verdict("version-changed", "gpu2", "torch of node changed on gpu2", "2.12.1 now")
+        night.ready(after=restarts)
+    finally:
+        night.inside("gpu2", swap.format(version))
+
+
+def test_a_port_that_another_program_took_between_restarts(night: Night) -> None:
+    restarts = night.service()["restarts"]
+    night.do("gpu1", f"docker exec -d {NODE} python3 -c {shlex.quote(HOLD)} holds-8000")
+    try:
+        night.inside("gpu1", "pkill -KILL -f '[v]llm serve'")
+        in_use = f"grep -rqi 'address already in use' {LOGS}/lab"
+        until(lambda: night.on_host("gpu1", in_use).returncode == 0, within=AGAIN, what="a log")
+        night.verdict("port-in-use", "gpu1")
+    finally:
+        night.inside("gpu1", "pkill -f '[h]olds-8000'")
     night.ready(after=restarts)
