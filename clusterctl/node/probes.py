@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Callable, List, Optional, Sequence
@@ -45,10 +46,13 @@ class PolledCommand:
 
     def close(self) -> None:
         """End the command if it runs."""
-        if self._process:
-            self._process.kill()
-            if self._process.stdout:
-                self._process.stdout.close()
+        process, self._process = self._process, None
+        if process:
+            process.kill()
+            if process.stdout:
+                process.stdout.close()
+            with suppress(subprocess.TimeoutExpired):  # a driver that hangs keeps it alive
+                process.wait(1)
 
     def tick(self, now: float) -> Optional[RanCommand]:
         """Start the command or collect its output, once. `now`: monotonic seconds."""

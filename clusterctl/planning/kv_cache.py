@@ -7,6 +7,7 @@ that draw blocks from one pool, so the blocks of all groups have the same size i
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -36,7 +37,7 @@ class CacheNeed:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Layers (by index) that share a block table."""
+    """Layers (by index, in order) that share a block table."""
 
     need: CacheNeed
     block_size: int
@@ -75,7 +76,10 @@ class CachePlan:
         if self.is_uniform:
             block = self.groups[0].block_size if self.groups else DEFAULT_BLOCK
             return block * sum(self.token_bytes[first:last])
-        held = (sum(first <= index < last for index in group.layers) for group in self.groups)
+        held = (
+            bisect_left(group.layers, last) - bisect_left(group.layers, first)
+            for group in self.groups
+        )
         return self.page_bytes * max(held)
 
     def blocks_per_request(self, length: int, in_flight: int) -> int:

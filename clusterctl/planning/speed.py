@@ -252,6 +252,8 @@ class SpeedModel:
     def offload(self, stage: PipelineStage, gpu: GpuModel, tokens: int) -> float:
         """Return the seconds to read offloaded weights for a pass of `tokens`: of experts those
         that a token has chosen, as on the GPU."""
+        if not self.options.cpu_offload_gib:
+            return 0.0
         share = self._read(stage, tokens) / self._read(stage, _CHUNK)
         return share * self.offloaded(stage) / (gpu.pcie * 1e9 * _PCIE_SHARE)
 
