@@ -34,6 +34,11 @@ STEP = 0.1
 LOST_AFTER = 30.0
 """Seconds after which a host that does not answer is lost for the run."""
 
+ACKNOWLEDGEMENTS = 0.02
+"""Part of a link's rate, in each direction, that acknowledgements of the other direction take: one
+of 52 to 66 bytes for two segments of 1448, 1500 to 1514 with headers. The links have this rate in
+each direction."""
+
 
 @dataclass(frozen=True)
 class Member:
@@ -125,19 +130,24 @@ class Simulation:
             if up == SOURCE:
                 rate, there = site.source / children[up], self._size
             else:
-                rate = members[up].sends / children[up]
+                rate = members[up].sends * self._for_data(up, children) / children[up]
                 there = has[up] - (has[up] - before[up]) * site.hop / STEP
                 if not members[up].works(now) or up in self._lost:
                     rate = 0.0
                 if self._crosses(name, up):
                     rate = min(rate, site.between_racks / max(1, across))
-            rate = min(rate, member.receives)
+            rate = min(rate, member.receives * self._for_data(name, children))
             has[name] = max(has[name], min(has[name] + rate * STEP, there))
             arrived = self._arrived[name]
             while len(arrived) < len(self._ends) and has[name] >= self._ends[len(arrived)] - 1e-6:
                 arrived.append(now)
             if not self._lacks(name):
                 self._received[name] = now
+
+    def _for_data(self, name: str, children: Counter[str]) -> float:
+        """Return the part of a host's rate that is left for the image, in either direction."""
+        both = self._lacks(name) and children[name] > 0
+        return 1 - ACKNOWLEDGEMENTS if both else 1.0
 
     def _second(self, now: float) -> None:
         """What relays and the operator's side do about once a second."""

@@ -102,6 +102,20 @@ def test_a_thin_network_between_racks_moves_nobody() -> None:
     assert max(finished.received.values()) < 1.01 * sum(LAYERS) / 11.8 + 10
 
 
+@pytest.mark.parametrize(
+    ("count", "measured"), [(1, (60.1, 60.3)), (2, (62.0, 62.9)), (3, (63.7, 64.4))]
+)
+def test_the_simulation_takes_as_long_as_whole_hosts_did(
+    count: int, measured: tuple[float, ...]
+) -> None:
+    """289 MB over links of 40 Mbit/s in each direction, which carry 4.81 MB/s without headers."""
+    rate = 4.81
+    site = Site(hosts(count, receives=rate, sends=rate), source=rate, layers=(289 / 12,) * 12)
+    last = max(Simulation(site).run().received.values())
+
+    assert all(0.95 < last / each < 1.01 for each in measured)
+
+
 def test_a_slow_source_moves_nobody() -> None:
     finished = Simulation(Site(hosts(4), source=11.8)).run()
 
