@@ -11,12 +11,9 @@ from clusterctl.planning.hardware import known_gpus
 from clusterctl.planning.memory import FitPlan, best_split, plan_memory
 from clusterctl.planning.options import ServeOptions
 from clusterctl.planning.placement import PARTITION, Placement, seat_ranks
-from clusterctl.planning.problems import possible_tp
+from clusterctl.planning.problems import possible_tp, shorter_context
 from clusterctl.planning.report import Advice, PlanRequest
 from clusterctl.serving.arguments import least_step
-
-_ROUND_TO = 1024
-_SHORTEST = 512  # A context shorter than this is useless, and is not suggested
 
 _UTILIZATIONS = (0.95, 0.9)  # The second one leaves room for CUDA graphs in older releases
 _SMALL_STEP = 2048
@@ -38,7 +35,8 @@ def advise(request: PlanRequest, plan: FitPlan) -> tuple[Advice, ...]:
     def attempt(change: _Change, placement: Placement, *, shorten: bool = False) -> None:
         flags, text, options = change
         tried = best_split(request.shape, placement, options, request.rules)
-        length = _shorter_context(tried) if shorten and tried.verdict != "fits" else None
+        shorten = shorten and tried.verdict != "fits"
+        length = shorter_context(tried, request.shape.context) if shorten else None
         if length:
             flags, text = (*flags, "--max-model-len", str(length)), f"{text}, a shorter context"
             options = replace(options, max_model_len=length)
@@ -90,7 +88,7 @@ def _settings(request: PlanRequest, plan: FitPlan) -> Iterator[_Change]:
         fewer = replace(options, max_num_seqs=_FEWER_REQUESTS, max_num_batched_tokens=step)
         both = ("--max-num-seqs", str(_FEWER_REQUESTS), "--max-num-batched-tokens", str(step))
         yield both, "smaller batches need less memory for sampling", fewer
-    length = _shorter_context(plan)
+    length = shorter_context(plan, request.shape.context)
     if length:
         flags = ("--max-model-len", str(length))
         yield flags, "a shorter context", replace(options, max_model_len=length)
@@ -100,17 +98,6 @@ def _settings(request: PlanRequest, plan: FitPlan) -> Iterator[_Change]:
     if not options.kv_cache_dtype.startswith("fp8") and not on_cpu:
         half = replace(options, kv_cache_dtype="fp8")
         yield ("--kv-cache-dtype", "fp8"), "a KV cache in fp8 holds twice the tokens", half
-
-
-def _shorter_context(plan: FitPlan) -> int | None:
-    """Return the longest context that fits after deducting the margin of error, if it is shorter
-    than the plan's and still useful."""
-    worst = min(plan.ranks, key=lambda rank: rank.kv_cache_gib)
-    if worst.kv_cache_gib <= worst.margin_gib:
-        return None
-    share = 1 - worst.margin_gib / worst.kv_cache_gib
-    length = int(plan.longest_context * share) // _ROUND_TO * _ROUND_TO
-    return length if _SHORTEST <= length < plan.settings.max_model_len else None
 
 
 def _combined(request: PlanRequest, plan: FitPlan) -> list[_Change]:

@@ -30,6 +30,8 @@ _UNCOUNTED = {
 # Names of problems that more memory would solve.
 OF_MEMORY = frozenset({"cuda-oom", "no-kv-memory", "kv-too-small-for-len"})
 
+_ROUND_TO = 1024
+_SHORTEST = 512  # A context shorter than this is useless, and is not suggested
 
 # A GPU without memory of its own: headless, 102 of 121.69 GiB were free at the start of vLLM
 # (GLM-5.3-Flash-EXL3-2x-DGX-Sparks#47).
@@ -211,10 +213,21 @@ def _names(gpus: Iterable[GpuModel]) -> str:
     return ", ".join(dict.fromkeys(gpu.name for gpu in gpus))
 
 
+def shorter_context(plan: FitPlan, longest: int) -> int | None:
+    """Return the context to suggest: the longest that fits after deducting the margin of error, if
+    it is shorter than the plan's and still useful. `longest`: the model's own."""
+    worst = min(plan.ranks, key=lambda rank: rank.kv_cache_gib)
+    if worst.kv_cache_gib <= worst.margin_gib:
+        return None
+    share = 1 - worst.margin_gib / worst.kv_cache_gib
+    length = min(int(plan.longest_context * share) // _ROUND_TO * _ROUND_TO, longest)
+    return length if _SHORTEST <= length < plan.settings.max_model_len else None
+
+
 def _of_memory(plan: FitPlan, rules: Rules, longest: int) -> Iterator[PredictedProblem]:
     """Yield the problems of memory, and of tensor parallelism across hosts."""
     worst = min(plan.ranks, key=lambda rank: rank.kv_cache_gib)
-    fatal = plan.verdict == "does not fit"
+    fatal, shorter = plan.verdict == "does not fit", shorter_context(plan, longest)
     where = f"{worst.host} ({worst.gpu})"
     if plan.verdict == "fits":
         pass
@@ -232,7 +245,7 @@ def _of_memory(plan: FitPlan, rules: Rules, longest: int) -> Iterator[PredictedP
             fatal,
             f"{where}: one request of {plan.settings.max_model_len} tokens does not fit in "
             f"{worst.kv_cache_gib:.2f} GiB of KV cache",
-            f"--max-model-len {plan.longest_context}" if plan.longest_context else "more ranks",
+            f"--max-model-len {shorter}" if shorter else "more ranks",
         )
     elif plan.verdict == "may not fit":
         text = f"{where}: what is left is within the margin of error ({worst.margin_gib:.1f} GiB)"

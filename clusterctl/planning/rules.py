@@ -90,7 +90,8 @@ def rules_for(version: str | None) -> Rules:
     parsed = parse_version(version) if version else None
     if parsed is None:
         what = "no vLLM version given" if version is None else f"{version!r} is not a vLLM version"
-        return Rules(NEWEST, (f"{what}: the rules of {show_version(NEWEST)} apply",))
+        note = f"{what}: planned for {show_version(NEWEST)}, the newest version known here"
+        return Rules(NEWEST, (note,))
     how, end, known = "newer", "newest", NEWEST
     if parsed < _OLDEST:
         how, end, known = "older", "oldest", _OLDEST
