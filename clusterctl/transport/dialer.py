@@ -219,7 +219,7 @@ def explain(error: Exception, target: SshTarget, place: str) -> ConnectionFailed
         return AuthenticationRejected(
             f"{place} accepted neither a key nor a password",
             host=target.name,
-            hint=f"check that this works: {target.command_line('true')}",
+            hint=_login_hint(error, target),
             detail="tried\n" + "\n".join(f"  {line}" for line in lines),
         )
     if isinstance(error, socket.gaierror):
@@ -238,6 +238,21 @@ def explain(error: Exception, target: SshTarget, place: str) -> ConnectionFailed
         cause = f"no connection to {place}"
     hint = target.command_line("true")
     return Unreachable(cause, host=target.name, hint=hint, detail=detail)
+
+
+def _login_hint(error: paramiko.AuthenticationException, target: SshTarget) -> str:
+    """Return the command that lets a key log in; ssh-copy-id needs a password, so where the host
+    takes none, only the command to try."""
+    command = target.command_line("true")
+    tried = error.result if isinstance(error, AuthFailure) else []
+    keys_only = any(
+        isinstance(each.result, paramiko.BadAuthenticationType)
+        and not {"password", "keyboard-interactive"} & set(each.result.allowed_types)
+        for each in tried
+    )
+    if keys_only:
+        return f"check that this works: {command}"
+    return f"{target.copy_key_line()} brings your key there; then this works: {command}"
 
 
 def open_proxy(command: str) -> socket.socket:

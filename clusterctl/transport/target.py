@@ -33,16 +33,33 @@ class SshTarget:
             options += ["-i", str(self.ssh.identity_file)]
         if self.ssh.proxy_jump:
             options += ["-J", self.ssh.proxy_jump]
-        if self.ssh.known_hosts:
-            options += ["-o", f"UserKnownHostsFile={self.ssh.known_hosts}"]
-        if self.ssh.accept_new:
-            options += ["-o", "StrictHostKeyChecking=accept-new"]
-        login = f"{self.ssh.user}@{self.address}" if self.ssh.user else self.address
-        return ["ssh", *options, login, *command]
+        return ["ssh", *options, *self._known(), self._login, *command]
 
     def command_line(self, *command: str) -> str:
         """OpenSSH's command line for the same connection, quoted for a shell."""
         return shlex.join(self.argv(*command))
+
+    def copy_key_line(self) -> str:
+        """ssh-copy-id's command line, quoted for a shell, that lets the user's key log in there."""
+        options = ["-p", str(self.ssh.port)] if self.ssh.port not in (None, 22) else []
+        if self.ssh.identity_file:
+            options += ["-i", str(self.ssh.identity_file)]
+        if self.ssh.proxy_jump:
+            options += ["-o", f"ProxyJump={self.ssh.proxy_jump}"]
+        return shlex.join(["ssh-copy-id", *options, *self._known(), self._login])
+
+    @property
+    def _login(self) -> str:
+        return f"{self.ssh.user}@{self.address}" if self.ssh.user else self.address
+
+    def _known(self) -> list[str]:
+        """Return the options about host keys."""
+        options = []
+        if self.ssh.known_hosts:
+            options += ["-o", f"UserKnownHostsFile={self.ssh.known_hosts}"]
+        if self.ssh.accept_new:
+            options += ["-o", "StrictHostKeyChecking=accept-new"]
+        return options
 
 
 def target_of(host: Host) -> SshTarget:

@@ -152,7 +152,10 @@ def test_a_wrong_password_is_tried_once(sshd: Sshd, person: Person, tmp_path: Pa
 
     assert caught.value.host == "gpu1"
     assert f"127.0.0.1:{sshd.port} accepted neither a key nor a password" in caught.value.summary
-    assert f"{person.name}@127.0.0.1 true" in (caught.value.hint or "")
+    hint = caught.value.hint or ""
+    assert hint.startswith(f"ssh-copy-id -p {sshd.port} ")
+    assert f"{person.name}@127.0.0.1 brings your key there" in hint
+    assert f"{person.name}@127.0.0.1 true" in hint
     assert "password: Authentication failed" in (caught.value.detail or "")
     assert "not it" not in str(vars(caught.value))
     log = (sshd.folder / "sshd.log").read_text()

@@ -9,11 +9,15 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import paramiko
 import pytest
+from paramiko.auth_strategy import AuthFailure, AuthResult, NoneAuth, SourceResult
 
 from clusterctl.inventory.model import Host, Ssh
+from clusterctl.transport.authentication import KeyRing, SshLogin
 from clusterctl.transport.connect import Connections
 from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.dialer import explain
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.ssh import SshTransport
 from clusterctl.transport.target import jump_target, target_of
@@ -30,6 +34,40 @@ def test_openssh_gets_the_same_options() -> None:
         "-o", "StrictHostKeyChecking=accept-new", "ada@10.0.0.1", "true",
     ]  # fmt: skip
     assert shlex.split(target.command_line("true")) == target.argv("true")
+
+
+@pytest.mark.parametrize(
+    ("ssh", "line"),
+    [
+        (Ssh(user="ann"), "ssh-copy-id ann@10.0.0.1"),
+        (Ssh(user="ann", port=22), "ssh-copy-id ann@10.0.0.1"),
+        (Ssh(port=2222), "ssh-copy-id -p 2222 10.0.0.1"),
+        (
+            Ssh(user="ann", identity_file=Path("/k/a key"), proxy_jump="jump"),
+            "ssh-copy-id -i '/k/a key' -o ProxyJump=jump ann@10.0.0.1",
+        ),
+    ],
+)
+def test_a_host_without_the_key_gets_it_by_ssh_copy_id(ssh: Ssh, line: str) -> None:
+    target = target_of(Host(name="gpu1", address="10.0.0.1", ssh=ssh))
+    rejected = paramiko.AuthenticationException("Authentication failed.")
+
+    found = explain(rejected, target, "10.0.0.1:22")
+
+    assert found.hint == (
+        f"{line} brings your key there; then this works: {target.command_line('true')}"
+    )
+
+
+def test_ssh_copy_id_is_not_named_where_no_password_is_taken() -> None:
+    target = target_of(Host(name="gpu1", address="10.0.0.1", ssh=Ssh(user="ann")))
+    result = AuthResult(SshLogin("ann", "gpu1", keys=KeyRing(Credentials()), identities=()))
+    refused = paramiko.BadAuthenticationType("Bad authentication type", ["publickey"])
+    result.append(SourceResult(NoneAuth("ann"), refused))
+
+    found = explain(AuthFailure(result), target, "10.0.0.1:22")
+
+    assert found.hint == "check that this works: ssh ann@10.0.0.1 true"
 
 
 def test_what_the_inventory_leaves_open_is_left_to_ssh() -> None:
