@@ -120,10 +120,15 @@ class ImageReceiver:
             raise StepFailed(missing.summary, host=missing.host, hint=missing.hint)
         verb = "replace" if engine.tagged(reference) else "get"
         if origin.content is None:
-            return Change(f"{verb} {reference} from {origin.name}")
+            common, count = engine.common(origin.wanted.layers), len(origin.wanted.layers)
+            some = f"{count - common} of its {count} layers"
+            size = some if common else f"{origin.unpacked / GIB:.2f} GiB, unpacked,"
+            return Change(f"{verb} {reference}: {size} from {origin.name}")
         raise_all(problems(view.host.name, engine, origin.content))
         delivery = choose_delivery(engine, origin.content)
-        size = f"{delivery.size / GIB:.2f} of {origin.content.size / GIB:.2f} GiB"
+        size = f"{origin.content.size / GIB:.2f} GiB"
+        if len(delivery.layers) < len(origin.content.layers):
+            size = f"{delivery.size / GIB:.2f} of its {size}"
         came = f" ({origin.digest})" if origin.digest else ""
         return Change(
             f"{verb} {reference}: {size} from {origin.name}{came}, by {delivery.method}"
@@ -211,9 +216,10 @@ class ImageReceiver:
 
     @staticmethod
     def describe(progress: LinkProgress, expected: int) -> str:
-        """Return progress such as `312 of 420 MiB, 11.8 MiB/s, 9 s left, from gpu1`."""
-        done = min(progress.done, expected)
-        amount = f"{done / MIB:.0f} of {max(expected, 1) / MIB:.0f} MiB"
+        """Return progress such as `0.31 of its 2.78 GiB, 11.8 MiB/s, 9 s left, from gpu1`."""
+        done, digits = min(progress.done, expected), 2 if expected >= GIB else 0
+        unit, name = (GIB, "GiB") if expected >= GIB else (MIB, "MiB")
+        amount = f"{done / unit:.{digits}f} of its {max(expected, 1) / unit:.{digits}f} {name}"
         if done >= expected:
             return f"{amount}, the engine is unpacking"
         return ", ".join((amount, *progress.movement(expected - done)))

@@ -57,6 +57,7 @@ class Origin:
     content: ImageContent | None = None  # None if only `supply` reads the image
     digest: str | None = None  # In the registry, if it is known to come from there
     clear: Callable[[], object] = lambda: None  # Removes temporary files of `supply`
+    unpacked: int = 0  # Bytes in the engine that has it; unknown where `content` is known
 
     @property
     def registry(self) -> ImageContent | None:
@@ -108,6 +109,7 @@ def host_origin(
         _wanted_held(held, reference),
         supply,
         clear=lambda: driver.host_run(["rm", "-rf", directory]),
+        unpacked=held.size,
     )
 
 
@@ -215,7 +217,8 @@ class ImageFinder:
             saved = engine_image(driver, image, self.reference, self.store, say=say)
             return self._packed(saved, lacking, say)
 
-        return Origin("Docker on this machine", _wanted_held(held, self.reference), supply)
+        wanted = _wanted_held(held, self.reference)
+        return Origin("Docker on this machine", wanted, supply, unpacked=held.size)
 
     def _from_registry(self, engines: EngineStates) -> Origin:
         from clusterctl.transfer.registry_image import registry_image  # an HTTP client, 30 ms

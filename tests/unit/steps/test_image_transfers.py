@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from clusterctl.engine.executor import execute
 from clusterctl.engine.plan import Stage, plan
+from clusterctl.engine.step import Change
 from clusterctl.errors import ConnectionFailed, Problems, RequirementsNotMet, StepFailed
 from clusterctl.transfer.image_receiver import Find
+from clusterctl.transfer.image_sources import EngineStates, Origin, host_origin
 from clusterctl.transfer.transfer import Transfer
+from clusterctl.units import GIB
 from tests.fakes.chain import FakeChains
-from tests.fakes.made_image import made_image
+from tests.fakes.host import fake_driver
+from tests.fakes.made_image import layer, made_image
 from tests.unit.steps.shipping import BASE, IMAGE, NEWER, REFERENCE, from_archive, give_image, ship
 from tests.unit.steps.stage import Cluster, cluster
+
+LARGE_LAYERS = (layer("large", b"l" * 12_000_000), layer("larger", b"r" * 12_000_000))
+LARGE = made_image(*LARGE_LAYERS)
 
 
 @pytest.fixture
@@ -56,6 +63,37 @@ def test_one_chain_serves_all_that_lack_it(site: Site) -> None:
         assert image_.tags == (REFERENCE,)
     assert site.run(from_archive(IMAGE)) == 0
     assert len(site.chains.links) == 1
+
+
+def planned(site: Site, find: Find) -> str:
+    """What is said of gpu2 before anything is sent."""
+    found = site.ship(find).check(site.made.worker_view)
+    assert isinstance(found, Change)
+    return found.summary
+
+
+def test_its_size_and_its_source_are_said_before(site: Site) -> None:
+    assert planned(site, from_archive(LARGE)).startswith(
+        f"get {REFERENCE}: 0.02 GiB from bundle.tar, by docker "
+    )
+    give_image(site.made.worker, made_image(*LARGE_LAYERS[:1]), REFERENCE)
+    assert planned(site, from_archive(LARGE)).startswith(
+        f"replace {REFERENCE}: 0.01 of its 0.02 GiB from bundle.tar, by docker "
+    )
+
+
+def test_the_size_of_an_image_of_a_host_is_said_unpacked(site: Site) -> None:
+    give_image(site.made.head, LARGE, REFERENCE)
+    driver = fake_driver(site.made.head_view.transport)
+
+    def find(states: EngineStates) -> Origin:
+        (held,) = states["gpu1"].images
+        held = replace(held, size=30 * GIB)
+        return host_origin(driver, states["gpu1"], held, REFERENCE)
+
+    assert planned(site, find) == f"get {REFERENCE}: 30.00 GiB, unpacked, from gpu1"
+    give_image(site.made.worker, made_image(*LARGE_LAYERS[:1]), "other:1")
+    assert planned(site, find) == f"get {REFERENCE}: 1 of its 2 layers from gpu1"
 
 
 def test_a_slow_host_slows_none_but_those_behind_it(site: Site) -> None:

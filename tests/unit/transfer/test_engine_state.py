@@ -62,13 +62,15 @@ def test_settings_are_the_same_whether_what_is_empty_is_said_or_not() -> None:
 def test_progress_says_how_much_how_fast_how_long_and_from_whom() -> None:
     at_work = LinkProgress("gpu2", 300 * MIB, 999, 999, 10.0 * MIB, ("gpu1", "source"))
     assert ImageReceiver.describe(at_work, 420 * MIB) == (
-        "300 of 420 MiB, 10.0 MiB/s, 12 s left, from gpu1, this machine"
+        "300 of its 420 MiB, 10.0 MiB/s, 12 s left, from gpu1, this machine"
     )
     assert ImageReceiver.describe(
         LinkProgress("gpu2", 0, 0, 0, 0.0, waiting="waits for gpu1"), 5 * MIB
-    ) == ("0 of 5 MiB, waits for gpu1")
+    ) == ("0 of its 5 MiB, waits for gpu1")
     done = LinkProgress("gpu2", 500 * MIB, 0, 0, 1.0)
-    assert ImageReceiver.describe(done, 420 * MIB) == "420 of 420 MiB, the engine is unpacking"
+    assert ImageReceiver.describe(done, 420 * MIB) == "420 of its 420 MiB, the engine is unpacking"
+    large = LinkProgress("gpu2", 300 * MIB, 0, 0, 10.0 * MIB, ("source",))
+    assert ImageReceiver.describe(large, 2847 * MIB).startswith("0.29 of its 2.78 GiB, 10.0 MiB/s")
 
 
 def test_an_archive_holds_the_layers_that_are_sent_and_names_them_all() -> None:
