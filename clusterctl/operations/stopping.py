@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
-from clusterctl.engine.events import EventSink
+from clusterctl.engine.events import (
+    EventSink,
+    StageFinished,
+    StageStarted,
+    StepFinished,
+    StepStarted,
+)
+from clusterctl.engine.step import Change
 from clusterctl.errors import raise_all
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.serving.declaration import HostServices, members_file, service_file
@@ -22,7 +30,13 @@ def end(
 ) -> None:
     """Stop these replicas of the service, all there are, and take it out of the gateway. Raises
     StepFailed for replicas that do not end, after the others have."""
-    inventory = survey.inventory
+    inventory, started = survey.inventory, time.monotonic()
+    head, path = inventory.head.name, members_file(inventory.cluster, name)
+    title = f"Stop {name}"
+    declared = survey.head_file(path)
+    hosts = [*map(survey.host_of, (each.name for each in documents))]
+    hosts += [head] if declared is not None else []
+    sink(StageStarted(title, tuple(dict.fromkeys(hosts))))
 
     def stop(document: ServiceDocument) -> None:
         host = survey.host_of(document.name)
@@ -31,6 +45,9 @@ def end(
 
     stopped = fan_out({document.name: document for document in documents}, stop)
     raise_all([*failures(stopped), *survey.errors.values()])
-    path = members_file(inventory.cluster, name)
-    if survey.head_file(path) is not None:
-        lock.replace(path, None, before=survey.head_file(path))
+    if declared is not None:
+        removing, step = time.monotonic(), f"{name} in the gateway"
+        sink(StepStarted(head, step, Change(f"take {name} out of the gateway")))
+        lock.replace(path, None, before=declared)
+        sink(StepFinished(head, step, "changed", time.monotonic() - removing))
+    sink(StageFinished(title, time.monotonic() - started))

@@ -13,8 +13,6 @@ from clusterctl.diagnosis.verdict import explain
 from clusterctl.engine.events import (
     EventSink,
     Note,
-    StageFinished,
-    StageStarted,
     StepFinished,
     StepProgress,
     StepStarted,
@@ -356,9 +354,9 @@ class HostServices:
         Raises StepFailed if it still runs `deadlines.STOP_SLACK` s after its shutdown timeout.
         """
         started, host = time.monotonic(), self.host.host.name
-        title = f"Stop {document.name}"
-        self.sink(StageStarted(title, (host,)))
-        self.sink(StepStarted(host, title, Change("let running requests finish, then end vLLM")))
+        title = f"stop {document.name}"
+        summary = f"let running requests of {document.name} finish, then end vLLM"
+        self.sink(StepStarted(host, title, Change(summary)))
         file_name = service_file(self.inventory.cluster, document.name)
         lock.replace(file_name, None, before=file, on=self.host)
 
@@ -381,7 +379,6 @@ class HostServices:
                 hint=f"clusterctl logs {document.name}",
             )
         self.sink(StepFinished(host, title, "changed", time.monotonic() - started))
-        self.sink(StageFinished(title, time.monotonic() - started))
 
 
 def read_key(inventory: Inventory, head: Transport) -> str:
