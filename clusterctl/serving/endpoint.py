@@ -204,7 +204,7 @@ def _curl(endpoint: ServiceEndpoint, path: str) -> str:
     # By curl's stdin: every user of the machine sees its arguments. printf is the shell's own.
     header = f'printf "Authorization: Bearer %s" "${KEY_VARIABLE}"'
     trust = f"--cacert {shlex.quote(endpoint.trust)} " * bool(endpoint.trust)
-    return f"{header} | curl -s {trust}{shlex.quote(endpoint.url + path)} -H @-"
+    return f"{header} | curl -sS {trust}{shlex.quote(endpoint.url + path)} -H @-"
 
 
 def python_client(endpoint: ServiceEndpoint) -> str:

@@ -203,7 +203,7 @@ def test_the_line_to_paste_is_one_command_that_a_shell_reads_as_meant() -> None:
         check=True,
     ).stdout.splitlines()
 
-    assert shown[:2] == ["-s", "http://10.0.0.1:8000/v1/chat/completions"]
+    assert shown[:2] == ["-sS", "http://10.0.0.1:8000/v1/chat/completions"]
     assert shown[2:4] == ["-H", "@-"]
     assert shown[-1] == "Authorization: Bearer k"  # its input, which other users do not see
     assert json.loads(shown[-2])["messages"][0]["content"] == "It's $HOME?"
@@ -237,7 +237,7 @@ def test_the_http_library_is_loaded_only_when_asking() -> None:
 
 def test_clients_are_shown_how_to_trust_a_certificate_made_for_the_gateway() -> None:
     endpoint = ServiceEndpoint("https://10.0.0.1:8000", "m", chat=True, trust="demo.crt")
-    assert "curl -s --cacert demo.crt https://10.0.0.1:8000/v1/chat" in curl_line(endpoint)
+    assert "curl -sS --cacert demo.crt https://10.0.0.1:8000/v1/chat" in curl_line(endpoint)
     assert "create_default_context(cafile='demo.crt')" in python_client(endpoint)
     line = certificate_line("gpu1", "/etc/clusterctl/demo/gateway.crt", "demo.crt", sudo=False)
     assert line == "clusterctl ssh gpu1 cat /etc/clusterctl/demo/gateway.crt > demo.crt"
