@@ -30,6 +30,7 @@ DEVICE = GpuFacts(index=0, uuid="", model="CPU", memory=0, driver="")
 
 class Cpu:
     counted = False
+    device = "CPU device"
     gpu_probe = NVIDIA  # GPUs on a host are shown, but not used
     inventory_note = "One CPU stands for one device: for trying things out."
     usual_image = 6 * 2**30  # The lab's takes 2.6 GB unpacked, plus its base image

@@ -40,6 +40,7 @@ _READINGS = {
 
 class Nvidia:
     counted = True
+    device = "GPU"
     gpu_probe = NVIDIA
     inventory_note = ""
     usual_image = 28 * 2**30  # vLLM's own takes 28.6 GB unpacked (vllm #22377), 26.6 GiB

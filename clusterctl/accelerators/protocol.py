@@ -44,6 +44,10 @@ class Accelerator(DeviceRequirements, Protocol):
         provides all of them; if not, it provides none, and `init` declares one."""
 
     @property
+    def device(self) -> str:
+        """The noun for one device in counts, such as `2 GPUs`."""
+
+    @property
     def inventory_note(self) -> str:
         """The comment that `init` writes above the name; empty for the default."""
 

@@ -46,6 +46,7 @@ def bootstrap(
     ] = None,
 ) -> None:
     """Make the hosts a Ray cluster, as the inventory says. A second run changes nothing."""
+    from clusterctl.accelerators.registry import accelerator_named
     from clusterctl.cli.session import agreement, session
     from clusterctl.commands import install_driver as driver
     from clusterctl.commands.bootstrap import run
@@ -93,7 +94,8 @@ def bootstrap(
         }
         print(json.dumps(document, indent=2))
         return
-    size = f"{count(formed.nodes, 'node')}, {count(round(formed.gpus), 'GPU')}"
+    device = accelerator_named(opened.inventory.accelerator).device
+    size = f"{count(formed.nodes, 'node')}, {count(round(formed.gpus), device)}"
     versions = f"Ray {formed.ray_version}, vLLM {formed.vllm_version}"
     print(f"the cluster is up: {size}, {versions}; {count(done.changed, 'change')} made")
     print(f"In Ray's own words: {ray_status(opened.inventory.head.name)}")

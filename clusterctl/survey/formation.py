@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, replace
 
 from clusterctl import deadlines
+from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.deadlines import Wait
 from clusterctl.engine.events import EventSink, Note, StageStarted
 from clusterctl.errors import ClusterctlError, Interrupted, Problems, RayNotFormed, raise_all
@@ -68,7 +69,8 @@ def await_formation(
     alive = [node for node in state.nodes if node.alive]
     gpus = sum(node.gpus for node in alive)
     formed = Formed(len(alive), gpus, state.ray_version, state.vllm_version)
-    seen = f"{formed.nodes} nodes, {formed.gpus:g} GPUs, Ray {formed.ray_version}"
+    device = accelerator_named(cluster.inventory.accelerator).device
+    seen = f"{formed.nodes} nodes, {formed.gpus:g} {device}s, Ray {formed.ray_version}"
     sink(Note(f"Ray reports {seen}, after {seconds:.0f} s", head))
     return formed
 

@@ -60,6 +60,7 @@ class Nothing:
 
 class Abacus:
     counted = True
+    device = "abacus"
     inventory_note = "Beads on rods."
     gpu_probe = GpuProbe(SCRIPT, "abacus-list", read_report)
     usual_image = GIB

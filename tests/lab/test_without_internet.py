@@ -67,7 +67,7 @@ def test_nothing_is_fetched_on_the_way_to_an_answer(
     checked = operator.run("check", str(inventory))
     assert "bootstrap fetches" not in checked.text, checked.text
     first = operator.ok("bootstrap", str(inventory), timeout=1500)
-    assert "1 node, 1 GPU" in first.stdout, first.text
+    assert "1 node, 1 CPU device" in first.stdout, first.text
     assert "adding Ray" not in first.text
     assert "0 changes made" in operator.ok("bootstrap", str(inventory)).stdout
     served = operator.ok("serve", "/data/models/tiny", "--name", "tiny", "--json").json
