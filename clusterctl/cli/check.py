@@ -120,7 +120,7 @@ def _lines(report: Report, head: str, width: int | None) -> list[str]:
     lines += each_below_itself("fabric: ", report.fabric.lines, width) if report.fabric else []
     lines += each_below_itself("note: ", report.notes, width)
     if not report.errors:
-        lines.append(f"{count(len(report.facts), 'host')}: nothing is missing")
+        lines.append(f"{count(len(report.facts), 'host')}: no problem found")
     return lines
 
 

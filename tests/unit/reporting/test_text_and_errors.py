@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.cli.check import _lines
+from clusterctl.commands.check import Report
 from clusterctl.engine.plan import Plan, PlannedChange
 from clusterctl.engine.step import Change, Unknown
 from clusterctl.errors import ClusterctlError, Problems, RequirementsNotMet, Unreachable
@@ -14,6 +16,7 @@ from clusterctl.reporting.error_view import error_document, error_lines
 from clusterctl.reporting.plan_view import plan_document, plan_lines
 from clusterctl.reporting.text import columns, count, duration, size
 from clusterctl.survey.status import ray_lines
+from tests.fakes.host_facts import host_facts
 
 
 def test_what_ray_says_of_its_nodes() -> None:
@@ -25,6 +28,14 @@ def test_what_ray_says_of_its_nodes() -> None:
         "in Ray's own words: clusterctl exec --limit gpu1 --node -- ray status",
     ]
     assert ray_lines([], "gpu1") == []
+
+
+def test_check_ends_with_a_verdict() -> None:
+    facts = {"gpu1": host_facts(), "gpu2": host_facts()}
+    noted = Report(facts, {}, ("a note",), ())
+    assert _lines(noted, "gpu1", None)[-2:] == ["note: a note", "2 hosts: no problem found"]
+    wrong = Report(facts, {}, (), (RequirementsNotMet("no engine", host="gpu1"),))
+    assert "no problem" not in "\n".join(_lines(wrong, "gpu1", None)), "errors follow on stderr"
 
 
 @pytest.mark.parametrize(
