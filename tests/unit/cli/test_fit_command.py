@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from clusterctl.cli.app import app
+from clusterctl.models.version import show_version
+from clusterctl.planning.rules import NEWEST
 from tests.fakes.catalogue import config_of
+from tests.lab.walk import blocks, missing
 
 
 def fit(*words: str) -> Result:
@@ -56,6 +60,49 @@ def test_what_does_not_fit_ends_with_11_and_the_nearest_settings(json_flag: list
     assert ran.exit_code == 11
     assert "--max-model-len" in ran.stdout
     assert "--tp" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("qwen3-8b", "--gpus", "RTX3090"),
+        ("qwen3-14b", "--gpus", "RTX3090"),
+        ("qwen3-4b", "--gpus", "RTX3060"),
+        ("qwen3-4b", "--gpus", "RTX3060", "--max-model-len", "8192"),
+        ("qwen3-32b", "--gpus", "RTX4090", "--gpus", "RTX3090", "--network", "2.5Gbit"),
+        ("qwen2.5-7b", "--gpus", "RTX3090", "--max-model-len", "131072"),
+    ],
+)
+def test_one_shorter_context_is_named_and_it_fits(words: tuple[str, ...]) -> None:
+    found = document(*words)
+    assert found["verdict"] != "fits"
+    shown = fit(*words).stdout
+    (length,) = set(re.findall(r"--max-model-len (\d+)", shown))
+    assert int(length) % 1024 == 0
+    (one,) = [item for item in found["advice"] if "--max-model-len" in item["flags"]]
+    flags = [flag for flag in one["flags"] if not flag.startswith("VLLM_")]
+    ran = fit(*words, *flags)
+    assert ran.exit_code == 0, ran.stdout
+    assert "\nfits (" in ran.stdout
+
+
+def test_the_release_that_is_planned_for_is_named() -> None:
+    assumed = fit("qwen3-8b", "--gpus", "H100").stdout
+    assert assumed.startswith(f"Qwen/Qwen3-8B: TP 1, PP 1, vLLM {show_version(NEWEST)}\n")
+    assert f"no vLLM version given: planned for {show_version(NEWEST)}, the newest" in assumed
+    given = fit("qwen3-8b", "--gpus", "H100", "--vllm", "0.25.1").stdout
+    assert given.startswith("Qwen/Qwen3-8B: TP 1, PP 1, vLLM 0.25.1\n")
+    assert "planned for" not in given
+
+
+def test_a_page_of_the_docs_shows_what_it_prints() -> None:
+    page = Path(__file__).parents[3] / "docs/from-a-laptop.md"
+    shown = [block for block in blocks(page) if block.text.startswith("clusterctl fit ")]
+    assert len(shown) == 2
+    for block in shown:
+        ran = fit(*shlex.split(block.text)[2:])
+        assert ran.exit_code == block.status
+        assert missing(block.prints, ran.stdout) == []
 
 
 def test_what_is_not_certain_is_not_refused_as_serve_does_not(tmp_path: Path) -> None:
