@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import cache
+from functools import cache, lru_cache
 from itertools import islice
 from typing import BinaryIO
 
-from clusterctl.diagnosis.rules import Pattern, Rule, rules
+from clusterctl.diagnosis.rules import LEVELS, Pattern, Rule, rules
 
 LONGEST_LINE = 4000
 """Characters searched per line: progress bars and dumps of settings are longer."""
@@ -21,10 +21,14 @@ CONTEXT = 150
 """Lines before a line in which a rule looks for what must or must not be there: more than a
 traceback has."""
 
+MOST = 100
+"""Findings of a rule that are kept of a log: the first ones, which decide, and the last one."""
+
 REQUESTS_COUNT = timedelta(hours=1)
 _HALF_A_YEAR = timedelta(days=183)
 
-_MOST_SHAPES = 200_000  # of lines that are remembered, so that repeated ones are searched once
+# How many shapes of lines are remembered, as hashes, so that repeated lines are searched once
+_MOST_SHAPES = 200_000
 
 # vLLM begins, so what an earlier start met is not overcome by this one. A start prints one or more
 # of these, in this order: the next begins with the one that this began with, or one before that.
@@ -35,6 +39,7 @@ _READY = (b"Application startup complete", b"Uvicorn running on", b"Processed pr
 _BLOCK = 4096  # lines
 
 _DIGITS = b"0123456789"
+_MARKS = tuple(mark.translate(None, _DIGITS) for mark in (*_STARTS, *_READY))
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 _RAY_PREFIX = re.compile(r"\([\w.:+ =-]*?pid=\d+, ip=([\w.:]+)\)")
 
@@ -74,6 +79,11 @@ class Finding:
     def id(self) -> str:
         return self.rule.id
 
+    @property
+    def weight(self) -> tuple[int, bool, bool]:
+        """How little the finding decides, whenever it was."""
+        return LEVELS.index(self.pattern.level), self.pattern.likely, not self.time
+
 
 def lines_of(stream: BinaryIO) -> Iterator[bytes]:
     """Yield the lines of a file, cut to a length that bounds memory."""
@@ -87,66 +97,98 @@ def lines_of(stream: BinaryIO) -> Iterator[bytes]:
 def search(
     lines: Iterable[bytes], file: str, host: str = "", *, last_start: bool = False
 ) -> list[Finding]:
-    """Return the known failures in a log, each cause once for each start of vLLM, in order.
+    """Return the known failures in a log, each cause once for each start of vLLM, in order, and
+    MOST of each rule.
 
     What a start of vLLM met and overcame is left out: warnings of starts that went on to serve.
     `last_start` leaves out what earlier starts met, too.
     """
-    done: list[Finding] = []
-    current: dict[tuple[str, str], Finding] = {}
+    done: dict[str, list[Finding]] = {}  # by rules, like those of the current start
+    current: dict[str, list[Finding]] = {}
     before: deque[bytes] = deque(maxlen=CONTEXT)
-    silent: set[bytes] = set()  # shapes of lines that match nothing
-    met: set[bytes] = set()  # shapes of lines of this start that match
+    silent: set[int] = set()  # shapes of lines that match nothing and are no mark
+    met: set[int] = set()  # shapes of lines of this start that match
     number, lines = 0, iter(lines)
     began = len(_STARTS)  # which mark this start began with
     while block := list(islice(lines, _BLOCK)):
-        shapes = [raw.translate(None, _DIGITS) for raw in block]
+        shapes = _shapes(block)
+        fresh = [raw for raw, shape in zip(block, shapes, strict=True) if shape not in silent]
+        if not fresh:
+            number += len(block)
+            before.extend(block[-CONTEXT:])
+            continue
         # Searching a block for a text is ten times as fast as searching its lines for it.
-        fresh = b"".join(
-            raw for raw, shape in zip(block, shapes, strict=True) if shape not in silent
-        )
-        text_of_block = fresh.decode("utf-8", "replace").lower()
+        joined = b"".join(fresh)
+        text_of_block = joined.decode("utf-8", "replace").lower()
         there = [each for each in _patterns() if each[0] in text_of_block]
-        coloured = b"\x1b" in fresh
+        coloured = b"\x1b" in joined
         for raw, shape in zip(block, shapes, strict=True):
             number += 1
             before.append(raw)
+            if shape in silent:
+                continue
             begins = next((at for at, mark in enumerate(_STARTS) if mark in raw), len(_STARTS))
             if begins < len(_STARTS) and begins <= began:
                 began = begins
-                done += () if last_start else current.values()
+                if not last_start:
+                    _keep(done, (one for found in current.values() for one in found))
                 current.clear()
                 met.clear()
             elif any(mark in raw for mark in _READY):
-                current = {key: one for key, one in current.items() if one.rule.at == "any"}
+                current = {key: some for key, some in current.items() if some[0].rule.at == "any"}
                 met.clear()
-            if shape in silent or shape in met:
+            if shape in met:
                 continue
             known = _match(plain(raw), _patterns() if coloured else there, before)
             if known is None:
-                if len(silent) < _MOST_SHAPES:
+                if len(silent) < _MOST_SHAPES and not _marked(raw):
                     silent.add(shape)
                 continue
-            met.add(shape)
+            if len(met) < _MOST_SHAPES:
+                met.add(shape)
             rule, pattern, text, values = known
             prefix = _RAY_PREFIX.search(text)
             where, at = prefix.group(1) if prefix else host, _time(before)
             values |= {"host": where or "a host", "time": at[6:] or "an unknown time"}
+            cause = pattern.cause.format_map(values)
+            if any(one.cause == cause for one in current.get(rule.id, ())):
+                continue
             harmless = _Values(
                 {name: value for name, value in values.items() if _WORD.fullmatch(value)}
             )
-            current.setdefault(
-                (rule.id, cause := pattern.cause.format_map(values)),
-                Finding(
-                    rule,
-                    pattern,
-                    cause,
-                    pattern.fix.format_map(harmless),
-                    Evidence(file, number, text.strip(), where),
-                    at,
-                ),
-            )
-    return [*done, *current.values()]
+            fix = pattern.fix.format_map(harmless)
+            evidence = Evidence(file, number, text.strip(), where)
+            _keep(current, [Finding(rule, pattern, cause, fix, evidence, at)])
+    _keep(done, (one for found in current.values() for one in found))
+    return sorted((one for found in done.values() for one in found), key=_line)
+
+
+def _shapes(block: Sequence[bytes]) -> list[int]:
+    """Return for each line a number that lines have in common that differ only in digits."""
+    together = b"".join(block).translate(None, _DIGITS).split(b"\n")
+    if len(together) == len(block) + 1 and not together[-1]:
+        return list(map(hash, together[:-1]))  # much faster, where all lines are whole
+    return [hash(raw.translate(None, _DIGITS)) for raw in block]
+
+
+def _marked(raw: bytes) -> bool:
+    """Whether a line of this shape could be a mark."""
+    shape = raw.translate(None, _DIGITS)
+    return any(mark in shape for mark in _MARKS)
+
+
+def _keep(kept: dict[str, list[Finding]], more: Iterable[Finding]) -> None:
+    """Add findings by their rules, MOST of each: where they are more, the latest of those that
+    decide least make room, but not for ever the newest."""
+    for one in more:
+        found = kept.setdefault(one.id, [])
+        found.append(one)
+        if len(found) > MOST:
+            del found[max(range(MOST), key=lambda at: (found[at].weight, at))]
+
+
+def _line(finding: Finding) -> int:
+    return finding.evidence.line
 
 
 def search_now(lines: Sequence[bytes], file: str, host: str = "") -> list[Finding]:
@@ -198,14 +240,16 @@ def _match(
     candidates = [(rule, pattern) for anchor, rule, pattern in among if anchor in small]
     if not candidates:
         return None
-    context = b"".join(before).decode("utf-8", "replace")
+    context = None
     for rule, pattern in candidates:
         match = pattern.expression.search(text)
-        if (
-            match
-            and (not pattern.after or any(each in context for each in pattern.after))
-            and not any(each in context for each in pattern.without)
-        ):
+        if match and (pattern.after or pattern.without):
+            context = context or b"".join(before).decode("utf-8", "replace")
+            if pattern.after and not any(each in context for each in pattern.after):
+                continue
+            if any(each in context for each in pattern.without):
+                continue
+        if match:
             return rule, pattern, text, _Values(match.groupdict())
     return None
 
@@ -218,12 +262,15 @@ def _patterns() -> tuple[tuple[str, Rule, Pattern], ...]:
 
 def _time(before: Sequence[bytes]) -> str:
     """Return the time of the last line that has one."""
-    for raw in reversed(before):
-        match = _TIME.search(plain(raw[:200]))
-        if match is None:
-            continue
-        if match["name"]:
-            month = _MONTHS.index(match["name"]) // 3 + 1
-            return f"{month:02}-{int(match['date']):02} {match['hours']}"
-        return f"{match['month']}-{match['day']} {match['clock']}"
-    return ""
+    return next(filter(None, (_time_in(raw[:200]) for raw in reversed(before))), "")
+
+
+@lru_cache(maxsize=4 * CONTEXT)  # the same lines stand before many
+def _time_in(raw: bytes) -> str:
+    match = _TIME.search(plain(raw))
+    if match is None:
+        return ""
+    if match["name"]:
+        month = _MONTHS.index(match["name"]) // 3 + 1
+        return f"{month:02}-{int(match['date']):02} {match['hours']}"
+    return f"{match['month']}-{match['day']} {match['clock']}"

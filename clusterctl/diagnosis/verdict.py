@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from clusterctl.diagnosis.logs import Evidence, Finding, search
-from clusterctl.diagnosis.rules import LEVELS
 from clusterctl.errors import StepFailed
 
 
@@ -45,7 +44,7 @@ def verdict(findings: Iterable[Finding]) -> list[Cause]:
 
 
 def _level(finding: Finding) -> int:
-    return LEVELS.index(finding.pattern.level)
+    return finding.weight[0]
 
 
 def _asked(finding: Finding) -> bool:
@@ -55,7 +54,7 @@ def _asked(finding: Finding) -> bool:
 
 def _depth(finding: Finding) -> tuple[int, bool, bool, str]:
     # Python's sort keeps the order of files and lines for what is equal.
-    return _level(finding), finding.pattern.likely, not finding.time, finding.time
+    return *finding.weight, finding.time
 
 
 def diagnose(lines: Iterable[str]) -> list[Cause]:

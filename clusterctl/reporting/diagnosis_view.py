@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from clusterctl.diagnosis.logs import Evidence
+from clusterctl.diagnosis.logs import MOST, Evidence
 from clusterctl.diagnosis.verdict import Cause
 from clusterctl.reporting.escaping import one_line
 
@@ -23,7 +23,8 @@ def cause_lines(causes: Sequence[Cause]) -> Iterator[str]:
         for each in cause.evidence[:_SHOWN]:
             yield f"    {_place(each)}: {one_line(each.text, _WIDTH)}"
         if len(cause.evidence) > _SHOWN:
-            yield f"    and {len(cause.evidence) - _SHOWN} more"
+            least = "at least " if len(cause.evidence) >= MOST else ""
+            yield f"    and {least}{len(cause.evidence) - _SHOWN} more"
         yield f"  fix: {cause.fix}"
     followers = [cause for cause in causes if cause.follows_from]
     if followers:

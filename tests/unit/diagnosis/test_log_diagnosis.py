@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.diagnosis.logs import lines_of, search, search_now
+from clusterctl.diagnosis.logs import MOST, lines_of, search, search_now
 from clusterctl.diagnosis.rules import LEVELS, Pattern, Rule, rules
 from clusterctl.diagnosis.verdict import diagnose, explain, verdict
 from scripts.causes import page
@@ -207,6 +208,47 @@ def test_repeated_lines_are_one_finding() -> None:
     (found,) = search((b"ERROR %d: EngineDeadError" % number for number in range(10_000)), "log")
 
     assert found.evidence.line == 1
+
+
+def many_starts(count: int) -> Iterator[bytes]:
+    """Yield a log of starts that all fail differently, and say much."""
+    for number in range(count):
+        word = "".join(chr(ord("a") + int(digit)) for digit in str(number))
+        yield f"{STARTED}\n".encode()
+        yield f"{word} {'x' * 3000}\n".encode()
+        yield f"OSError: No space left on device: /{word}/{'y' * 3000}\n".encode()
+        yield f"Error: Too many open files: /{word}\n".encode()
+        yield b"RuntimeError: Engine core initialization failed. See root cause above.\n"
+
+
+def test_findings_of_many_different_starts_are_few_and_have_the_first_and_the_last() -> None:
+    found = search(many_starts(1000), "log")
+
+    lines = [one.evidence.line for one in found if one.id == "disk-full"]
+    assert lines == [*range(3, 5 * (MOST - 1), 5), 4998]
+    assert len(found) == 3 * MOST
+    assert [one.evidence.line for one in found] == sorted(one.evidence.line for one in found)
+    assert verdict(found)[0].evidence[0].line == 3
+
+
+def test_findings_of_one_start_are_few_too() -> None:
+    lines = [f"error: unrecognized arguments: {'a' * n}\n".encode() for n in range(1, 300)]
+
+    found = search([b"Too many open files\n", *lines], "log")
+
+    assert [one.evidence.line for one in found] == [*range(1, MOST + 1), 300]
+
+
+def test_what_decides_is_kept_among_many_findings_that_do_not() -> None:
+    likely = [f"{STARTED}\n{'a' * n} exit code: -9\n" for n in range(2 * MOST)]
+    certain = f"{STARTED}\nut of memory: Killed process 12 (python)\n"
+    text = "".join([*likely, certain, *likely])
+
+    (cause,) = verdict(search(lines_of(io.BytesIO(text.encode())), "log"))
+
+    assert (cause.id, cause.certainty) == ("host-oom-ray", "certain")
+    assert len(cause.evidence) == MOST
+    assert cause.evidence[0].line == 4 * MOST + 2
 
 
 @given(st.lists(st.binary(max_size=300), max_size=20))
