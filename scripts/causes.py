@@ -26,6 +26,9 @@ mended them. One log more, of UCX, is left out: it was taken for healthy, and `d
 `nccl-memlock`, which another thread shows as the cause of the same line. People had pasted these
 lines because they seemed to matter, and searches for messages and symptoms found them, so whole
 logs and rare failures can do worse.
+Most wordings come from the sources of vLLM (up to 0.33.0), others from what Ray, PyTorch, NCCL,
+Docker and the hub are known to say, and none from the logs that were held out. What was wrong there
+was decided when fewer causes were known: a newer, finer one counts as another cause.
 `python -m tests.bench.diagnosis` prints the figures.
 """
 
