@@ -4,7 +4,7 @@ changing anything."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -27,6 +27,13 @@ from clusterctl.network.pairs.probe import IN_USE, probe_pairs, ray_ports
 from clusterctl.node.documents import config_dir
 from clusterctl.node.files import NodePaths
 from clusterctl.operations.nodes import firewall_stage
+from clusterctl.operations.rolling import (
+    ReturnToGateway,
+    Rolling,
+    interrupts,
+    left_out,
+    spares,
+)
 from clusterctl.packages.bundle import open_bundles
 from clusterctl.ray_cluster.node_files import directories_present, files_present
 from clusterctl.ray_cluster.nodes import container_spec
@@ -74,8 +81,17 @@ def host_stages(inventory: Inventory, names: tuple[str, ...]) -> tuple[Stage, ..
     )
 
 
-def cluster_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]:
-    """Return the stages after `host_stages`, for the hosts of `images`, in order."""
+def cluster_stages(
+    cluster: Cluster,
+    images: ClusterImages,
+    lock: ClusterLock | None = None,
+    sink: EventSink = lambda _: None,
+) -> tuple[Stage, ...]:
+    """Return the stages after `host_stages`, for the hosts of `images`, in order.
+
+    While Ray's head stays, a worker whose replicas others can stand in for is changed by itself,
+    after they have left the gateway: where the head's Ray restarts, all services do anyway.
+    """
     inventory, names, head = cluster.inventory, images.names, cluster.inventory.head.name
     heads = tuple(name for name in names if name == head)
     workers = tuple(name for name in names if name != head)
@@ -110,6 +126,8 @@ def cluster_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]
         return accelerator.gpus_lost(view, driver, container)
 
     container = NodeContainer(inventory.cluster, spec, images.engines, why_anew=why_anew)
+    one_by_one = _one_by_one(cluster, heads, workers, (files, container), lock, sink)
+    together = tuple(name for name in names if name not in one_by_one)
     kept = NodePaths(inventory.cluster)
     pem, public = str(kept.certificate), str(kept.public_certificate)
     no_certificate: Step = PathsAbsent("gateway certificate", (pem, public))
@@ -137,7 +155,7 @@ def cluster_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]
         Stage("Directories", names, (directories,)),
         # Before node.json: a supervisor that has it again takes missing services for stopped.
         Stage("Services", names, (services,)),
-        Stage("Node files", names, (files,)),
+        Stage("Node files", together, (files,)),
         *([Stage("GPUs in the image", names, gpu_proof)] if gpu_proof else []),
         Stage("Secrets of the cluster", heads, (SecretsMade([token, key]),)),
         Stage("Secrets for workers", workers, (token_copied,)),
@@ -145,7 +163,13 @@ def cluster_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]
         Stage("Gateway without TLS", without, (no_certificate,)),
         *certificates,
         Stage("Ray head", heads, (container,)),
-        Stage("Ray workers", workers, (container,), on_failure=OnFailure.SET_HOST_ASIDE),
+        Stage(
+            "Ray workers",
+            tuple(name for name in workers if name in together),
+            (container,),
+            on_failure=OnFailure.SET_HOST_ASIDE,
+        ),
+        *(Stage(f"Ray worker {name}", (name,), steps) for name, steps in one_by_one.items()),
         # No container uses it any more.
         Stage(
             "Files of an earlier version",
@@ -153,6 +177,32 @@ def cluster_stages(cluster: Cluster, images: ClusterImages) -> tuple[Stage, ...]
             (PathsAbsent("caches", [OLD_CACHES], last_of=own),),
         ),
     )
+
+
+def _one_by_one(
+    cluster: Cluster,
+    heads: Sequence[str],
+    workers: Sequence[str],
+    steps: Sequence[Step],
+    lock: ClusterLock | None,
+    sink: EventSink,
+) -> dict[str, tuple[Step, ...]]:
+    """Return the steps of the workers that are changed by themselves, in order."""
+    try:
+        changes = [step.check(cluster.views[name]) for name in heads for step in steps]
+    except ClusterctlError:
+        return {}
+    if any(interrupts(change) for change in changes):
+        return {}
+    found: dict[str, tuple[Step, ...]] = {}
+    left = left_out(cluster.survey)
+    for name in workers:
+        rolling = Rolling(cluster, name, lock, sink)
+        if spares(cluster, name):
+            found[name] = rolling.around(steps)
+        elif name in left:
+            found[name] = (*steps, ReturnToGateway(rolling))
+    return found
 
 
 @dataclass(frozen=True)
@@ -250,7 +300,8 @@ def run(
                     cluster = look_again(cluster) if brought.changed else cluster
                     # What the survey found by now may differ from what was planned for.
                     with ClusterImages(cluster, names, engines, sink) as images:
-                        rest = carry_out(cluster_stages(cluster, images), cluster.views)
+                        stages = cluster_stages(cluster, images, lock, sink)
+                        rest = carry_out(stages, cluster.views)
                     raise_all(rest.set_aside.values())
                     changed = before.changed + brought.changed + rest.changed
                     since = clock_of(cluster.head.transport)

@@ -131,6 +131,19 @@ class Rollout:
         self._declare_members(self.members.members if self.members else ())
         return self.proofs
 
+    def leave(self, replica: Replica) -> None:
+        """Take a declared replica out of the gateway; its running requests end."""
+        assert replica.old  # noqa: S101 - it is declared
+        self._drain(replica.old)
+        self._mark(replica.old, draining=True)
+
+    def rejoin(self, replica: Replica) -> None:
+        """Wait for a declared replica, prove it, and let it serve again. Raises as `run`."""
+        assert replica.old  # noqa: S101 - it is declared
+        self._services(replica.host).follow(replica.old)
+        self._prove(replica)
+        self._mark(replica.old, draining=False)
+
     def _together(self, replicas: Sequence[Replica]) -> None:
         """Start new replicas, and wait for all of these, in parallel."""
 
@@ -194,7 +207,7 @@ class Rollout:
             if restarts and len(self.replicas) > 1:
                 self._await_old(replica, old)
             elif restarts:
-                self._undrain(old)  # The gateway admits it once it is ready
+                self._mark(old, draining=False)  # The gateway admits it once it is ready
             raise
         self._admit([replica])
 
@@ -206,7 +219,7 @@ class Rollout:
         except ClusterctlError as error:
             self.sink(Note(f"{old.name} runs its previous version, which is not ready: {error}"))
             return
-        self._undrain(old)
+        self._mark(old, draining=False)
         others = len(self.replicas) - 1
         self.sink(
             Note(
@@ -245,8 +258,7 @@ class Rollout:
         host, title = member.host, f"drain {document.name}"
         started = time.monotonic()
         self.sink(StepStarted(host, title, Change("send its new requests to the other replicas")))
-        self._now[document.replica] = replace(member, draining=True)
-        self._declare_members(self._now.values())
+        self._mark(document, draining=True)
         transports = self.survey.transports
 
         head = self.survey.inventory.head.name
@@ -268,9 +280,9 @@ class Rollout:
         deadlines.wait_until(idle, left, every=0.5)
         self.sink(StepFinished(host, title, "changed", time.monotonic() - started))
 
-    def _undrain(self, document: ServiceDocument) -> None:
+    def _mark(self, document: ServiceDocument, *, draining: bool) -> None:
         if member := self._now.get(document.replica):
-            self._now[document.replica] = replace(member, draining=False)
+            self._now[document.replica] = replace(member, draining=draining)
             self._declare_members(self._now.values())
 
     def _admit(self, replicas: Iterable[Replica]) -> None:

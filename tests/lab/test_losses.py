@@ -4,6 +4,8 @@ request (`pytest -rP` prints the rows). The tests build on each other, in the or
 from __future__ import annotations
 
 import os
+import re
+import signal
 import ssl
 import time
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import httpx2
 import pytest
 
 from clusterctl.lab import faults
+from clusterctl.lab.paths import lab_paths
 from clusterctl.steps.gateway_certificate import made
 from tests.lab.cluster import Operator, until
 from tests.lab.conftest import OnHost
@@ -62,6 +65,25 @@ def drained(operator: Operator, _: OnHost) -> None:
     operator.ok(*SERVE, "--replicas", "max", *flags, timeout=1500)
 
 
+def worker_replaced(operator: Operator, _: OnHost) -> None:
+    """`bootstrap` replaces the worker's container alone, for a directory that is mounted there."""
+    changed = operator.home / "mounts.yaml"
+    text = lab_paths().inventory.read_text()
+    changed.write_text(
+        re.sub(r"^  gpu2:\n", "  gpu2:\n    mounts: {/srv: /srv}\n", text, flags=re.MULTILINE)
+    )
+    ran = operator.ok("bootstrap", str(changed), timeout=1500)
+    assert "send requests of tiny" in ran.stderr, ran.text
+    operator.ok("plan", str(changed))  # exit 0: nothing is left to do
+
+
+def killed_in_a_roll(operator: Operator, _: OnHost) -> None:
+    """A run that is killed when a replica has left the gateway; the same again finishes it."""
+    words = (*SERVE, "--", "--max-model-len", "768")
+    operator.cut_short(*words, stage="Serve tiny", fault=signal.SIGKILL)
+    operator.ok(*words, timeout=1500)
+
+
 def on_the_worker(command: str) -> Callable[[Operator, OnHost], None]:
     """Return a fault of the worker, which is awaited until the gateway's list shows it."""
 
@@ -95,6 +117,8 @@ CHANGES = [
     ("other flags", flags, NOTHING),
     ("a broken flag, undone", broken_flag, NOTHING),
     ("the worker drained, undrained, filled again", drained, NOTHING),
+    ("the worker's node container replaced by bootstrap", worker_replaced, NOTHING),
+    ("a change killed when it has begun, and run again", killed_in_a_roll, NOTHING),
     ("kill -9 of an engine", on_the_worker(f"pkill -KILL -f {ENGINE}"), BEGUN),
     ("SIGSTOP of an engine", on_the_worker(f"pkill -STOP -f {ENGINE}"), BEGUN),
     ("the worker's node container killed, started", on_the_worker(RESTART), BEGUN),

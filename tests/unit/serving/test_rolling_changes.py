@@ -32,6 +32,7 @@ from clusterctl.serving import rollout
 from clusterctl.serving.arguments import Layout
 from clusterctl.serving.rollout import Rollout, as_declared, gateway_let_go
 from clusterctl.serving.service import PlannedService, difference
+from clusterctl.survey.survey import Survey
 from clusterctl.transport.base import CommandResult
 from clusterctl.transport.lock import ClusterLock
 from tests.fakes.host_facts import host_facts, nic
@@ -41,6 +42,7 @@ from tests.fakes.transport import Call, FakeTransport, starts
 PATHS = NodePaths("demo")
 MEMBERS = f"{PATHS.members}/tiny.json"
 HOSTS = ("gpu1", "gpu2", "gpu3")
+CLOCK = 1.0
 INVENTORY = Inventory(
     cluster="demo",
     image="vllm:1",
@@ -125,7 +127,18 @@ class World:
             else ServiceState(each.name, "ready", 0.0, each.fingerprint)
             for each in declared
         ]
-        return to_json(NodeState(host, "worker", 0.0, "1", "up", 0.0, 0, services=services))
+        return to_json(NodeState(host, "worker", CLOCK, "1", "up", 0.0, 0, services=services))
+
+    def survey(self) -> Survey:
+        answers = {
+            name: Probe(
+                replace(host_facts(nic("eth0", f"10.0.0.{n}/24")), clock=CLOCK),
+                {**self.files[name], str(PATHS.state): self.state(name).encode()},
+                (), (), None,
+            )
+            for n, name in enumerate(HOSTS, 1)
+        }  # fmt: skip
+        return survey_of(INVENTORY, answers, self.transports)
 
     def run(
         self,
@@ -133,15 +146,7 @@ class World:
         surplus: tuple[ServiceDocument, ...] = (),
         again: tuple[int, ...] = (),
     ) -> None:
-        answers = {
-            name: Probe(
-                replace(host_facts(nic("eth0", f"10.0.0.{n}/24")), clock=0.0),
-                {**self.files[name], str(PATHS.state): self.state(name).encode()},
-                (), (), None,
-            )
-            for n, name in enumerate(HOSTS, 1)
-        }  # fmt: skip
-        survey = survey_of(INVENTORY, answers, self.transports)
+        survey = self.survey()
         planned = [
             PlannedService(
                 document=each,

@@ -1,0 +1,175 @@
+"""Changes of a worker that no client notices: its replicas leave the gateway before, while others
+of their services serve, and get requests again once they have proven themselves. What a run that
+was killed has left out of the gateway, the next one brings back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from clusterctl import deadlines
+from clusterctl.engine.events import EventSink
+from clusterctl.engine.step import Change, HostView, Step, Unknown
+from clusterctl.errors import StepFailed
+from clusterctl.node.documents import MembersDocument, ServiceDocument, from_json, replica_name
+from clusterctl.planning.draining import as_planned
+from clusterctl.serving.declaration import members_file, read_key
+from clusterctl.serving.rollout import Replica, Rollout, as_declared
+from clusterctl.survey.cluster import Cluster
+from clusterctl.survey.formation import clock_of
+from clusterctl.survey.survey import Survey, read_reported_state, take_survey
+from clusterctl.transport.lock import ClusterLock
+
+
+def replicas_on(cluster: Cluster, host: str) -> list[ServiceDocument]:
+    """Return the declared replicas with a rank on `host`."""
+    node_ip = cluster.topology.node(host).node_ip
+    return [each for each in cluster.survey.services.values() if node_ip in each.node_ips]
+
+
+def spares(cluster: Cluster, host: str) -> bool:
+    """Whether services go on without `host`: it has replicas, and others of each are ready. A
+    service without replicas needs every node of Ray."""
+    survey, there = cluster.survey, replicas_on(cluster, host)
+    ready = {
+        each.service
+        for each in survey.services.values()
+        if each not in there and each.name in survey.reported
+        and survey.reported[each.name].state == "ready"
+    }  # fmt: skip
+    placed = all(each.node_ips for each in survey.services.values())
+    return bool(there) and placed and not survey.errors and {e.service for e in there} <= ready
+
+
+@dataclass(frozen=True)
+class Rolling:
+    """The replicas of one worker. `lock` is None for a plan, which applies nothing."""
+
+    cluster: Cluster
+    host: str
+    lock: ClusterLock | None
+    sink: EventSink
+
+    def around(self, steps: Sequence[Step]) -> tuple[Step, ...]:
+        """Return `steps` with what comes before and after them."""
+        return (LeaveGateway(self, steps), *map(Unnoticed, steps), ReturnToGateway(self))
+
+    def named(self, *, draining: bool) -> list[str]:
+        """Return the replicas that the head's lists have as members, draining or not."""
+        head, cluster = self.cluster.head.transport, self.cluster.inventory.cluster
+        there = {(each.service, each.replica) for each in replicas_on(self.cluster, self.host)}
+        found = []
+        for service in sorted({service for service, _ in there}):
+            data = head.read_file(members_file(cluster, service))
+            listed = from_json(MembersDocument, data.decode()).members if data else []
+            found += [
+                replica_name(service, each.replica)
+                for each in listed
+                if (service, each.replica) in there and each.draining == draining
+            ]
+        return found
+
+    def rollouts(self, view: HostView) -> list[tuple[Rollout, Sequence[Replica]]]:
+        """Return the replicas of each service as they are declared now."""
+        transports = self.cluster.survey.transports
+        survey = take_survey(self.cluster.inventory, transports).require_answers()
+        key = read_key(survey.inventory, self.cluster.head.transport)
+        sink, found = self.sink, []
+        now = replace(self.cluster, survey=survey)
+        there = replicas_on(now, view.host.name)
+        for service in sorted({each.service for each in there}):
+            own = [as_planned(survey, each) for each in there if each.service == service]
+            members = survey.members.get(service)
+            rollout = Rollout(survey, as_declared(survey, own), (), members, key, self.lock, sink)
+            found.append((rollout, rollout.replicas))
+        return found
+
+
+@dataclass(frozen=True)
+class LeaveGateway:
+    """Step: the gateway sends a worker's replicas nothing while one of `steps` interrupts them."""
+
+    rolling: Rolling
+    steps: Sequence[Step]
+    title = "replicas"
+
+    def check(self, view: HostView) -> Change | None:
+        if not any(interrupts(step.check(view)) for step in self.steps):
+            return None
+        names = self.rolling.named(draining=False)
+        return Change(f"send requests of {', '.join(names)} to others") if names else None
+
+    def apply(self, view: HostView, change: Change) -> None:
+        del change
+        for rollout, replicas in self.rolling.rollouts(view):
+            for each in replicas:
+                rollout.leave(each)
+
+
+@dataclass(frozen=True)
+class Unnoticed:
+    """Step: another one, whose change interrupts nobody."""
+
+    step: Step
+
+    @property
+    def title(self) -> str:
+        return self.step.title
+
+    def check(self, view: HostView) -> Change | Unknown | None:
+        change = self.step.check(view)
+        return replace(change, disruptive=False) if isinstance(change, Change) else change
+
+    def apply(self, view: HostView, change: Change) -> None:
+        self.step.apply(view, change)
+
+
+@dataclass(frozen=True)
+class ReturnToGateway:
+    """Step: no replica of the worker is left out of the gateway. A drained host has none."""
+
+    rolling: Rolling
+    title = "replicas"
+
+    def check(self, view: HostView) -> Change | None:
+        if view.host.name in self.rolling.cluster.survey.drained:
+            return None
+        names = self.rolling.named(draining=True)
+        return Change(f"await {', '.join(names)}, and send requests again") if names else None
+
+    def apply(self, view: HostView, change: Change) -> None:
+        del change
+        self._await_report(view)
+        for rollout, replicas in self.rolling.rollouts(view):
+            for each in replicas:
+                rollout.rejoin(each)
+
+    def _await_report(self, view: HostView) -> None:
+        """Wait for a report of the supervisor that runs now: the one before it has left its own."""
+        inventory, since = self.rolling.cluster.inventory, clock_of(view.transport)
+
+        def reported() -> bool | None:
+            state = read_reported_state(inventory, view.transport)
+            return (state is not None and state.time > (since or 0.0)) or None
+
+        if not deadlines.wait_until(reported, deadlines.WAIT_FOR_RAY, every=0.5):
+            raise StepFailed(
+                f"its supervisor has reported nothing for {deadlines.WAIT_FOR_RAY:.0f} s",
+                host=view.host.name,
+                hint=f"clusterctl logs --host {view.host.name}",
+            )
+
+
+def interrupts(change: Change | Unknown | None) -> bool:
+    """Whether a change stops or restarts services, or may do so."""
+    return isinstance(change, Unknown) or (change is not None and change.disruptive)
+
+
+def left_out(survey: Survey) -> set[str]:
+    """Return the hosts of members that an interrupted run has left out of the gateway."""
+    return {
+        member.host
+        for known in survey.members.values()
+        for member in known.members
+        if member.draining and member.host not in survey.drained
+    }

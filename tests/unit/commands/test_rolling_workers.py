@@ -1,0 +1,143 @@
+"""Workers that `bootstrap` changes one at a time, while other replicas serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from clusterctl import deadlines
+from clusterctl.engine.executor import execute
+from clusterctl.engine.plan import Stage, plan
+from clusterctl.engine.step import Change, HostView
+from clusterctl.errors import ClusterctlError, StepFailed
+from clusterctl.operations import rolling
+from clusterctl.operations.rolling import ReturnToGateway, Rolling, left_out, spares
+from clusterctl.serving import rollout
+from clusterctl.survey.cluster import Cluster, topology_of
+from clusterctl.transport.lock import ClusterLock
+from tests.fakes.transport import starts
+from tests.unit.serving.test_rolling_changes import HOSTS, World, document
+
+WORKERS = ("gpu2", "gpu3")
+
+
+@dataclass
+class Replaced:
+    """Step: each host has its change once."""
+
+    world: World
+    disruptive: bool = True
+    done: set[str] = field(default_factory=set)
+    title = "node container"
+
+    def check(self, view: HostView) -> Change | None:
+        if view.host.name in self.done:
+            return None
+        return Change("replace it", disruptive=self.disruptive)
+
+    def apply(self, view: HostView, change: Change) -> None:
+        del change
+        self.world.story.append(f"replace {view.host.name}")
+        self.done.add(view.host.name)
+
+
+Bootstrap = Callable[[World, Replaced], None]
+
+
+@pytest.fixture
+def bootstrap(monkeypatch: pytest.MonkeyPatch) -> Bootstrap:
+    """Runs the stages of workers, as `bootstrap` does."""
+
+    def proven(planned: Any, *_: Any) -> str:
+        return str(planned.document.name)
+
+    monkeypatch.setattr(rollout, "prove", proven)
+    monkeypatch.setattr(deadlines, "GATEWAY_NOTICE", 0.0)
+    monkeypatch.setattr(ClusterLock, "ensure_held", lambda _: None)
+
+    def run(world: World, step: Replaced) -> None:
+        cluster = cluster_of(world)
+        monkeypatch.setattr(rolling, "take_survey", lambda *_: world.survey())
+        for transport in world.transports.values():
+            transport.on(starts("date"), stdout="0\n")  # before the supervisor's report
+        with ClusterLock(world.transports["gpu1"], "demo", "bootstrap") as lock:
+            stages = []
+            for name in WORKERS:
+                own = Rolling(cluster, name, lock, world.events.append)
+                if spares(cluster, name):
+                    stages.append(Stage(name, (name,), own.around((step,))))
+                elif name in left_out(cluster.survey):
+                    stages.append(Stage(name, (name,), (step, ReturnToGateway(own))))
+            assert not plan(stages, cluster.views).disruptive
+            execute(stages, cluster.views, world.events.append)
+
+    return run
+
+
+def cluster_of(world: World) -> Cluster:
+    survey = world.survey()
+    return Cluster(survey, topology_of(survey), survey.views, HOSTS)
+
+
+def test_each_worker_has_its_turn_when_the_replicas_before_it_serve_again(
+    bootstrap: Bootstrap,
+) -> None:
+    world = World(document(1), document(2), document(3))
+    bootstrap(world, Replaced(world))
+    assert world.story == [
+        "1 2- 3", "replace gpu2", "1 2 3",
+        "1 2 3-", "replace gpu3", "1 2 3",
+    ]  # fmt: skip
+
+
+def test_where_nothing_differs_nothing_is_written(bootstrap: Bootstrap) -> None:
+    world = World(document(1), document(2), document(3))
+    bootstrap(world, Replaced(world, done={*WORKERS}))
+    assert world.story == []
+
+
+def test_no_replica_leaves_for_a_change_that_interrupts_nothing(bootstrap: Bootstrap) -> None:
+    world = World(document(1), document(2))
+    bootstrap(world, Replaced(world, disruptive=False))
+    assert world.story == ["replace gpu2"]
+
+
+def test_the_next_worker_is_not_touched_when_one_does_not_come_back(
+    bootstrap: Bootstrap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(document(1), document(2), document(3))
+
+    def prove(planned: Any, *_: Any) -> str:
+        raise StepFailed(f"{planned.document.name} gives no answer")
+
+    monkeypatch.setattr(rollout, "prove", prove)
+    step = Replaced(world)
+    with pytest.raises(ClusterctlError, match="tiny@2 gives no answer"):
+        bootstrap(world, step)
+    assert world.story == ["1 2- 3", "replace gpu2"]
+
+    monkeypatch.setattr(rollout, "prove", lambda planned, *_: str(planned.document.name))
+    bootstrap(world, step)
+    assert world.story[2:] == ["1 2 3", "1 2 3-", "replace gpu3", "1 2 3"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "spared"),
+    [
+        ((document(1), document(2)), True),
+        ((document(2),), False),
+        ((document(1),), False),
+        ((document(1), document(2), replace(document(1), name="big", node_ips=[])), False),
+    ],
+    ids=["another replica", "alone", "none there", "a service that needs all nodes"],
+)
+def test_which_workers_are_spared(declared: tuple[Any, ...], spared: bool) -> None:
+    assert spares(cluster_of(World(*declared)), "gpu2") is spared
+
+
+def test_replicas_that_are_not_ready_spare_nobody() -> None:
+    world = World(document(1, "bad"), document(2), broken="bad")
+    assert not spares(cluster_of(world), "gpu2")
