@@ -26,6 +26,7 @@ from clusterctl.inventory.outside import outside_of
 from clusterctl.network.choice import public_addresses
 from clusterctl.network.gate import FabricRecord, ensure_proven
 from clusterctl.network.lookups import lookup_notes
+from clusterctl.network.outside import unreached
 from clusterctl.network.pairs import judgement
 from clusterctl.network.pairs.model import PairResults, Way, default_route_notes
 from clusterctl.network.pairs.probe import IN_USE, probe_pairs, ray_ports
@@ -97,6 +98,7 @@ def run(
             unrated = IN_USE if survey.running else ""
             seen = probe_pairs(inventory, topology, placed, transports, unrated=unrated)
         names = lookup_notes(inventory, topology, survey.facts, transports, survey.running)
+        names += unreached(inventory, survey.transports, survey.containers)
         drift = [
             *gpu_problems(survey),
             *plan_problems(survey, topology, plan_for),
