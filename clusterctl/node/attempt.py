@@ -44,6 +44,9 @@ _BUILDS_MODEL = re.compile(r"^\(RayWorker.*Using \S+( attention)? backend", re.I
 # Log lines that mention a stage in a setting, although that stage is never reached.
 _MISLEADING = ("Enforce eager set",)
 
+# Read like an error to whoever waits, and are logged by every start.
+_ALARMING = ("No current placement group found",)
+
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 _PREFIX = re.compile(r"^(\([^)]*\)\s*|(DEBUG|INFO|WARNING)\s+[\d-]+\s+[\d:.]+\s*|\[[^\]]*\]\s*)+")
@@ -68,7 +71,10 @@ def later(current: str, found: str) -> str:
 
 
 def plain(line: str) -> str:
-    """Return a log line without process, time and colours, at most 160 characters of it."""
+    """Return a log line without process, time and colours, at most 160 characters of it; nothing
+    of one that only reads like an error."""
+    if any(words in line for words in _ALARMING):
+        return ""
     return _PREFIX.sub("", _COLOURS.sub("", line)).strip()[:160]
 
 

@@ -29,7 +29,7 @@ def plan_lines(plan: Plan, nothing: str = NOTHING, *, width: int | None = None) 
                 values = f" ({change.before} → {change.after})" if both else ""
                 sign, text = "!" if change.disruptive else "+", f"{change.summary}{values}"
             else:
-                sign, text = "?", f"{planned.step}: known once this is there: {change.reason}"
+                sign, text = "?", f"{planned.step}: not known yet: {change.reason}"
             rows.append((planned.host, sign, text))
         lines += [f"  {stage}", *columns(rows, indent="    ", width=width)]
     return lines

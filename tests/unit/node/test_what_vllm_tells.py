@@ -185,3 +185,8 @@ def test_metrics_that_are_none_are_an_error_of_the_endpoint(
     monkeypatch.setattr(api, "_request", lambda *_: b"vllm:num_requests_running many\xff")
     with pytest.raises(EndpointError, match="GET /metrics"):
         api.metrics(1.0)
+
+
+def test_what_reads_like_an_error_in_every_start_is_not_shown() -> None:
+    assert plain("INFO 11-21 10:00:00 [ray_utils.py:607] No current placement group found.") == ""
+    assert plain("INFO 11-21 10:00:00 [x.py:5040] Starting to load model") != ""

@@ -131,7 +131,7 @@ def test_a_plan_says_what_is_known_and_what_disrupts() -> None:
     text = "\n".join(plan_lines(plan))
     assert "3 changes on 2 hosts" in text
     assert "? " in text
-    assert "known once this is there: the engine" in text
+    assert "image: not known yet: the engine" in text
     assert "!  recreate (old → new)" in text
     assert plan_lines(Plan(())) == ["Nothing to change: every host is as the inventory says."]
     assert [c["known"] for c in plan_document(plan)["changes"]] == [True, False, True]
