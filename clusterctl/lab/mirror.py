@@ -105,14 +105,17 @@ MIRRORED_PACKAGES = (
     "python3",
     "python3-venv",
 )
+# Since Debian 13 the engine's client is a package of its own, which docker.io only recommends.
+CLIENT_PACKAGE = "docker-cli"
 
 
 def packages_key(base_key: str) -> str:
-    return content_key(base_key, *MIRRORED_PACKAGES)
+    return content_key(base_key, *MIRRORED_PACKAGES, CLIENT_PACKAGE)
 
 
 def build_apt_repository(directory: Path, base: Path) -> None:
-    """Download `MIRRORED_PACKAGES` with the dependencies that `base` lacks, and index them.
+    """Download `MIRRORED_PACKAGES` with the dependencies that `base` lacks, and the engine's client
+    where it is a package of its own; index them.
 
     apt uses lists and caches of its own here: the machine's are not changed.
     """
@@ -132,11 +135,11 @@ def build_apt_repository(directory: Path, base: Path) -> None:
     options = [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
     # One unreachable source among several may not matter; the download below fails if it does.
     succeeds(["apt-get", *options, "update"], timeout=deadlines.LAB_BUILD)
-    run(
-        ["apt-get", *options, "--yes", "--download-only", "--no-install-recommends", "install",
-         *MIRRORED_PACKAGES],
-        timeout=deadlines.LAB_BUILD,
-    )  # fmt: skip
+    install = ["apt-get", *options, "--yes", "--no-install-recommends", "install"]
+    own_client = succeeds([*install, "--simulate", CLIENT_PACKAGE], timeout=deadlines.LAB_BUILD)
+    client = (CLIENT_PACKAGE,) if own_client else ()
+    words = [*install, "--download-only", *MIRRORED_PACKAGES, *client]
+    run(words, timeout=deadlines.LAB_BUILD)
     for archive in (apt / "archives").glob("*.deb"):
         archive.rename(directory / archive.name)
     shutil.rmtree(apt)
