@@ -3,7 +3,8 @@
     CLUSTERCTL_API_KEY=... python -m tests.gpu.load URL MODEL REQUESTS SECONDS SERVER...
 
 REQUESTS are under way at once, each of 256 random tokens in and 128 out; one that is answered is
-followed by another until SECONDS are over, and all are awaited. Answers come whole, as one process
+followed by another until SECONDS are over, and all are awaited; a round that is not counted comes
+first, in which vLLM compiles kernels for so many requests. Answers come whole, as one process
 could not read 20,000 tokens/s as streams; the times to the first and to each further token are the
 servers' own. Prints a `Measured` as JSON. Standard library only.
 """
@@ -26,6 +27,7 @@ from urllib.request import Request, urlopen
 
 PROMPT, ANSWER = 256, 128
 PROCESSES = 8
+MOMENT = 0.2  # Seconds in which each place sends a request
 TIMEOUT = 180.0
 FIRST, FURTHER = "time_to_first_token_seconds", "request_time_per_output_token_seconds"
 _COUNTER = re.compile(rf"vllm:((?:{FIRST}|{FURTHER})_(?:sum|count))(?:{{.*}})? (\S+)")
@@ -48,9 +50,11 @@ def measure(
     """`servers` are those whose counters are read: replicas, not their gateway."""
     count = min(PROCESSES, requests)
     shares = [requests // count + (number < requests % count) for number in range(count)]
-    before = _counters(servers)
-    began = time.monotonic()
     with multiprocessing.Pool(count) as pool:
+        once = [(url, model, share, MOMENT, -1 - seed) for seed, share in enumerate(shares)]
+        pool.starmap(_process, once)
+        before = _counters(servers)
+        began = time.monotonic()
         asked = [(url, model, share, seconds, seed) for seed, share in enumerate(shares)]
         counts = [count for part in pool.starmap(_process, asked) for count in part]
     took = time.monotonic() - began
