@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -118,10 +119,20 @@ def _lines(report: Report, head: str, width: int | None) -> list[str]:
         lines += [f"{host}:", *each_below_itself("  ", choices, width)]
     lines += each_below_itself("ray: ", ray_lines(report.ray, head), width)
     lines += each_below_itself("fabric: ", report.fabric.lines, width) if report.fabric else []
-    lines += each_below_itself("note: ", report.notes, width)
+    lines += each_below_itself("note: ", _once(report.notes, report.facts), width)
     if not report.errors:
         lines.append(f"{count(len(report.facts), 'host')}: no problem found")
     return lines
+
+
+def _once(notes: Iterable[str], hosts: Collection[str]) -> list[str]:
+    """Return the notes with those that several hosts share said once, `gpu1, gpu2: ...`."""
+    sharing: dict[str, list[str]] = {}
+    for note in notes:
+        host, colon, text = note.partition(": ")
+        known = bool(colon) and host in hosts
+        sharing.setdefault(text if known else note, []).extend([host] if known else [])
+    return [f"{', '.join(named)}: {text}" if named else text for text, named in sharing.items()]
 
 
 def _document(report: Report) -> dict[str, Any]:
