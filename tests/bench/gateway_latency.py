@@ -1,11 +1,11 @@
 """What the gateway adds to the time of an answer, with real replicas behind it.
 
-    CLUSTERCTL_API_KEY=... .venv/bin/python -m tests.bench.gateway_latency \\
-        http://10.77.0.11:8000 http://10.77.0.11:8100 tiny
-    ... GATEWAY REPLICA MODEL --blocks 10 --requests 40 --rate 5
+    CLUSTERCTL_API_KEY=... .venv/bin/python -m tests.bench.gateway_latency tiny \\
+        http://10.77.0.11:8000 http://10.77.0.11:8100 http://10.77.0.12:8100
+    ... MODEL GATEWAY REPLICA... --blocks 10 --requests 40 --rate 5
 
-Blocks of requests go through the gateway and to a replica directly, in turns, so that whatever else
-the machine does falls on both. Connections are kept, as clients of a model do. The result is JSON
+Blocks of requests go through the gateway and to the replicas directly, one after the other, so that
+whatever else the machine does falls on both. Connections are kept, as clients of a model do. The result is JSON
 on stdout, times in ms; exit 1 if a request was lost.
 """
 
@@ -23,9 +23,9 @@ from tests.bench.load import Load, LoadReport, run_load
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("gateway", help="its URL, without /v1")
-    parser.add_argument("replica", help="the URL of one replica, without /v1")
     parser.add_argument("model")
+    parser.add_argument("gateway", help="its URL, without /v1")
+    parser.add_argument("replicas", nargs="+", help="their URLs, without /v1")
     parser.add_argument("--blocks", type=int, default=10, help="of each kind")
     parser.add_argument("--requests", type=int, default=40, help="in a block")
     parser.add_argument("--rate", type=float, default=5.0, help="requests a second")
@@ -41,8 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         keep_alive=True,
     )
     through, directly = LoadReport(), LoadReport()
-    for _ in range(options.blocks):
-        for url, report in ((options.gateway, through), (options.replica, directly)):
+    for block in range(options.blocks):
+        replica = options.replicas[block % len(options.replicas)]
+        for url, report in ((options.gateway, through), (replica, directly)):
             report.outcomes.extend(run_load(replace(load, url=url)).outcomes)
     found = {
         name: {
