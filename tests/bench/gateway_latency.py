@@ -4,9 +4,9 @@
         http://10.77.0.11:8000 http://10.77.0.11:8100 http://10.77.0.12:8100
     ... MODEL GATEWAY REPLICA... --blocks 10 --requests 40 --rate 5
 
-Blocks of requests go through the gateway and to the replicas directly, one after the other, so that
-whatever else the machine does falls on both. Connections are kept, as clients of a model do. The result is JSON
-on stdout, times in ms; exit 1 if a request was lost.
+Blocks of requests go through the gateway and to the replicas directly, one after the other, so
+that whatever else the machine does falls on both. Connections are kept, as clients of a model do.
+The result is JSON on stdout, times in ms; exit 1 if a request was lost.
 """
 
 from __future__ import annotations
