@@ -5,13 +5,20 @@ was killed has left out of the gateway, the next one brings back."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from clusterctl import deadlines
 from clusterctl.engine.events import EventSink
 from clusterctl.engine.step import Change, HostView, Step, Unknown
 from clusterctl.errors import StepFailed
-from clusterctl.node.documents import MembersDocument, ServiceDocument, from_json, replica_name
+from clusterctl.node.documents import (
+    Member,
+    MembersDocument,
+    ServiceDocument,
+    from_json,
+    replica_name,
+)
 from clusterctl.planning.draining import as_planned
 from clusterctl.serving.declaration import members_file, read_key
 from clusterctl.serving.rollout import Replica, Rollout, as_declared
@@ -60,8 +67,10 @@ class Rolling:
         there = {(each.service, each.replica) for each in replicas_on(self.cluster, self.host)}
         found = []
         for service in sorted({service for service, _ in there}):
-            data = head.read_file(members_file(cluster, service))
-            listed = from_json(MembersDocument, data.decode()).members if data else []
+            data = head.read_file(members_file(cluster, service)) or b""
+            listed: Sequence[Member] = ()
+            with suppress(ValueError):  # `serve` replaces a damaged one
+                listed = from_json(MembersDocument, data.decode()).members
             found += [
                 replica_name(service, each.replica)
                 for each in listed
@@ -69,14 +78,17 @@ class Rolling:
             ]
         return found
 
-    def rollouts(self, view: HostView) -> list[tuple[Rollout, Sequence[Replica]]]:
-        """Return the replicas of each service as they are declared now."""
+    def now(self) -> Cluster:
+        """Return the cluster as it is now. Raises the errors of hosts that do not answer."""
         transports = self.cluster.survey.transports
         survey = take_survey(self.cluster.inventory, transports).require_answers()
-        key = read_key(survey.inventory, self.cluster.head.transport)
-        sink, found = self.sink, []
-        now = replace(self.cluster, survey=survey)
-        there = replicas_on(now, view.host.name)
+        return replace(self.cluster, survey=survey)
+
+    def rollouts(self, now: Cluster) -> list[tuple[Rollout, Sequence[Replica]]]:
+        """Return the replicas of each service as they are declared there."""
+        survey, sink, found = now.survey, self.sink, []
+        key = read_key(survey.inventory, now.head.transport)
+        there = replicas_on(now, self.host)
         for service in sorted({each.service for each in there}):
             own = [as_planned(survey, each) for each in there if each.service == service]
             members = survey.members.get(service)
@@ -101,7 +113,14 @@ class LeaveGateway:
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
-        for rollout, replicas in self.rolling.rollouts(view):
+        now = self.rolling.now()
+        if not spares(now, view.host.name):
+            raise StepFailed(
+                "no other replica of its services is ready any more: nothing was changed there",
+                host=view.host.name,
+                hint="clusterctl status",
+            )
+        for rollout, replicas in self.rolling.rollouts(now):
             for each in replicas:
                 rollout.leave(each)
 
@@ -140,7 +159,7 @@ class ReturnToGateway:
     def apply(self, view: HostView, change: Change) -> None:
         del change
         self._await_report(view)
-        for rollout, replicas in self.rolling.rollouts(view):
+        for rollout, replicas in self.rolling.rollouts(self.rolling.now()):
             for each in replicas:
                 rollout.rejoin(each)
 

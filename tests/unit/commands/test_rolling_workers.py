@@ -17,9 +17,10 @@ from clusterctl.operations import rolling
 from clusterctl.operations.rolling import ReturnToGateway, Rolling, left_out, spares
 from clusterctl.serving import rollout
 from clusterctl.survey.cluster import Cluster, topology_of
+from clusterctl.survey.survey import Survey
 from clusterctl.transport.lock import ClusterLock
 from tests.fakes.transport import starts
-from tests.unit.serving.test_rolling_changes import HOSTS, World, document
+from tests.unit.serving.test_rolling_changes import HOSTS, MEMBERS, World, document
 
 WORKERS = ("gpu2", "gpu3")
 
@@ -141,3 +142,31 @@ def test_which_workers_are_spared(declared: tuple[Any, ...], spared: bool) -> No
 def test_replicas_that_are_not_ready_spare_nobody() -> None:
     world = World(document(1, "bad"), document(2), broken="bad")
     assert not spares(cluster_of(world), "gpu2")
+
+
+def test_a_worker_is_left_alone_when_the_others_fail_before_its_turn(
+    bootstrap: Bootstrap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(document(1, "bad"), document(2))
+    monkeypatch.setattr(World, "survey", _first_as_if_all_were_ready(World.survey))
+    with pytest.raises(ClusterctlError, match="no other replica of its services is ready any more"):
+        bootstrap(world, Replaced(world))
+    assert world.story == []
+
+
+def _first_as_if_all_were_ready(survey: Callable[[World], Survey]) -> Callable[[World], Survey]:
+    looks = iter(["", *["bad"] * 9])
+
+    def look(world: World) -> Survey:
+        world.broken = next(looks)
+        return survey(world)
+
+    return look
+
+
+def test_a_damaged_list_of_members_is_nobody_to_wait_for(bootstrap: Bootstrap) -> None:
+    world = World(document(1), document(2))
+    world.files["gpu1"][MEMBERS] = b"{"
+    step = Replaced(world)
+    bootstrap(world, step)
+    assert world.story == ["replace gpu2"]
