@@ -46,14 +46,13 @@ def section(rule: Rule) -> str:
 
 
 def words(text: str) -> str:
-    """Return a sentence with names in place of slots, and a capital letter unless a flag or a
-    command begins."""
+    """Return a sentence with names in place of slots, and a capital letter unless a flag, a command
+    or a name that has its own (vLLM) begins."""
     filled = re.sub(r"\{(\w+)\}", r"<\1>", text)
-    return (
-        filled
-        if filled.startswith(("-", "clusterctl ", "git ", "ibv"))
-        else filled[0].upper() + filled[1:]
-    )
+    first, *_ = filled.split(" ", 1)
+    if filled.startswith(("-", "clusterctl ", "git ", "ibv")) or first != first.lower():
+        return filled
+    return filled[0].upper() + filled[1:]
 
 
 def page() -> str:
