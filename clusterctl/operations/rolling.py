@@ -58,8 +58,11 @@ class Rolling:
     sink: EventSink
 
     def around(self, steps: Sequence[Step]) -> tuple[Step, ...]:
-        """Return `steps` with what comes before and after them."""
-        return (LeaveGateway(self, steps), *map(Unnoticed, steps), ReturnToGateway(self))
+        """Return `steps` with what comes before and after them. On a host with a gateway, its
+        clients notice."""
+        gateways = {host.name for host in self.cluster.inventory.gateways}
+        inner = steps if self.host in gateways else map(Unnoticed, steps)
+        return (LeaveGateway(self, steps), *inner, ReturnToGateway(self))
 
     def named(self, *, draining: bool) -> list[str]:
         """Return the replicas that the head's lists have as members, draining or not."""

@@ -13,6 +13,7 @@ from clusterctl.engine.executor import execute
 from clusterctl.engine.plan import Stage, plan
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import ClusterctlError, StepFailed
+from clusterctl.inventory.model import GatewayAccess
 from clusterctl.operations import rolling
 from clusterctl.operations.rolling import ReturnToGateway, Rolling, left_out, spares
 from clusterctl.serving import rollout
@@ -170,3 +171,13 @@ def test_a_damaged_list_of_members_is_nobody_to_wait_for(bootstrap: Bootstrap) -
     step = Replaced(world)
     bootstrap(world, step)
     assert world.story == ["replace gpu2"]
+
+
+def test_a_worker_with_a_gateway_interrupts_the_clients_of_that() -> None:
+    world = World(document(1), document(2))
+    cluster = cluster_of(world)
+    doors = GatewayAccess(hosts=("gpu2",))
+    inventory = cluster.inventory.model_copy(update={"gateway": doors})
+    cluster = replace(cluster, survey=replace(cluster.survey, inventory=inventory))
+    steps = Rolling(cluster, "gpu2", None, world.events.append).around((Replaced(world),))
+    assert plan([Stage("gpu2", ("gpu2",), steps)], cluster.views).disruptive
