@@ -4,8 +4,8 @@
     sudo .venv/bin/python -m scripts.pictures
 
 runs the commands and draws what they show on a terminal (docs/pictures/*.svg), then the page of
-`report` (docs/pictures/report.png). Names of commands redraw these pictures alone. Needs tmux and
-Chromium.
+`report` (docs/pictures/report.png). Names of commands redraw these pictures alone: the README's
+`watch` and `report` are of a cluster with two replicas. Needs tmux and Chromium.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def draw_page() -> None:
         subprocess.run(
             [
                 *("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
-                *("--virtual-time-budget=20000", "--window-size=1000,1500"),
+                *("--virtual-time-budget=20000", "--window-size=1000,1310"),
                 f"--user-data-dir={directory}/data",
                 f"--screenshot={PICTURES / 'report.png'}",
                 file.as_uri(),

@@ -133,6 +133,7 @@ async def _until_signal(load: Load) -> LoadReport:
 
 async def _send(client: httpx2.AsyncClient, load: Load, began: float, *, streamed: bool) -> Outcome:
     body: dict[str, Any] = {"model": load.model, "prompt": load.prompt, "max_tokens": load.tokens}
+    body |= {"ignore_eos": True}  # vLLM's own: answers of one length
     if streamed:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     started, first = time.monotonic(), 0.0

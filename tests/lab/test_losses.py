@@ -65,6 +65,13 @@ def drained(operator: Operator, _: OnHost) -> None:
     operator.ok(*SERVE, "--replicas", "max", *flags, timeout=1500)
 
 
+def removed(operator: Operator, _: OnHost) -> None:
+    operator.ok("remove", "gpu2", "--yes")
+    operator.ok("bootstrap", str(lab_paths().inventory), timeout=1500)
+    flags = ("--", "--max-model-len", "1024")
+    operator.ok(*SERVE, "--replicas", "max", *flags, timeout=1500)
+
+
 def worker_replaced(operator: Operator, _: OnHost) -> None:
     """`bootstrap` replaces the worker's container alone, for a directory that is mounted there."""
     changed = operator.home / "mounts.yaml"
@@ -117,6 +124,7 @@ CHANGES = [
     ("other flags", flags, NOTHING),
     ("a broken flag, undone", broken_flag, NOTHING),
     ("the worker drained, undrained, filled again", drained, NOTHING),
+    ("the worker removed, added again", removed, NOTHING),
     ("the worker's node container replaced by bootstrap", worker_replaced, NOTHING),
     ("a change killed when it has begun, and run again", killed_in_a_roll, NOTHING),
     ("kill -9 of an engine", on_the_worker(f"pkill -KILL -f {ENGINE}"), BEGUN),

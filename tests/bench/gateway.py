@@ -1,13 +1,15 @@
-"""What the gateway adds to the time of an answer, with real replicas behind it.
+"""What the gateway adds to the time of an answer, and what it makes of several replicas.
 
-    CLUSTERCTL_API_KEY=... .venv/bin/python -m tests.bench.gateway_latency tiny \\
+    CLUSTERCTL_API_KEY=... .venv/bin/python -m tests.bench.gateway tiny \\
         http://10.77.0.11:8000 http://10.77.0.11:8100 http://10.77.0.12:8100
-    ... MODEL GATEWAY REPLICA... --blocks 10 --requests 40 --rate 5
+    ... MODEL GATEWAY REPLICA... --blocks 10 --requests 40 --rate 5 --wave 16
 
 Blocks of requests go through the gateway and to the replicas directly, in turns, so that whatever
 else the machine does falls on both. Directly each replica gets its share of the rate, as behind
-the gateway: on a CPU, threads of one that has just answered delay the other. Connections are kept,
-as clients of a model do. The result is JSON on stdout, times in ms; exit 1 if a request was lost.
+the gateway: on a CPU, threads of one that has just answered delay the other. Then waves of
+requests at once: to each replica alone, and as many for each of them through the gateway.
+Connections are kept, as clients of a model do. The result is JSON on stdout; exit 1 if a request
+was lost.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import argparse
 import asyncio
 import json
 import os
+import statistics
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -33,6 +37,13 @@ async def _block(load: Load, urls: Sequence[str]) -> list[LoadReport]:
     return await asyncio.gather(*(share(*each) for each in enumerate(urls)))
 
 
+def _wave(load: Load, url: str, requests: int) -> tuple[LoadReport, float]:
+    """Send these requests at once; return what became of them, and how many a second it was."""
+    began = time.monotonic()
+    report = asyncio.run(send_load(replace(load, url=url, rate=1e6, seconds=requests / 1e6)))
+    return report, requests / (time.monotonic() - began)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("model")
@@ -42,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=40, help="in a block")
     parser.add_argument("--rate", type=float, default=5.0, help="requests a second")
     parser.add_argument("--tokens", type=int, default=8)
+    parser.add_argument("--wave", type=int, default=16, help="requests at once for a replica")
+    parser.add_argument("--wave-tokens", type=int, default=128)
     options = parser.parse_args(argv)
     load = Load(
         options.gateway,
@@ -65,6 +78,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             "p99_ms": round(report.latency(0.99) * 1000, 2),
         }
         for name, report in (("gateway", through), ("directly", directly))
+    }
+    one, all_of_them = [], []
+    long = replace(load, tokens=options.wave_tokens)
+    for _ in range(options.blocks):
+        for url in options.replicas:
+            report, rate = _wave(long, url, options.wave)
+            directly.outcomes.extend(report.outcomes)
+            one.append(rate)
+        report, rate = _wave(long, options.gateway, options.wave * len(options.replicas))
+        through.outcomes.extend(report.outcomes)
+        all_of_them.append(rate)
+    found["requests_per_s"] = {
+        "one_replica": round(statistics.median(one), 2),
+        "gateway": round(statistics.median(all_of_them), 2),
+        "ratio": round(statistics.median(all_of_them) / statistics.median(one), 2),
     }
     print(json.dumps(found, indent=1))  # noqa: T201
     return 1 if through.lost or directly.lost else 0
