@@ -112,13 +112,15 @@ def search(
     began = len(_STARTS)  # which mark this start began with
     while block := list(islice(lines, _BLOCK)):
         shapes = _shapes(block)
-        fresh = [raw for raw, shape in zip(block, shapes, strict=True) if shape not in silent]
+        fresh = {
+            shape: raw for raw, shape in zip(block, shapes, strict=True) if shape not in silent
+        }
         if not fresh:
             number += len(block)
             before.extend(block[-CONTEXT:])
             continue
         # Searching a block for a text is ten times as fast as searching its lines for it.
-        joined = b"".join(fresh)
+        joined = b"".join(fresh.values())
         text_of_block = joined.decode("utf-8", "replace").lower()
         there = [each for each in _patterns() if each[0] in text_of_block]
         coloured = b"\x1b" in joined
