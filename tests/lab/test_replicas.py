@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import subprocess
 from contextlib import suppress
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import httpx2
 import pytest
 
 from tests.fakes.ports import port_of, reserved
@@ -77,6 +79,52 @@ def test_a_second_run_changes_nothing(operator: Operator, on_host: OnHost) -> No
         served = operator.ok(*SERVE, *words, "--json", *SHORT).json
         assert served["changed"] is False
     assert pids(on_host) == before
+
+
+def test_sessions_find_their_prefixes_and_the_load_is_balanced(
+    operator: Operator, on_host: OnHost
+) -> None:
+    """As vLLM itself counts tokens that it was asked for and found in its prefix cache."""
+    key = on_host("gpu1", "cat /etc/clusterctl/lab/api.key").stdout.strip()
+    prefix = 384  # tokens: three blocks of vLLM on CPUs
+    turns, talks = 4, 5  # in turns: an odd number, so that one does not meet its replica by chance
+
+    def counted() -> list[dict[str, float]]:
+        texts = [
+            urlopen(f"http://{address}:8100/metrics", timeout=30).read().decode()
+            for address in ("10.77.0.11", "10.77.0.12")
+        ]
+        pattern = r"^vllm:prefix_cache_(queries|hits)_total\{.*\} (\S+)$"
+        return [
+            {name: float(value) for name, value in re.findall(pattern, text, re.MULTILINE)}
+            for text in texts
+        ]
+
+    def conversations(*, named: bool) -> list[dict[str, float]]:
+        """Have the conversations; return the tokens of each replica."""
+        before = counted()
+        for turn in range(turns):
+            for number in range(talks):
+                session = f"{'named' if named else 'other'}-{number}"
+                words = random.Random(session).choices(range(10, 200), k=prefix + 4 * turn)  # noqa: S311
+                httpx2.post(
+                    "http://10.77.0.11:8000/v1/completions",
+                    headers={"Authorization": f"Bearer {key}"}
+                    | ({"X-Session-ID": session} if named else {}),
+                    json={"model": "tiny", "prompt": words, "max_tokens": 2},
+                    trust_env=False,
+                    timeout=120,
+                ).raise_for_status()
+        return [
+            {name: after[name] - of[name] for name in after}
+            for of, after in zip(before, counted(), strict=True)
+        ]
+
+    named, others = conversations(named=True), conversations(named=False)
+    assert sum(each["hits"] for each in named) >= talks * (turns - 1) * prefix, named
+    assert sum(each["hits"] for each in others) < talks * (turns - 1) * prefix, others
+    halves = [each["queries"] for each in others]
+    assert max(halves) - min(halves) < 0.1 * sum(halves), others
 
 
 def test_a_real_prometheus_reads_all_that_metrics_names(operator: Operator, tmp_path: Path) -> None:
