@@ -80,8 +80,8 @@ class LiveStatus:
         room = max(8, width - min(40, max(map(len, names), default=0)) - 26)
         for name, past in zip(names, self._past.values(), strict=True):
             recent = list(past)[-room:]
-            most = f"most {max(recent):,.1f}"
-            table.add_row(name, f"{recent[-1]:,.1f}", f"{sparkline(recent)}  {most}", style="cyan")
+            now, most = (f"{value:,.1f}".removesuffix(".0") for value in (recent[-1], max(recent)))
+            table.add_row(name, now, f"{sparkline(recent)}  most {most}", style="cyan")
         return table
 
 

@@ -36,14 +36,14 @@ def test_a_line_shows_the_looks_by_their_share_of_the_largest() -> None:
 
 def test_the_past_of_a_service_and_of_the_gateway(facts: HostFacts) -> None:
     live = LiveStatus()
-    for second, (tokens, served) in enumerate([(0.0, 0), (50.0, 10), (100.0, 40)]):
+    for second, (tokens, served) in enumerate([(0.0, 0), (50.5, 10), (100.5, 40)]):
         found = status_of(facts, tokens_per_second=tokens, running=second)
         assert live.look(replace(found, gateway=GatewayState("up", served=served)), second) == []
     lines = drawn(live)
     (tokens_line,) = [line for line in lines if "tiny  tokens/s" in line]
-    assert tokens_line.split()[2:] == ["100.0", "▁▅█", "most", "100.0"]
+    assert tokens_line.split()[2:] == ["100.5", "▁▅█", "most", "100.5"]
     (answers,) = [line for line in lines if "gateway  answers/s" in line]
-    assert answers.split()[2:] == ["30.0", "▃█", "most", "30.0"]
+    assert answers.split()[2:] == ["30", "▃█", "most", "30"]
     assert any("service tiny · ready" in line for line in lines)
     assert max(map(len, drawn(live, width=60))) <= 60
 
