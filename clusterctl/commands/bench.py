@@ -121,14 +121,17 @@ def speed_model(survey: Survey, document: ServiceDocument) -> SpeedModel | None:
     request, chosen = found
     if any(seat.gpu.is_cpu for seat in chosen.placement.seats):
         return None
-    quantization = chosen.settings.quantization
+    settings = chosen.settings
     return SpeedModel(
-        request.shape, chosen.placement, quantization, request.network, chosen.options
-    )
+        request.shape, chosen.placement, settings.quantization, request.network, chosen.options,
+        batched=settings.batch.tokens,
+    )  # fmt: skip
 
 
 def _predicted(speed: SpeedModel | None, load: BenchLoad) -> Load | None:
     """Return the estimate; None for an open load, whose speed the users set."""
     if speed is None or load.concurrency is None:
         return None
-    return replace(speed, prompt=load.prompt, output=load.output).load(load.concurrency)
+    rounds = max(1.0, load.requests / load.concurrency)
+    wanted = replace(speed, prompt=load.prompt, output=load.output, rounds=rounds)
+    return wanted.load(load.concurrency)

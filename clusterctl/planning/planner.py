@@ -371,7 +371,8 @@ def _proposal(request: PlanRequest, plan: FitPlan) -> Proposal:
     if plan.verdict == "may not fit":
         parts.append("within the margin of error")
     quantization = plan.settings.quantization
-    speed = speed_of(request.shape, placement, quantization, request.network, plan.options)
+    batched = plan.settings.batch.tokens
+    speed = speed_of(request.shape, placement, quantization, request.network, plan.options, batched)
     return Proposal(plan, speed, "; ".join(parts))
 
 

@@ -1,20 +1,30 @@
 """Estimate the speed of layouts in order to rank them; the tokens/s are not guaranteed.
 
-Requests come in waves: as many as are asked for at once start together, are prefilled, and decode
-in step. A wave takes
+As many requests as are asked for are under way at once, and each that is answered is followed by
+another. The prompts of all of them are prefilled in passes of `batched` tokens, and they decode in
+step. A round, in which each has one answer, takes
 
-    prefill of all its prompts + OUTPUT x a decode step + API_OVERHEAD for each request
+    prefill of all their prompts + OUTPUT - 1 decode steps + FIRST_TOKEN + ANSWER
+    + API_OVERHEAD for each request
 
-and a step takes, on every stage,
+A decode step and a pass of the prefill take, on every stage,
 
-    STAGE_OVERHEAD + layers x LAYER_OVERHEAD + requests x REQUEST_OVERHEAD
-    + GROUP_OVERHEAD with tensor parallelism + what replicas add
-    + the larger of reading the weights and computing with them, and reading the KV cache
+    STAGE_OVERHEAD + operations of the layers x OPERATION + GROUP_OVERHEAD with tensor parallelism
+    + the larger of reading the weights and computing with them
     + 2 all-reduces per layer of (tokens x hidden x 2 bytes) when the group is larger than one
 
-and PP adds one hop per stage boundary. An all-reduce or a hop of `n` bytes takes `latency + n /
-bandwidth` of the link. Stages take turns: a step of all requests takes as many passes as there are
-stages, each with its share; only reading weights overlaps between stages.
+and a decode step in addition
+
+    requests x REQUEST_OVERHEAD + reading the KV cache + what replicas add
+
+The head is computed for tokens that are sampled, not for those of prompts. PP adds one hop per
+stage boundary. An all-reduce or a hop of `n` bytes takes `latency + n / bandwidth` of the link.
+Stages take turns: a step of all requests takes as many passes as there are stages, each with its
+share; only reading weights overlaps between stages.
+
+In the first round all prompts come at once and are prefilled one pass after the other. Later the
+requests whose prompts shared a pass end together, so that the next prompts come in such groups: one
+waits for half of the pass under way, if there are prompts in it, and for its own.
 
 Without CUDA graphs (--enforce-eager) the host launches every operation of a layer while the GPU
 computes those before: a step takes at least that long. Weights that --cpu-offload-gb leaves in the
@@ -36,13 +46,14 @@ from clusterctl.planning.hardware import GpuModel
 from clusterctl.planning.kv_cache import needs_of
 from clusterctl.planning.options import ServeOptions
 from clusterctl.planning.placement import Placement, stages_of
-from clusterctl.planning.weights import PipelineStage, read_per_token_bytes, weight_bytes
+from clusterctl.planning.weights import PipelineStage, WeightsRead, weight_bytes, weights_read
 from clusterctl.units import GIB
 
-# Seconds of the host for a decode step in each stage, for each of its layers and requests: on an
-# H200 a token of a 1.5B model of 28 layers took 2.2 ms, 0.76 of which is reading weights.
+# Seconds of a step in each stage, for each operation of its layers and for each request: on an H200
+# a token of a 1.5B model of 28 layers, which have 11 operations each, took 2.2 ms, 0.76 of which is
+# reading weights.
 _STAGE_OVERHEAD = 0.9e-3
-_LAYER_OVERHEAD = 20e-6
+_OPERATION = 1.8e-6
 _REQUEST_OVERHEAD = 6e-6
 # The ranks of a group are processes that wait for each other.
 _GROUP_OVERHEAD = 0.6e-3
@@ -50,9 +61,14 @@ _GROUP_OVERHEAD = 0.6e-3
 # at this many requests. Hosts differ by a factor of two in it.
 _REPLICA_OVERHEAD = 1.0e-3
 _HALF_AT_REQUESTS = 45
-# For each request: parsing, tokens to text and the answer, in the API server of its replica.
-_API_OVERHEAD = 0.77e-3
-_FIRST_TOKEN_OVERHEAD = 8e-3
+# For each request: parsing, tokens to text and the answer, in the API server of its replica; half
+# of it comes before the first token.
+_API_OVERHEAD = 0.85e-3
+# The way of a request to the engine and of an answer to the client: on an H200 the first token of a
+# 32B came 5 ms later than the pass of its prompt takes, and a round of one request took 2 to 6 ms
+# longer than the server counted.
+_FIRST_TOKEN_OVERHEAD = 5e-3
+_ANSWER_OVERHEAD = 3e-3
 
 # Seconds to launch an operation without CUDA graphs, with vLLM's Python around it: 63 us by Gemma 4
 # 26B on an A100 (vLLM 0.19.0, 54 ms a token), 70 us by Qwen2.5-Omni-7B on an A800 (0.29,
@@ -62,14 +78,22 @@ _LAUNCH = 65e-6
 # Share of PCIe's data rate that copies from pinned memory reach: 11.3 of 15.75 GB/s on a 2080 Ti.
 _PCIE_SHARE = 0.72
 
+# Shares of the data sheet that matrix kernels reach
 _BANDWIDTH_SHARE = 0.85
-_COMPUTE_SHARE = 0.65  # Share of the data sheet that matrix kernels reach
+_COMPUTE_SHARE = 0.65
+# Those of vLLM's Triton kernels for experts, by vllm#44818: on an H200, 128 bf16 experts of 704 x
+# 2816, 8 of them a token, took 392 us with 64 tokens and 420 with 256, which is 0.80 and 0.76 of
+# the bandwidth. 4096 tokens took 1,250 us and each beyond 2048 0.25, so 8192 take 2.3 ms. A tuned
+# configuration made 2 % of difference.
+_EXPERTS_BANDWIDTH_SHARE = 0.78
+_EXPERTS_COMPUTE_SHARE = 0.35
 
 REQUESTS = (1, 64, 256)
 PROMPT = 256
 OUTPUT = 128  # Tokens of the requests in the estimate, as in the measurements
 _CONTEXT = PROMPT + OUTPUT // 2
-_CHUNK = 8192  # Tokens of a prefill step, vLLM's default for such GPUs
+_BATCHED = 8192  # --max-num-batched-tokens of GPUs with much memory
+_ROUNDS = 4  # As many requests for each place as `clusterctl bench` sends
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +177,21 @@ def speed_of(
     quantization: Quantization | None = None,
     network: LinkSpeed = NETWORK,
     options: ServeOptions = _DEFAULTS,
+    batched: int = _BATCHED,
 ) -> Speed:
     """Estimate the speed of all replicas together. `network` is the link between the hosts."""
-    run = SpeedModel(shape, placement, quantization, network, options)
+    run = SpeedModel(shape, placement, quantization, network, options, batched=batched)
     return Speed(tuple(run.load(requests) for requests in REQUESTS))
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedModel:
-    """Times of a model on its ranks."""
+    """Times of a model on its ranks.
+
+    `prompt`: tokens of a prompt that are prefilled, without those that the prefix cache has.
+    `batched`: tokens of a pass, --max-num-batched-tokens. `rounds`: how many requests follow each
+    other in each place.
+    """
 
     shape: ModelShape
     placement: Placement
@@ -170,6 +200,8 @@ class SpeedModel:
     options: ServeOptions = _DEFAULTS
     prompt: int = PROMPT
     output: int = OUTPUT
+    batched: int = _BATCHED
+    rounds: float = _ROUNDS
 
     def load(self, requests: int) -> Load:
         """Return the speed with `requests` concurrent requests. Those beyond --max-num-seqs wait
@@ -183,47 +215,48 @@ class SpeedModel:
             return replace(full, requests=requests, first_token=full.first_token + waits)
         turns = min(self.placement.pp, each)
         step = turns * self._step(each // turns, turns, each)
-        prefill = self._prefill(each * self.prompt)
-        # Prompts are prefilled in chunks, and each has its first token at the end of its own.
-        chunks = math.ceil(each * self.prompt / _CHUNK)
-        until_first = prefill * (chunks + 1) / (2 * chunks)
-        wave = prefill + self.output * step + _FIRST_TOKEN_OVERHEAD + each * _API_OVERHEAD
+        passes = math.ceil(each * self.prompt / self.batched)
+        prefill = self._prefill(each * self.prompt, passes)
+        first_round = prefill * (passes + 1) / (2 * passes)
+        later = prefill / passes * (1 + (passes - 1) / (2 * passes))
+        waits = (first_round + (self.rounds - 1) * later) / self.rounds
+        api = each * _API_OVERHEAD
+        took = prefill + (self.output - 1) * step + _FIRST_TOKEN_OVERHEAD + _ANSWER_OVERHEAD + api
         return Load(
             requests=requests,
-            tokens_per_s=replicas * each * self.output / wave,
-            first_token=_FIRST_TOKEN_OVERHEAD + step / turns + until_first,
-            token=step + (prefill - until_first) / self.output,
+            tokens_per_s=replicas * each * self.output / took,
+            first_token=_FIRST_TOKEN_OVERHEAD + api / 2 + waits,
+            token=step + (prefill - waits) / self.output,
         )
 
     def _step(self, at_once: int, turns: int, each: int) -> float:
         """Return the seconds of a pass of `at_once` requests through all stages."""
         step = busy = 0.0
         for stage, gpu in self.stages():
-            read = self._read(stage, at_once) / (gpu.bandwidth * 1e9 * _BANDWIDTH_SHARE)
-            work = max(read, self._compute(stage, gpu, at_once))
+            work = self._work(stage, gpu, at_once, sampled=at_once)
             # Stages that take turns overlap in this.
             busy = max(busy, work) if turns > 1 else busy + work
             beside = self._cache(stage, gpu, at_once) + self._reduce(stage, at_once)
             beside += self.offload(stage, gpu, at_once)
-            overhead = (stage.last - stage.first) * _LAYER_OVERHEAD
-            step += max(overhead, self.launches(stage) - work - beside) + beside
-            step += _STAGE_OVERHEAD + at_once * _REQUEST_OVERHEAD + self._hop(stage, at_once)
-            if self.placement.tp > 1:
-                step += _GROUP_OVERHEAD
+            step += max(self._operating(stage), self.launches(stage) - work - beside) + beside
+            step += self._fixed() + at_once * _REQUEST_OVERHEAD + self._hop(stage, at_once)
             if self.placement.replicas > 1 and each > 1:
                 share = each / (each + _HALF_AT_REQUESTS)
                 step += _REPLICA_OVERHEAD * self.placement.replicas * share
         return step + busy
 
-    def _prefill(self, tokens: int) -> float:
-        """Return the seconds to prefill prompts, different ones in each stage at once."""
-        slowest = hops = 0.0
+    def _prefill(self, tokens: int, passes: int) -> float:
+        """Return the seconds to prefill prompts in so many passes, one behind the other in the
+        stages."""
+        size = math.ceil(tokens / passes)
+        slowest = first = hops = 0.0
         for stage, gpu in self.stages():
-            chunks = math.ceil(tokens / _CHUNK)
-            work = max(self._compute(stage, gpu, tokens), chunks * self.launches(stage))
-            work += self._reduce(stage, tokens) + chunks * self.offload(stage, gpu, tokens)
-            slowest, hops = max(slowest, work), hops + self._hop(stage, tokens)
-        return slowest + hops
+            work = self._work(stage, gpu, size, sampled=0) + self._operating(stage)
+            work = max(work, self.launches(stage)) + self._fixed()
+            work += self._reduce(stage, size) + self.offload(stage, gpu, size)
+            slowest, first = max(slowest, work), first + work
+            hops += self._hop(stage, size)
+        return first + (passes - 1) * slowest + passes * hops
 
     def stages(self) -> list[tuple[PipelineStage, GpuModel]]:
         """Return every stage with its slowest GPU."""
@@ -254,15 +287,30 @@ class SpeedModel:
         that a token has chosen, as on the GPU."""
         if not self.options.cpu_offload_gib:
             return 0.0
-        share = self._read(stage, tokens) / self._read(stage, _CHUNK)
+        share = self._read(stage, tokens).total / self._read(stage, _BATCHED).total
         return share * self.offloaded(stage) / (gpu.pcie * 1e9 * _PCIE_SHARE)
 
-    def _read(self, stage: PipelineStage, tokens: int) -> float:
-        return read_per_token_bytes(self.shape, stage, self.quantization, tokens)
+    def _fixed(self) -> float:
+        return _STAGE_OVERHEAD + (_GROUP_OVERHEAD if self.placement.tp > 1 else 0.0)
 
-    def _compute(self, stage: PipelineStage, gpu: GpuModel, tokens: int) -> float:
-        """Return the seconds of matrix products: 2 operations per weight, which has 2 bytes."""
-        return self._read(stage, 1) * tokens / (gpu.tflops * 1e12 * _COMPUTE_SHARE)
+    def _operating(self, stage: PipelineStage) -> float:
+        """Return the seconds that the operations of a stage's layers take besides their work. An
+        all-reduce has its own."""
+        layers = self.shape.layers[stage.first : stage.last]
+        return sum(_operations(layer, 1) for layer in layers) * _OPERATION
+
+    def _read(self, stage: PipelineStage, tokens: int) -> WeightsRead:
+        return weights_read(self.shape, stage, self.quantization, tokens)
+
+    def _work(self, stage: PipelineStage, gpu: GpuModel, tokens: int, *, sampled: int) -> float:
+        """Return the seconds to read the weights or to compute with them, whichever is longer: 2
+        operations per weight and token, which has 2 bytes."""
+        read, one = self._read(stage, tokens), self._read(stage, 1)
+        rest = (read.layers + read.head) / _BANDWIDTH_SHARE
+        reading = (rest + read.experts / _EXPERTS_BANDWIDTH_SHARE) / (gpu.bandwidth * 1e9)
+        rest = (tokens * one.layers + sampled * one.head) / _COMPUTE_SHARE
+        computing = (rest + tokens * one.experts / _EXPERTS_COMPUTE_SHARE) / (gpu.tflops * 1e12)
+        return max(reading, computing)
 
     def _cache(self, stage: PipelineStage, gpu: GpuModel, requests: int) -> float:
         """Return the seconds to read the KV cache of these requests."""

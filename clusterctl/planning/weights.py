@@ -201,24 +201,38 @@ def weight_bytes(
     return allocated_bytes(sizes, unsplit=unsplit)
 
 
-def read_per_token_bytes(
+@dataclass(frozen=True, slots=True)
+class WeightsRead:
+    """Bytes of weights that a pass reads on a rank: of experts, of the rest of the layers, and of
+    the head, which only tokens that are sampled need."""
+
+    layers: float
+    experts: float
+    head: float
+
+    @property
+    def total(self) -> float:
+        return self.layers + self.experts + self.head
+
+
+@lru_cache(maxsize=1024)
+def weights_read(
     shape: ModelShape, stage: PipelineStage, quantization: Quantization | None, batch: int
-) -> float:
-    """Return the bytes of weights that a decode step of `batch` tokens reads on a rank.
+) -> WeightsRead:
+    """Return what a pass of `batch` tokens reads on a rank.
 
     Only experts chosen by a token are read: with E experts of which each token takes k, that is a
     share of 1 - (1 - k/E)^batch.
     """
     cut = _Cut(shape.hidden, stage.tp, quantization)
-    read: float = 0
+    of_layers = of_experts = 0.0
     for layer, count in Counter(shape.layers[stage.first : stage.last]).items():
-        of_layer: float = sum(tensor.size for tensor in _attention_and_mlp(layer, cut))
+        of_layers += count * sum(tensor.size for tensor in _attention_and_mlp(layer, cut))
         if layer.experts:
             share = 1 - (1 - layer.experts.per_token / layer.experts.count) ** batch
-            of_layer += share * sum(tensor.size for tensor in _experts(layer.experts, cut))
-        read += count * of_layer
+            of_experts += count * share * sum(t.size for t in _experts(layer.experts, cut))
     head = vocabulary_rows(shape.vocab, stage.tp) * shape.hidden * 2 if stage.has_head else 0
-    return read + head
+    return WeightsRead(of_layers, of_experts, head)
 
 
 def _experts(experts: Experts, cut: _Cut) -> Iterator[Tensor]:

@@ -7,6 +7,7 @@ graphs on: tokens/s with 1 and with 64 requests. The link between the hosts carr
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -18,7 +19,16 @@ from clusterctl.models.config_json import describe
 from clusterctl.planning.hardware import parse_gpus
 from clusterctl.planning.options import parse_options
 from clusterctl.planning.placement import Placement, Site, seat_ranks
-from clusterctl.planning.speed import REQUESTS, LinkSpeed, Load, Speed, speed_of
+from clusterctl.planning.speed import (
+    OUTPUT,
+    PROMPT,
+    REQUESTS,
+    LinkSpeed,
+    Load,
+    Speed,
+    SpeedModel,
+    speed_of,
+)
 from tests.fakes.catalogue import config_of
 
 ROWS = Path(__file__).with_name("h200_speeds.json")
@@ -60,10 +70,10 @@ def test_every_row_that_was_used_to_fit_the_constants() -> None:
     used = [row for row in _rows(held_out=False) if _undisturbed(row)]
     found = {requests: _errors(used, requests) for requests in REQUESTS}
     assert {requests: len(errors) for requests, errors in found.items()} == {1: 22, 64: 23, 256: 12}
-    assert mean(found[1]) < 0.07
-    assert mean(found[64]) < 0.11
+    assert mean(found[1]) < 0.065
+    assert mean(found[64]) < 0.105
     assert mean(found[256]) < 0.09
-    assert max(max(errors) for errors in found.values()) < 0.30
+    assert max(max(errors) for errors in found.values()) < 0.29
 
 
 def test_the_times_per_token_of_rows_that_were_used() -> None:
@@ -73,8 +83,8 @@ def test_the_times_per_token_of_rows_that_were_used() -> None:
             load = _load(row)
             first.append(abs(load.first_token / row["first_token_ms"] * 1e3 - 1))
             token.append(abs(load.token / row["token_ms"] * 1e3 - 1))
-    assert mean(token) < 0.09
-    assert mean(first) < 0.30
+    assert mean(token) < 0.07
+    assert mean(first) < 0.20
 
 
 def test_machines_that_were_held_out() -> None:
@@ -84,39 +94,72 @@ def test_machines_that_were_held_out() -> None:
     held = _rows(held_out=True)
     tensor_parallel = [row for row in held if row["dp"] == 1]
     errors = [max(_errors(tensor_parallel, requests)) for requests in REQUESTS]
-    assert errors == pytest.approx([0.30, 0.18, 0.12], abs=0.02)
+    assert errors == pytest.approx([0.31, 0.18, 0.11], abs=0.01)
     tokens = [abs(_load(row).token / row["token_ms"] * 1e3 - 1) for row in tensor_parallel]
-    assert mean(tokens) < 0.15
+    assert mean(tokens) < 0.10
     replicas = [row for row in held if row["dp"] == 4]
-    assert max(_errors(replicas, 1) + _errors(replicas, 64) + _errors(replicas, 256)) < 0.45
+    assert max(_errors(replicas, 1) + _errors(replicas, 64) + _errors(replicas, 256)) < 0.43
 
 
-@pytest.mark.parametrize(
-    ("run", "model", "off"),
-    [
-        ("seventh machine", "1.5B", [-0.10, -0.08, -0.19]),
-        ("seventh machine", "8B", [-0.03, -0.05, -0.16]),
-        ("seventh machine", "14B", [0.0, -0.01, -0.14]),
-        ("eighth machine", "1.5B", [0.01, 0.08, 0.07]),
-        ("eighth machine", "8B", [-0.03, -0.07, -0.18]),
-        ("eighth machine", "14B", [-0.01, -0.02, -0.17]),
-        # Not in the constants. During the second row vLLM compiled a kernel of the experts
-        ("seventh machine", "30B-A3B", [0.25, 1.27, 0.29]),
-        ("eighth machine", "30B-A3B", [0.25, 0.07]),
-    ],
-)
-def test_models_on_one_gpu_that_were_held_out(run: str, model: str, off: list[float]) -> None:
-    """Measured by tests/gpu with 1, 64 and 256 requests, after the constants were chosen; neither
-    the 8B nor the 14B nor the experts were used for them."""
-    rows = [
-        row
-        for row in json.loads(ONE_GPU_ROWS.read_text("utf-8"))
-        if (row["run"], row["model"]) == (run, model)
-    ]
+SEVENTH, EIGHTH = "seventh machine", "eighth machine"
+# By how much estimates of tokens/s are off with 1, 64 and 256 requests
+ONE_GPU: dict[tuple[str, str], list[float]] = {
+    (SEVENTH, "1.5B"): [-0.09, -0.065, -0.13],
+    (EIGHTH, "1.5B"): [0.015, 0.09, 0.16],
+    (SEVENTH, "8B"): [-0.04, -0.045, -0.03],
+    (EIGHTH, "8B"): [-0.05, -0.06, -0.06],
+    (SEVENTH, "14B"): [-0.01, 0.0, 0.005],
+    (EIGHTH, "14B"): [-0.02, -0.005, -0.025],
+    # vLLM compiled a kernel of the experts during the second row, perhaps during the third, too
+    (SEVENTH, "30B-A3B"): [0.005, 1.02, 0.15],
+    (EIGHTH, "30B-A3B"): [0.005, -0.05],
+}
+
+
+@pytest.mark.parametrize(("run", "model"), ONE_GPU)
+def test_models_on_one_gpu_that_were_held_out(run: str, model: str) -> None:
+    """Measured by tests/gpu after the constants were chosen, which no row of these was used for.
+    With 256 requests a quarter of the prompts was in the prefix cache, from the load before."""
+    rows = _one_gpu(run, model)
     found = [_load(row).tokens_per_s / row["tokens_per_s"] - 1 for row in rows]
-    assert found == pytest.approx(off, abs=0.01)
-    if model != "30B-A3B":
-        assert max(abs(_load(row).token / row["token_ms"] * 1e3 - 1) for row in rows) < 0.18
+    assert found == pytest.approx(ONE_GPU[run, model], abs=0.01)
+    compiled = (SEVENTH, "30B-A3B")
+    for row in rows if (run, model) != compiled else rows[:1]:
+        load = _load(row)
+        assert load.token == pytest.approx(row["token_ms"] / 1e3, rel=0.15)
+        # The second machine's 1.5B had its first token a quarter later than the first one's
+        bar = 0.27 if (run, model) == (EIGHTH, "1.5B") else 0.20
+        assert load.first_token == pytest.approx(row["first_token_ms"] / 1e3, rel=bar)
+
+
+def test_the_mean_error_of_dense_models_on_one_gpu() -> None:
+    rows = [row for run, model in ONE_GPU if model != "30B-A3B" for row in _one_gpu(run, model)]
+    assert len(rows) == 18
+    assert mean(abs(_load(row).tokens_per_s / row["tokens_per_s"] - 1) for row in rows) < 0.055
+    assert mean(abs(_load(row).token / row["token_ms"] * 1e3 - 1) for row in rows) < 0.05
+    first = [abs(_load(row).first_token / row["first_token_ms"] * 1e3 - 1) for row in rows]
+    assert mean(first) < 0.12
+
+
+def test_later_prompts_wait_less_than_those_of_the_first_round() -> None:
+    """Those that came together end together: their next prompts fill one pass at a time."""
+    once = SpeedModel(SHAPE, seat_ranks(ONE_HOST, 1, 1), None, LinkSpeed(4e9, 41e-6), rounds=1)
+    first, later = (replace(once, rounds=rounds).load(256) for rounds in (1, 100))
+    assert later.first_token < 0.75 * first.first_token
+    assert later.tokens_per_s == first.tokens_per_s
+    assert later.token > first.token
+
+
+def test_passes_of_fewer_tokens_take_longer_together() -> None:
+    experts = describe(config_of(MODELS["30B-A3B"]))
+    placement = seat_ranks(ONE_HOST, 1, 1)
+    many, few = (speed_of(experts, placement, batched=size).loads[2] for size in (8192, 512))
+    assert few.tokens_per_s < 0.9 * many.tokens_per_s
+
+
+def _one_gpu(run: str, model: str) -> list[dict[str, Any]]:
+    rows = json.loads(ONE_GPU_ROWS.read_text("utf-8"))
+    return [row for row in rows if (row["run"], row["model"]) == (run, model)]
 
 
 def _errors(rows: list[dict[str, Any]], requests: int) -> list[float]:
@@ -128,8 +171,17 @@ def _undisturbed(row: dict[str, Any]) -> bool:
     return not ("unpacked" in row["run"] and row["model"] == "1.5B" and row["requests"] <= 8)
 
 
+# Of a load of tests/gpu. The client of h200_speeds.json is not kept: as many rounds are assumed.
+SECONDS = {1: 3.0, 64: 5.0, 256: 6.0}
+
+
 def _load(row: dict[str, Any]) -> Load:
-    return next(load for load in _estimate(row).loads if load.requests == row["requests"])
+    """The estimate for a row as it was measured: so many rounds, so many tokens that were in the
+    prefix cache."""
+    answer = row["requests"] * OUTPUT / row["tokens_per_s"]  # seconds
+    rounds = math.ceil(SECONDS[row["requests"]] / answer)
+    model = replace(_model(row), rounds=rounds, prompt=PROMPT - row.get("cached", 0))
+    return model.load(row["requests"])
 
 
 def _rows(*, held_out: bool) -> list[dict[str, Any]]:
@@ -138,7 +190,7 @@ def _rows(*, held_out: bool) -> list[dict[str, Any]]:
     return [row for row in rows if row["run"].startswith(held) == held_out]
 
 
-def _estimate(row: dict[str, Any]) -> Speed:
+def _model(row: dict[str, Any]) -> SpeedModel:
     """Of a row's layout: as many GPUs a host as it had."""
     gpus, hosts = row["tp"] * row["pp"] * row["dp"], row["hosts"]
     sites = [
@@ -147,7 +199,7 @@ def _estimate(row: dict[str, Any]) -> Speed:
     ]
     placement = replace(seat_ranks(sites, row["tp"], row["pp"]), replicas=row["dp"])
     link = LinkSpeed(row["link_gb_s"] * 1e9, 41e-6)
-    return speed_of(describe(config_of(MODELS[row["model"]])), placement, network=link)
+    return SpeedModel(describe(config_of(MODELS[row["model"]])), placement, None, link)
 
 
 def test_the_order_under_load_is_the_measured_one() -> None:
