@@ -4,9 +4,10 @@
 
 REQUESTS are under way at once, each of 256 random tokens in and 128 out; one that is answered is
 followed by another until SECONDS are over, and all are awaited; a round that is not counted comes
-first, in which vLLM compiles kernels for so many requests. Answers come whole, as one process
-could not read 20,000 tokens/s as streams; the times to the first and to each further token are the
-servers' own. Prints a `Measured` as JSON. Standard library only.
+first, in which vLLM compiles kernels for so many requests. No prompt is that of another load, which
+vLLM's prefix cache would still have. Answers come whole, as one process could not read 20,000
+tokens/s as streams; the times to the first and to each further token are the servers' own. Prints a
+`Measured` as JSON. Standard library only.
 """
 
 from __future__ import annotations
@@ -50,20 +51,25 @@ def measure(
     """`servers` are those whose counters are read: replicas, not their gateway."""
     count = min(PROCESSES, requests)
     shares = [requests // count + (number < requests % count) for number in range(count)]
+
+    def asked(when: str, seconds: float) -> list[tuple[str, str, int, float, str]]:
+        named = [(share, f"{when} {requests} {number}") for number, share in enumerate(shares)]
+        return [(url, model, share, seconds, seed) for share, seed in named]
+
     with multiprocessing.Pool(count) as pool:
-        once = [(url, model, share, MOMENT, -1 - seed) for seed, share in enumerate(shares)]
-        pool.starmap(_process, once)
+        pool.starmap(_process, asked("first", MOMENT))
         before = _counters(servers)
         began = time.monotonic()
-        asked = [(url, model, share, seconds, seed) for seed, share in enumerate(shares)]
-        counts = [count for part in pool.starmap(_process, asked) for count in part]
+        counts = [
+            count for part in pool.starmap(_process, asked("then", seconds)) for count in part
+        ]
     took = time.monotonic() - began
     spent = {name: value - before.get(name, 0.0) for name, value in _counters(servers).items()}
     first, further = (spent[f"{n}_sum"] / spent[f"{n}_count"] * 1000 for n in (FIRST, FURTHER))
     return Measured(requests, len(counts), sum(counts) / took, first, further)
 
 
-def _process(url: str, model: str, requests: int, seconds: float, seed: int) -> list[int]:
+def _process(url: str, model: str, requests: int, seconds: float, seed: str) -> list[int]:
     """Return the tokens of each answer that one process got."""
     until = time.monotonic() + seconds
     with ThreadPoolExecutor(requests) as threads:
