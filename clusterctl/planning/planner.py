@@ -348,7 +348,7 @@ def _network_notes(request: PlanRequest, placement: Placement) -> Iterator[str]:
     if exchange:
         yield (
             "speed: the exchange of tokens between experts on different hosts is not estimated; "
-            "over 3 GB/s it made two H200 2.9 to 3.6 times slower"
+            "over 3 GB/s it made two H200 2.4 to 3.2 times slower"
         )
     crosses = placement.groups_cross_hosts or placement.stages_cross_hosts
     if request.hardware.measured and (crosses or exchange):
