@@ -103,8 +103,9 @@ def loads(
     )
 
 
-def bench_job(document: ServiceDocument, url: str, key: str, load: BenchLoad) -> Job:
-    """Return the job that measures the service at `url` (without /v1) from the head's container."""
+def bench_job(document: ServiceDocument, url: str, key: str, load: BenchLoad, seed: int) -> Job:
+    """Return the job that measures the service at `url` (without /v1) from the head's container.
+    The prompts come of `seed`: with that of a run before, vLLM's prefix cache has them."""
     # `vllm bench` makes prompts with the model's tokenizer.
     given = parse_arguments(document.argv[3:])
     tokenizer = last_value(given, "tokenizer")
@@ -115,6 +116,7 @@ def bench_job(document: ServiceDocument, url: str, key: str, load: BenchLoad) ->
     argv += [f"--{TRUST}"] if trusted else []
     argv += ["--dataset-name", "random", "--ignore-eos", "--num-prompts", str(load.requests)]
     argv += ["--random-input-len", str(load.prompt), "--random-output-len", str(load.output)]
+    argv += ["--seed", str(seed)]
     if load.rate is not None:
         argv += ["--request-rate", str(load.rate)]
     else:

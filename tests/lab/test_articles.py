@@ -7,8 +7,10 @@ The figures of published logs are in tests/unit/planning. The tests build on eac
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -126,6 +128,25 @@ def test_the_benchmark_measures_and_keeps_its_result(operator: Operator, on_host
     assert 0 < figures["ttft_ms"]["p50"] <= figures["ttft_ms"]["p99"]
     kept = on_host("gpu1", "cat /var/log/clusterctl/lab/bench.jsonl").stdout
     assert f'"tokens_per_s": {figures["tokens_per_s"]}' in kept
+
+
+def test_the_prefix_cache_has_no_prompts_of_another_benchmark(operator: Operator) -> None:
+    """As vLLM counts tokens that it was asked for and found. Three blocks of it are 384 tokens."""
+
+    def counted() -> dict[str, float]:
+        with urlopen("http://10.77.0.11:8000/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+        pattern = r"^vllm:prefix_cache_(queries|hits)_total\{.*\} (\S+)$"
+        return {name: float(value) for name, value in re.findall(pattern, text, re.MULTILINE)}
+
+    words = ("bench", "--rate", "2", "--in", "400", "--out", "2", "--requests", "4")
+    operator.ok(*words)
+    before = counted()
+    operator.ok(*words)
+    spent = {name: value - before[name] for name, value in counted().items()}
+    assert spent["queries"] >= 4 * 400
+    # vLLM's benchmark tries one of its prompts before it measures.
+    assert spent["hits"] < spent["queries"] / 2, spent
 
 
 def test_the_wide_view_has_loads_and_latencies(operator: Operator) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -10,8 +13,14 @@ from clusterctl.errors import UsageError
 from clusterctl.facts.model import HostFacts
 from clusterctl.node.documents import GatewayState, Member, MembersDocument, to_json
 from clusterctl.node.files import NodePaths
-from clusterctl.serving.measuring import asked_for, require_ready, states_of
+from clusterctl.serving import measuring
+from clusterctl.serving.bench import BenchLoad
+from clusterctl.serving.job import Job, JobResult
+from clusterctl.serving.measuring import asked_for, measure, require_ready, states_of
+from clusterctl.serving.service import build_service
 from tests.fakes.surveys import Said, survey_of
+from tests.unit.serving.launches import launch
+from tests.unit.serving.test_benchmarks import SAMPLE
 from tests.unit.survey.test_cluster_status import INVENTORY, SERVICE, facts, healthy
 
 __all__ = ["facts"]
@@ -53,3 +62,23 @@ def test_only_a_ready_service_that_generates_text_is_measured(facts: HostFacts) 
         require_ready("tiny", [replace(ready[0], state="loading")])
     with pytest.raises(UsageError, match="tiny serves embeddings"):
         require_ready("tiny", [replace(ready[0], task="embeddings")])
+
+
+def test_no_run_has_the_prompts_of_another(
+    facts: HostFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's prefix cache would still have them."""
+    jobs: list[Job] = []
+
+    def ran(_head: object, _cluster: str, job: Job, *_: Any) -> JobResult:
+        jobs.append(job)
+        return JobResult(0, SAMPLE.encode())
+
+    monkeypatch.setattr(measuring, "run_job", ran)
+    head: Any = SimpleNamespace(host=INVENTORY.head)
+    survey = survey_of(INVENTORY, reports(facts), {head.host.name: head})
+    load = BenchLoad(1, None, 256, 128, 8)
+    for _ in range(2):
+        measure(survey, build_service(launch()), load, "s3cret", Event(), lambda _event: None)
+    seeds = {job.argv[job.argv.index("--seed") + 1] for job in jobs}
+    assert len(seeds) == 2

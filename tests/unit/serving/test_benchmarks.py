@@ -94,7 +94,7 @@ def test_answers_to_no_request_are_an_error() -> None:
 
 def test_the_key_is_in_no_argument() -> None:
     document = build_service(launch())
-    job = bench_job(document, "http://127.0.0.1:8000", "s3cret", LOAD)
+    job = bench_job(document, "http://127.0.0.1:8000", "s3cret", LOAD, 7)
 
     assert "s3cret" not in " ".join(job.argv)
     assert "s3cret" not in repr(job)
@@ -107,7 +107,7 @@ def test_the_key_is_in_no_argument() -> None:
 
 @pytest.mark.parametrize("word", ["--trust-remote-code", "--no-trust-remote-code"])
 def test_a_models_code_runs_in_the_benchmark_only_if_it_does_in_the_service(word: str) -> None:
-    job = bench_job(build_service(launch(word)), "http://127.0.0.1:8000", "s3cret", LOAD)
+    job = bench_job(build_service(launch(word)), "http://127.0.0.1:8000", "s3cret", LOAD, 7)
 
     assert ("--trust-remote-code" in job.argv) == (word == "--trust-remote-code")
 
