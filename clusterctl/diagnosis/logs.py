@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from itertools import islice
 from typing import BinaryIO
 
-from clusterctl.diagnosis.rules import LEVELS, Pattern, Rule, rules
+from clusterctl.diagnosis.rules import LEVELS, Pattern, Rule, rules, without_digits
 
 LONGEST_LINE = 4000
 """Characters searched per line: progress bars and dumps of settings are longer."""
@@ -106,8 +106,8 @@ def search(
     done: dict[str, list[Finding]] = {}  # by rules, like those of the current start
     current: dict[str, list[Finding]] = {}
     before: deque[bytes] = deque(maxlen=CONTEXT)
-    silent: set[int] = set()  # shapes of lines that match nothing and are no mark
-    met: set[int] = set()  # shapes of lines of this start that match
+    silent: set[int] = set()  # shapes of lines that cannot match and are no mark
+    met: set[int] = set()  # shapes of lines of this start that match, whatever their digits
     number, lines = 0, iter(lines)
     began = len(_STARTS)  # which mark this start began with
     while block := list(islice(lines, _BLOCK)):
@@ -121,9 +121,12 @@ def search(
             continue
         # Searching a block for a text is ten times as fast as searching its lines for it.
         joined = b"".join(fresh.values())
-        text_of_block = joined.decode("utf-8", "replace").lower()
-        there = [each for each in _patterns() if each[0] in text_of_block]
-        coloured = b"\x1b" in joined
+        # Any line stands for all that differ from it only in digits.
+        small = without_digits(joined.decode("utf-8", "replace")).lower()
+        there = [each for each in _patterns() if each[0] in small]
+        # Colours, and the zeros of UTF-16, may stand inside of a word.
+        if b"\x1b" in joined or b"\x00" in joined:
+            there = list(_patterns())
         for raw, shape in zip(block, shapes, strict=True):
             number += 1
             before.append(raw)
@@ -141,14 +144,17 @@ def search(
                 met.clear()
             if shape in met:
                 continue
-            known = _match(plain(raw), _patterns() if coloured else there, before)
+            text = plain(raw)
+            candidates = _candidates(text, there)
+            known = _match(text, candidates, before)
+            alike = not any(pattern.tells_alike_apart for _, pattern in candidates)
             if known is None:
-                if len(silent) < _MOST_SHAPES and not _marked(raw):
+                if alike and len(silent) < _MOST_SHAPES and not _marked(raw):
                     silent.add(shape)
                 continue
-            if len(met) < _MOST_SHAPES:
+            if alike and len(met) < _MOST_SHAPES:
                 met.add(shape)
-            rule, pattern, text, values = known
+            rule, pattern, values = known
             prefix = _RAY_PREFIX.search(text)
             where, at = prefix.group(1) if prefix else host, _time(before)
             values |= {"host": where or "a host", "time": at[6:] or "an unknown time"}
@@ -233,15 +239,18 @@ class _Values(dict[str, str]):
         return "unknown"
 
 
+def _candidates(
+    text: str, among: Iterable[tuple[str, Rule, Pattern]]
+) -> list[tuple[Rule, Pattern]]:
+    """Return the rules and patterns that lines may match that differ from this one in digits."""
+    small = without_digits(text).lower()
+    return [(rule, pattern) for anchor, rule, pattern in among if anchor in small]
+
+
 def _match(
-    text: str, among: Iterable[tuple[str, Rule, Pattern]], before: deque[bytes]
-) -> tuple[Rule, Pattern, str, _Values] | None:
-    """Return the first rule and pattern that match the line, the line, and the words of its
-    slots."""
-    small = text.lower()
-    candidates = [(rule, pattern) for anchor, rule, pattern in among if anchor in small]
-    if not candidates:
-        return None
+    text: str, candidates: Iterable[tuple[Rule, Pattern]], before: deque[bytes]
+) -> tuple[Rule, Pattern, _Values] | None:
+    """Return the first rule and pattern that match the line, and the words of its slots."""
     context = None
     for rule, pattern in candidates:
         match = pattern.expression.search(text)
@@ -252,13 +261,13 @@ def _match(
             if any(each in context for each in pattern.without):
                 continue
         if match:
-            return rule, pattern, text, _Values(match.groupdict())
+            return rule, pattern, _Values(match.groupdict())
     return None
 
 
 @cache
 def _patterns() -> tuple[tuple[str, Rule, Pattern], ...]:
-    """Return all patterns in order, each with the literal that a line must have."""
+    """Return all patterns in order, each with its anchor."""
     return tuple((each.anchor, rule, each) for rule in rules() for each in rule.seen)
 
 

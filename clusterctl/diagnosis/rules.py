@@ -16,6 +16,7 @@ LEVELS = ("root", "link", "report", "request")
 
 _PARTS = re.compile(r"\{(\w+)(\.\.\.)?\}|\.\.\.")
 _LONGEST_GAP = 600  # characters between two parts of a pattern
+_NO_DIGITS = str.maketrans("", "", "0123456789")
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,16 @@ class Pattern:
 
     @cached_property
     def anchor(self) -> str:
-        """The longest literal part in small letters: a line without it cannot match."""
-        return max(_literals(self.text), key=len).lower()
+        """The longest literal part in small letters, without digits: a line without digits that
+        lacks it cannot match."""
+        return max(map(without_digits, _literals(self.text)), key=len).lower()
+
+    @cached_property
+    def tells_alike_apart(self) -> bool:
+        """Whether of two lines that differ only in digits one may match and the other not."""
+        if self.only or self.after or self.without:
+            return True
+        return any(without_digits(part) != part for part in _literals(self.text))
 
     @cached_property
     def expression(self) -> re.Pattern[str]:
@@ -65,6 +74,11 @@ class Rule:
     fix: str
     seen: tuple[Pattern, ...]
     at: str = "start"  # `start`: overcome if the same start goes on to serve; `any`: at any time
+
+
+def without_digits(text: str) -> str:
+    """Return the text as lines have it in common that differ only in digits."""
+    return text.translate(_NO_DIGITS)
 
 
 def _literals(text: str) -> Iterator[str]:

@@ -210,6 +210,33 @@ def test_repeated_lines_are_one_finding() -> None:
     assert found.evidence.line == 1
 
 
+def test_lines_that_differ_in_digits_only_are_told_apart_by_them() -> None:
+    """The first line of this form matches nothing."""
+    assert ids("exited with exit code: -1", "exited with exit code: -9") == ["host-oom-ray"]
+    assert ids("worker exit code: -15", *["worker exit code: -9"] * 3) == ["host-oom-ray"]
+    code = "openai.AuthenticationError: Error code: {} - {{'error': 'no'}}"
+    assert ids(code.format(500), code.format(401)) == ["api-401"]
+
+
+def test_what_must_stand_before_is_looked_for_at_each_line() -> None:
+    rule, pattern = next(
+        (rule, one) for rule in rules() for one in rule.seen if one.after and not one.without
+    )
+    assert rule.id in ids(pattern.example, *["x"] * 200, pattern.after[0], pattern.example)
+
+
+def test_text_of_two_bytes_a_character_is_read() -> None:
+    text = f"{NO_KV_MEMORY_LOG}{'x' * 50}\n"
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be"):
+        stream = io.BytesIO(text.encode(encoding))
+        assert [one.id for one in verdict(search(lines_of(stream), "log"))][:1] == ["kv-no-blocks"]
+
+
+def test_the_kernels_corrected_bus_errors_are_no_cause() -> None:
+    line = "pcieport 0000:00:1c.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer"
+    assert ids(line) == []
+
+
 def many_starts(count: int) -> Iterator[bytes]:
     """Yield a log of starts that all fail differently, and say much."""
     for number in range(count):
