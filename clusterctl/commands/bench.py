@@ -105,7 +105,7 @@ def run(
                         done.append(measure(survey, document, load, key, cancelled, sink))
                         kept = with_results(kept, done[-1:])
                         keep(head, file, kept)
-                    expected = _predicted(speed, load)
+                    expected = predicted(speed, load)
                     measured.append(MeasuredLoad(done, expected, comparison(done, earlier)))
     return measured
 
@@ -128,10 +128,11 @@ def speed_model(survey: Survey, document: ServiceDocument) -> SpeedModel | None:
     )  # fmt: skip
 
 
-def _predicted(speed: SpeedModel | None, load: BenchLoad) -> Load | None:
+def predicted(speed: SpeedModel | None, load: BenchLoad) -> Load | None:
     """Return the estimate; None for an open load, whose speed the users set."""
     if speed is None or load.concurrency is None:
         return None
-    rounds = max(1.0, load.requests / load.concurrency)
+    at_once = min(load.concurrency, load.requests)
+    rounds = load.requests / at_once
     wanted = replace(speed, prompt=load.prompt, output=load.output, rounds=rounds)
-    return wanted.load(load.concurrency)
+    return wanted.load(at_once)

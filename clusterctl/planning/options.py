@@ -54,6 +54,11 @@ class ServeOptions:
     dp: int | None = None
     partition: tuple[int, ...] = ()
 
+    @property
+    def cache_element_bytes(self) -> int:
+        """Bytes of an element of a cached key or value."""
+        return 1 if self.kv_cache_dtype.startswith("fp8") else 2
+
 
 _LENGTH = re.compile(r"^(\d{1,12})(?:\.(\d{1,6}))?\s*([kKmMgG]?)$")
 _FACTORS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
@@ -249,7 +254,7 @@ def settle(
         utilization=options.utilization or rules.utilization,
         batch=Batch(tokens, min(requests, tokens)),
         block_size=block_size,
-        element_bytes=1 if options.kv_cache_dtype.startswith("fp8") else 2,
+        element_bytes=options.cache_element_bytes,
         in_flight=tokens * batches,
         quantization=storage,
         whole_windows=rules.engine_v0 or not options.hybrid_cache or rules.version < (0, 9, 2),

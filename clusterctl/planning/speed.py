@@ -91,7 +91,6 @@ _EXPERTS_COMPUTE_SHARE = 0.35
 REQUESTS = (1, 64, 256)
 PROMPT = 256
 OUTPUT = 128  # Tokens of the requests in the estimate, as in the measurements
-_CONTEXT = PROMPT + OUTPUT // 2
 _BATCHED = 8192  # --max-num-batched-tokens of GPUs with much memory
 _ROUNDS = 4  # As many requests for each place as `clusterctl bench` sends
 
@@ -188,7 +187,7 @@ def speed_of(
 class SpeedModel:
     """Times of a model on its ranks.
 
-    `prompt`: tokens of a prompt that are prefilled, without those that the prefix cache has.
+    `prompt`: tokens of a prompt that are prefilled, beside those that are `cached` as a prefix.
     `batched`: tokens of a pass, --max-num-batched-tokens. `rounds`: how many requests follow each
     other in each place.
     """
@@ -199,6 +198,7 @@ class SpeedModel:
     network: LinkSpeed
     options: ServeOptions = _DEFAULTS
     prompt: int = PROMPT
+    cached: int = 0
     output: int = OUTPUT
     batched: int = _BATCHED
     rounds: float = _ROUNDS
@@ -209,13 +209,14 @@ class SpeedModel:
         replicas = min(self.placement.replicas, requests)
         each = requests // replicas
         if 0 < (most := self.options.max_num_seqs or 0) < each:
-            full = self.load(most * replicas)
-            wave = most * replicas * self.output / full.tokens_per_s
-            waits = (each / most - 1) / 2 * wave
+            full = replace(self, rounds=self.rounds * each / most).load(most * replicas)
+            # In the first round from none to all of those that are beyond, then always all of them
+            waits = (each / most - 1) * (self.rounds - 0.5) / self.rounds
+            waits *= most * replicas * self.output / full.tokens_per_s
             return replace(full, requests=requests, first_token=full.first_token + waits)
         turns = min(self.placement.pp, each)
         step = turns * self._step(each // turns, turns, each)
-        passes = math.ceil(each * self.prompt / self.batched)
+        passes = max(1, math.ceil(each * self.prompt / self.batched))
         prefill = self._prefill(each * self.prompt, passes)
         first_round = prefill * (passes + 1) / (2 * passes)
         later = prefill / passes * (1 + (passes - 1) / (2 * passes))
@@ -304,20 +305,26 @@ class SpeedModel:
 
     def _work(self, stage: PipelineStage, gpu: GpuModel, tokens: int, *, sampled: int) -> float:
         """Return the seconds to read the weights or to compute with them, whichever is longer: 2
-        operations per weight and token, which has 2 bytes."""
-        read, one = self._read(stage, tokens), self._read(stage, 1)
+        operations per weight and token, which has 2 bytes. Kernels compute with quantized weights
+        as with these, but with fp8 twice as fast on GPUs that have it."""
+        read, one = self._read(stage, tokens), weights_read(self.shape, stage, None, 1)
+        faster = gpu.has_native_fp8 and self.quantization and self.quantization.method == "fp8"
         rest = (read.layers + read.head) / _BANDWIDTH_SHARE
         reading = (rest + read.experts / _EXPERTS_BANDWIDTH_SHARE) / (gpu.bandwidth * 1e9)
-        rest = (tokens * one.layers + sampled * one.head) / _COMPUTE_SHARE
-        computing = (rest + tokens * one.experts / _EXPERTS_COMPUTE_SHARE) / (gpu.tflops * 1e12)
-        return max(reading, computing)
+        layers = one.layers / _COMPUTE_SHARE + one.experts / _EXPERTS_COMPUTE_SHARE
+        computing = tokens * layers / (2 if faster else 1) + sampled * one.head / _COMPUTE_SHARE
+        return max(reading, computing / (gpu.tflops * 1e12))
 
     def _cache(self, stage: PipelineStage, gpu: GpuModel, requests: int) -> float:
-        """Return the seconds to read the KV cache of these requests."""
+        """Return the seconds to read the KV cache of these requests, half of whose answers is
+        there."""
         layers = self.shape.layers[stage.first : stage.last]
-        needs = needs_of([layer.attention for layer in layers], stage.tp, 2)
+        needs = needs_of(
+            [layer.attention for layer in layers], stage.tp, self.options.cache_element_bytes
+        )
         token = sum(need.token_bytes for need in needs if need)
-        return requests * _CONTEXT * token / (gpu.bandwidth * 1e9 * _BANDWIDTH_SHARE)
+        context = self.cached + self.prompt + self.output / 2
+        return requests * context * token / (gpu.bandwidth * 1e9 * _BANDWIDTH_SHARE)
 
     def _reduce(self, stage: PipelineStage, tokens: int) -> float:
         """Return the seconds of all-reduces: two per layer, one for the embedding."""

@@ -9,15 +9,21 @@ from typing import Any
 
 import pytest
 
+from clusterctl.commands.bench import predicted
 from clusterctl.errors import UsageError
 from clusterctl.facts.model import HostFacts
+from clusterctl.models.config_json import describe
 from clusterctl.node.documents import GatewayState, Member, MembersDocument, to_json
 from clusterctl.node.files import NodePaths
+from clusterctl.planning.hardware import parse_gpus
+from clusterctl.planning.placement import Site, seat_ranks
+from clusterctl.planning.speed import LinkSpeed, SpeedModel
 from clusterctl.serving import measuring
 from clusterctl.serving.bench import BenchLoad
 from clusterctl.serving.job import Job, JobResult
 from clusterctl.serving.measuring import asked_for, measure, require_ready, states_of
 from clusterctl.serving.service import build_service
+from tests.fakes.catalogue import config_of
 from tests.fakes.surveys import Said, survey_of
 from tests.unit.serving.launches import launch
 from tests.unit.serving.test_benchmarks import SAMPLE
@@ -82,3 +88,15 @@ def test_no_run_has_the_prompts_of_another(
         measure(survey, build_service(launch()), load, "s3cret", Event(), lambda _event: None)
     seeds = {job.argv[job.argv.index("--seed") + 1] for job in jobs}
     assert len(seeds) == 2
+
+
+def test_the_estimate_is_for_as_many_requests_as_are_sent() -> None:
+    """Of 8 requests no more than 8 are under way, whatever is allowed at once."""
+    placement = seat_ranks([Site("a", parse_gpus("H200"))], 1, 1)
+    shape = describe(config_of("qwen/qwen2.5-1.5b-instruct"))
+    speed = SpeedModel(shape, placement, None, LinkSpeed(4e9, 41e-6))
+
+    expected = replace(speed, prompt=64, output=32, rounds=1.0).load(8)
+    assert predicted(speed, BenchLoad(64, None, 64, 32, 8)) == expected
+    assert predicted(speed, BenchLoad(None, 4.0, 64, 32, 8)) is None
+    assert predicted(None, BenchLoad(8, None, 64, 32, 8)) is None

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from clusterctl.models.config_json import describe
+from clusterctl.models.shape import Quantization
 from clusterctl.planning.hardware import parse_gpus
 from clusterctl.planning.options import parse_options
 from clusterctl.planning.placement import Placement, Site, seat_ranks
@@ -42,6 +43,7 @@ MODELS = {
     "30B-A3B": "qwen/qwen3-30b-a3b",
 }
 SHAPE = describe(config_of("qwen/qwen2.5-1.5b-instruct"))
+LINK = LinkSpeed(4e9, 41e-6)
 ONE_HOST = [Site("a", parse_gpus("2xH200"), "nvlink")]
 TWO_HOSTS = [Site("a", parse_gpus("H200")), Site("b", parse_gpus("H200"))]
 
@@ -139,6 +141,8 @@ def test_models_on_one_gpu_that_were_held_out(run: str, model: str) -> None:
         ("tenth machine", "1.5B", [0.21, 0.10, 0.14]),
         ("ninth machine", "8B", [-0.035, -0.025, -0.04]),
         ("tenth machine", "8B", [-0.035, 0.055, -0.04]),
+        ("tenth machine, once more", "1.5B", [0.22, 0.23]),
+        ("tenth machine, once more", "8B", [-0.02, -0.025]),
         ("ninth machine", "14B", [-0.01, 0.0, -0.005]),
         ("ninth machine", "30B-A3B", [0.0, -0.055, -0.025]),
     ],
@@ -170,6 +174,47 @@ def test_later_prompts_wait_less_than_those_of_the_first_round() -> None:
     assert later.token > first.token
 
 
+def test_a_step_reads_the_cache_of_prompts_and_answers_as_long_as_they_are() -> None:
+    """Long answers of the 8B on an H200: 147,456 bytes a token, 0.85 of 4.8 TB/s."""
+    model = SpeedModel(describe(config_of(MODELS["8B"])), seat_ranks(ONE_HOST, 1, 1), None, LINK)
+    tokens = {
+        cached: replace(model, prompt=4096 - cached, cached=cached).load(64) for cached in (0, 4000)
+    }
+    short = model.load(64)
+    read = 64 * (4096 - PROMPT) * 147_456 / (4.8e12 * 0.85)
+    # The prompts of others are prefilled between two tokens.
+    assert tokens[4000].token - short.token == pytest.approx(read, rel=0.15)
+    assert tokens[0].first_token > 5 * tokens[4000].first_token
+    less = replace(model, prompt=4096, options=parse_options(["--kv-cache-dtype", "fp8"])).load(64)
+    assert less.tokens_per_s > 1.05 * tokens[0].tokens_per_s
+
+
+def test_a_prompt_that_is_all_in_the_cache_takes_one_pass() -> None:
+    model = SpeedModel(SHAPE, seat_ranks(ONE_HOST, 1, 1), None, LINK, prompt=0, cached=PROMPT)
+    assert 0 < model.load(64).first_token < speed("one H200").loads[1].first_token
+
+
+def test_quantized_weights_are_read_faster_and_not_computed_with_faster() -> None:
+    shape = describe(config_of(MODELS["14B"]))
+    plain, packed = None, Quantization("awq", 4)
+    h200 = seat_ranks(ONE_HOST, 1, 1)
+    first = {
+        (method, gpu): SpeedModel(shape, placement, stored, LINK).load(256).first_token
+        for method, stored in (("bf16", plain), ("awq", packed), ("fp8", Quantization("fp8", 8)))
+        for gpu, placement in (("H200", h200), ("A100", of("A100")))
+    }
+    assert first["awq", "H200"] == pytest.approx(first["bf16", "H200"], rel=0.01)
+    assert first["awq", "A100"] == pytest.approx(first["bf16", "A100"], rel=0.01)
+    assert first["fp8", "A100"] == pytest.approx(first["bf16", "A100"], rel=0.01)
+    assert first["fp8", "H200"] < 0.65 * first["bf16", "H200"]
+    alone = [SpeedModel(shape, h200, stored, LINK).load(1).token for stored in (plain, packed)]
+    assert alone[1] < 0.5 * alone[0]
+
+
+def of(gpu: str) -> Placement:
+    return seat_ranks([Site("a", parse_gpus(gpu))], 1, 1)
+
+
 def test_passes_of_fewer_tokens_take_longer_together() -> None:
     experts = describe(config_of(MODELS["30B-A3B"]))
     placement = seat_ranks(ONE_HOST, 1, 1)
@@ -199,8 +244,9 @@ def _load(row: dict[str, Any]) -> Load:
     """The estimate for a row as it was measured: so many rounds, so many tokens that were in the
     prefix cache."""
     answer = row["requests"] * OUTPUT / row["tokens_per_s"]  # seconds
-    rounds = math.ceil(SECONDS[row["requests"]] / answer)
-    model = replace(_model(row), rounds=rounds, prompt=PROMPT - row.get("cached", 0))
+    rounds = math.ceil(row.get("seconds", SECONDS[row["requests"]]) / answer)
+    cached = row.get("cached", 0)
+    model = replace(_model(row), rounds=rounds, prompt=PROMPT - cached, cached=cached)
     return model.load(row["requests"])
 
 
@@ -326,3 +372,14 @@ def test_requests_beyond_max_num_seqs_wait_for_those_before_them() -> None:
     assert some.tokens_per_s == many.tokens_per_s < free[1].tokens_per_s
     assert some.token < free[1].token
     assert free[1].first_token < some.first_token < many.first_token
+
+
+def test_the_wait_for_a_place_is_that_of_all_requests_in_turn() -> None:
+    """By Little's law: as many requests as are there, each until its end, make the throughput."""
+    flags = parse_options(["--max-num-seqs", "16"])
+    model = SpeedModel(SHAPE, seat_ranks(ONE_HOST, 1, 1), None, LINK, flags, rounds=1000)
+    found = model.load(64)
+    lasts = found.first_token + OUTPUT * found.token
+    assert 64 * OUTPUT / lasts == pytest.approx(found.tokens_per_s, rel=0.02)
+    once = replace(model, rounds=1).load(64)
+    assert once.first_token == pytest.approx(found.first_token / 2, rel=0.1)
