@@ -9,7 +9,7 @@ else the machine does falls on both. Directly each replica gets its share of the
 the gateway: on a CPU, threads of one that has just answered delay the other. Then waves of
 requests at once: to each replica alone, and as many for each of them through the gateway.
 Connections are kept, as clients of a model do. The result is JSON on stdout; exit 1 if a request
-was lost.
+was lost. Answers that are not whole count for no throughput.
 """
 
 from __future__ import annotations
@@ -37,11 +37,22 @@ async def _block(load: Load, urls: Sequence[str]) -> list[LoadReport]:
     return await asyncio.gather(*(share(*each) for each in enumerate(urls)))
 
 
-def _wave(load: Load, url: str, requests: int) -> tuple[LoadReport, float]:
-    """Send these requests at once; return what became of them, and how many a second it was."""
+def _wave(load: Load, url: str, requests: int, waves: LoadReport) -> float:
+    """Send these requests at once; return how many a second had a whole answer."""
     began = time.monotonic()
     report = asyncio.run(send_load(replace(load, url=url, rate=1e6, seconds=requests / 1e6)))
-    return report, requests / (time.monotonic() - began)
+    waves.outcomes.extend(report.outcomes)
+    return report.count("whole") / (time.monotonic() - began)
+
+
+def _positive(text: str) -> float:
+    if not (number := float(text)) > 0:
+        raise ValueError
+    return number
+
+
+def _count(text: str) -> int:
+    return int(_positive(str(int(text))))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,12 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("model")
     parser.add_argument("gateway", help="its URL, without /v1")
     parser.add_argument("replicas", nargs="+", help="their URLs, without /v1")
-    parser.add_argument("--blocks", type=int, default=10, help="of each kind")
-    parser.add_argument("--requests", type=int, default=40, help="in a block")
-    parser.add_argument("--rate", type=float, default=5.0, help="requests a second")
-    parser.add_argument("--tokens", type=int, default=8)
-    parser.add_argument("--wave", type=int, default=16, help="requests at once for a replica")
-    parser.add_argument("--wave-tokens", type=int, default=128)
+    parser.add_argument("--blocks", type=_count, default=10, help="of each kind")
+    parser.add_argument("--requests", type=_count, default=40, help="in a block")
+    parser.add_argument("--rate", type=_positive, default=5.0, help="requests a second")
+    parser.add_argument("--tokens", type=_count, default=8)
+    parser.add_argument("--wave", type=_count, default=16, help="requests at once for a replica")
+    parser.add_argument("--wave-tokens", type=_count, default=128)
     options = parser.parse_args(argv)
     load = Load(
         options.gateway,
@@ -79,23 +90,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         for name, report in (("gateway", through), ("directly", directly))
     }
-    one, all_of_them = [], []
+    waves, one, all_of_them = LoadReport(), list[float](), list[float]()
     long = replace(load, tokens=options.wave_tokens)
     for _ in range(options.blocks):
-        for url in options.replicas:
-            report, rate = _wave(long, url, options.wave)
-            directly.outcomes.extend(report.outcomes)
-            one.append(rate)
-        report, rate = _wave(long, options.gateway, options.wave * len(options.replicas))
-        through.outcomes.extend(report.outcomes)
-        all_of_them.append(rate)
+        one += [_wave(long, url, options.wave, waves) for url in options.replicas]
+        requests = options.wave * len(options.replicas)
+        all_of_them.append(_wave(long, options.gateway, requests, waves))
+    found["waves"] = {"sent": len(waves.outcomes), "lost": waves.lost}
     found["requests_per_s"] = {
         "one_replica": round(statistics.median(one), 2),
         "gateway": round(statistics.median(all_of_them), 2),
         "ratio": round(statistics.median(all_of_them) / statistics.median(one), 2),
     }
     print(json.dumps(found, indent=1))  # noqa: T201
-    return 1 if through.lost or directly.lost else 0
+    return 1 if through.lost or directly.lost or waves.lost else 0
 
 
 if __name__ == "__main__":

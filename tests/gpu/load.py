@@ -4,10 +4,10 @@
 
 REQUESTS are under way at once, each of 256 random tokens in and 128 out; one that is answered is
 followed by another until SECONDS are over, and all are awaited; a round that is not counted comes
-first, in which vLLM compiles kernels for so many requests. No prompt is that of another load, which
-vLLM's prefix cache would still have. Answers come whole, as one process could not read 20,000
-tokens/s as streams; the times to the first and to each further token are the servers' own. Prints a
-`Measured` as JSON. Standard library only.
+first, in which vLLM compiles kernels for so many requests. No prompt is that of another load or
+run, which vLLM's prefix cache would still have. Answers come whole, as one process could not read
+20,000 tokens/s as streams; the times to the first and to each further token are the servers' own.
+Prints a `Measured` as JSON. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import random
 import re
+import secrets
 import sys
 import time
 from collections.abc import Sequence
@@ -49,11 +50,11 @@ def measure(
     url: str, model: str, requests: int, seconds: float, servers: Sequence[str]
 ) -> Measured:
     """`servers` are those whose counters are read: replicas, not their gateway."""
-    count = min(PROCESSES, requests)
+    run, count = secrets.token_hex(8), min(PROCESSES, requests)
     shares = [requests // count + (number < requests % count) for number in range(count)]
 
     def asked(when: str, seconds: float) -> list[tuple[str, str, int, float, str]]:
-        named = [(share, f"{when} {requests} {number}") for number, share in enumerate(shares)]
+        named = [(share, f"{run} {when} {number}") for number, share in enumerate(shares)]
         return [(url, model, share, seconds, seed) for share, seed in named]
 
     with multiprocessing.Pool(count) as pool:

@@ -87,7 +87,7 @@ def test_sessions_find_their_prefixes_and_the_load_is_balanced(
     """As vLLM itself counts tokens that it was asked for and found in its prefix cache."""
     key = on_host("gpu1", "cat /etc/clusterctl/lab/api.key").stdout.strip()
     prefix = 384  # tokens: three blocks of vLLM on CPUs
-    turns, talks = 4, 5  # in turns: an odd number, so that one does not meet its replica by chance
+    turns, talks = 4, 9  # in turns: an odd number, so that one does not meet its replica by chance
 
     def counted() -> list[dict[str, float]]:
         texts = [
@@ -121,8 +121,8 @@ def test_sessions_find_their_prefixes_and_the_load_is_balanced(
         ]
 
     named, others = conversations(named=True), conversations(named=False)
-    assert sum(each["hits"] for each in named) >= talks * (turns - 1) * prefix, named
-    assert sum(each["hits"] for each in others) < talks * (turns - 1) * prefix, others
+    assert sum(each["hits"] for each in named) >= 0.9 * talks * (turns - 1) * prefix, named
+    assert sum(each["hits"] for each in others) < 0.8 * talks * (turns - 1) * prefix, others
     halves = [each["queries"] for each in others]
     assert max(halves) - min(halves) < 0.1 * sum(halves), others
 
