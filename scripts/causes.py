@@ -21,11 +21,11 @@ public threads, a third of which was held out when the rules were mended. Of tha
 right for {right} of {failures} failures ({share} %), named another cause for {wrong} and none for
 {silent}, and called {sick} of {healthy} healthy starts with frightening lines a failure.
 Of 149 failures that were gathered on that day, it had been right for 109 (73 %) before a rule was
-mended with any of them. What was the cause was decided before the rules were tried, by whoever then
-mended them. One log more, of UCX, is left out: it was taken for healthy, and `diagnose` called it
-`nccl-memlock`, which another thread shows as the cause of the same line. People had pasted these
-lines because they seemed to matter, and searches for messages and symptoms found them, so whole
-logs and rare failures can do worse.
+mended with any of them. What was the cause was decided before the rules were tried on a log, but
+not independently of those who wrote the rules. One log more, of UCX, is left out: it was taken for
+healthy, and `diagnose` called it `nccl-memlock`, which another thread shows as the cause of the
+same line. Threads quote the lines that seemed to matter, and were found by searching for messages
+and symptoms, so whole logs and rare failures can do worse.
 Most wordings come from the sources of vLLM (up to 0.33.0), others from what Ray, PyTorch, NCCL,
 Docker and the hub are known to say, and none from the logs that were held out. What was wrong there
 was decided when fewer causes were known: a newer, finer one counts as another cause.

@@ -148,7 +148,7 @@ def test_models_on_one_gpu_that_were_held_out(run: str, model: str) -> None:
     ],
 )
 def test_machines_that_were_measured_later(run: str, model: str, off: list[float]) -> None:
-    """Nobody had seen these rows when the formula was written."""
+    """Measured after the formula was written."""
     rows = _one_gpu(run, model)
     found = [_load(row).tokens_per_s / row["tokens_per_s"] - 1 for row in rows]
     assert found == pytest.approx(off, abs=0.01)
