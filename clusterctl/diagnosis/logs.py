@@ -121,12 +121,12 @@ def search(
             continue
         # Searching a block for a text is ten times as fast as searching its lines for it.
         joined = b"".join(fresh.values())
-        # Any line stands for all that differ from it only in digits.
-        small = without_digits(joined.decode("utf-8", "replace")).lower()
-        there = [each for each in _patterns() if each[0] in small]
+        there: Sequence[tuple[str, Rule, Pattern]] = _patterns()
         # Colours, and the zeros of UTF-16, may stand inside of a word.
-        if b"\x1b" in joined or b"\x00" in joined:
-            there = list(_patterns())
+        if b"\x1b" not in joined and b"\x00" not in joined:
+            # Any line stands for all that differ from it only in digits.
+            small = without_digits(joined.decode("utf-8", "replace")).lower()
+            there = [each for each in there if each[0] in small]
         for raw, shape in zip(block, shapes, strict=True):
             number += 1
             before.append(raw)

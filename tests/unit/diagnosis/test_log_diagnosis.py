@@ -235,6 +235,7 @@ def test_text_of_two_bytes_a_character_is_read() -> None:
 def test_the_kernels_corrected_bus_errors_are_no_cause() -> None:
     line = "pcieport 0000:00:1c.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer"
     assert ids(line) == []
+    assert ids(line, "run.sh: line 1: 3151 Bus error   (core dumped) vllm serve") == ["shm-sigbus"]
 
 
 def many_starts(count: int) -> Iterator[bytes]:
