@@ -210,9 +210,9 @@ class SpeedModel:
         each = requests // replicas
         if 0 < (most := self.options.max_num_seqs or 0) < each:
             full = replace(self, rounds=self.rounds * each / most).load(most * replicas)
-            # In the first round from none to all of those that are beyond, then always all of them
-            waits = (each / most - 1) * (self.rounds - 0.5) / self.rounds
-            waits *= most * replicas * self.output / full.tokens_per_s
+            later = (each - most) * replicas * self.output / full.tokens_per_s
+            # In the first round half as long on average: for none to all of those beyond
+            waits = later * (self.rounds - 0.5) / self.rounds
             return replace(full, requests=requests, first_token=full.first_token + waits)
         turns = min(self.placement.pp, each)
         step = turns * self._step(each // turns, turns, each)

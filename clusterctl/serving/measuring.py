@@ -20,7 +20,6 @@ from clusterctl.serving.job import JobOutput, run_job
 from clusterctl.survey.survey import Survey
 
 _LOG_TAIL = 8192  # Bytes of the benchmark's output that are kept for errors
-_SEEDS = 2**31
 
 
 def asked_for(names: Sequence[str], survey: Survey) -> list[ServiceDocument]:
@@ -78,7 +77,7 @@ def measure(
 
     output = JobOutput(write, write, lambda text: sink(Note(text)))
     url = base_url(reached_at(document.host, "127.0.0.1"), document.port)
-    job = bench_job(document, url, key, load, secrets.randbelow(_SEEDS))
+    job = bench_job(document, url, key, load, secrets.randbits(31))
     done = run_job(head, inventory.cluster, job, output, cancelled)
     if cancelled.is_set():
         raise Interrupted("interrupted: earlier results are kept on the head")

@@ -45,28 +45,20 @@ def _wave(load: Load, url: str, requests: int, waves: LoadReport) -> float:
     return report.count("whole") / (time.monotonic() - began)
 
 
-def _positive(text: str) -> float:
-    if not (number := float(text)) > 0:
-        raise ValueError
-    return number
-
-
-def _count(text: str) -> int:
-    return int(_positive(str(int(text))))
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("model")
     parser.add_argument("gateway", help="its URL, without /v1")
     parser.add_argument("replicas", nargs="+", help="their URLs, without /v1")
-    parser.add_argument("--blocks", type=_count, default=10, help="of each kind")
-    parser.add_argument("--requests", type=_count, default=40, help="in a block")
-    parser.add_argument("--rate", type=_positive, default=5.0, help="requests a second")
-    parser.add_argument("--tokens", type=_count, default=8)
-    parser.add_argument("--wave", type=_count, default=16, help="requests at once for a replica")
-    parser.add_argument("--wave-tokens", type=_count, default=128)
+    parser.add_argument("--blocks", type=int, default=10, help="of each kind")
+    parser.add_argument("--requests", type=int, default=40, help="in a block")
+    parser.add_argument("--rate", type=float, default=5.0, help="requests a second")
+    parser.add_argument("--tokens", type=int, default=8)
+    parser.add_argument("--wave", type=int, default=16, help="requests at once for a replica")
+    parser.add_argument("--wave-tokens", type=int, default=128)
     options = parser.parse_args(argv)
+    if any(isinstance(value, int | float) and value <= 0 for value in vars(options).values()):
+        parser.error("all numbers must be greater than 0")
     load = Load(
         options.gateway,
         options.model,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from tests.outputs import require_valid
 
@@ -112,6 +114,15 @@ def until(
         assert time.monotonic() - started < within, f"not within {within:g} s: {what}"
         time.sleep(pause)
     return time.monotonic() - started
+
+
+def prefix_cache_tokens(server: str) -> dict[str, float]:
+    """The tokens that vLLM at HOST:PORT was asked for (`queries`) and found in its prefix cache
+    (`hits`), as it counts them."""
+    with urlopen(f"http://{server}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    pattern = r"^vllm:prefix_cache_(queries|hits)_total\{.*\} (\S+)$"
+    return {name: float(value) for name, value in re.findall(pattern, text, re.MULTILINE)}
 
 
 def quiet(_: str) -> None:

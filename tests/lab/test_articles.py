@@ -7,14 +7,12 @@ The figures of published logs are in tests/unit/planning. The tests build on eac
 from __future__ import annotations
 
 import os
-import re
 import signal
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 
-from tests.lab.cluster import Operator, until
+from tests.lab.cluster import Operator, prefix_cache_tokens, until
 from tests.lab.conftest import OnHost
 
 pytestmark = [
@@ -131,19 +129,13 @@ def test_the_benchmark_measures_and_keeps_its_result(operator: Operator, on_host
 
 
 def test_the_prefix_cache_has_no_prompts_of_another_benchmark(operator: Operator) -> None:
-    """As vLLM counts tokens that it was asked for and found. Three blocks of it are 384 tokens."""
-
-    def counted() -> dict[str, float]:
-        with urlopen("http://10.77.0.11:8000/metrics", timeout=30) as answer:
-            text = answer.read().decode()
-        pattern = r"^vllm:prefix_cache_(queries|hits)_total\{.*\} (\S+)$"
-        return {name: float(value) for name, value in re.findall(pattern, text, re.MULTILINE)}
-
+    """Three blocks of vLLM on CPUs are 384 tokens."""
+    server = "10.77.0.11:8000"
     words = ("bench", "--rate", "2", "--in", "400", "--out", "2", "--requests", "4")
     operator.ok(*words)
-    before = counted()
+    before = prefix_cache_tokens(server)
     operator.ok(*words)
-    spent = {name: value - before[name] for name, value in counted().items()}
+    spent = {name: value - before[name] for name, value in prefix_cache_tokens(server).items()}
     assert spent["queries"] >= 4 * 400
     # vLLM's benchmark tries one of its prompts before it measures.
     assert spent["hits"] < spent["queries"] / 2, spent

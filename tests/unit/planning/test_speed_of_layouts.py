@@ -201,23 +201,21 @@ def test_a_prompt_that_is_all_in_the_cache_takes_one_pass() -> None:
 
 def test_quantized_weights_are_read_faster_and_not_computed_with_faster() -> None:
     shape = describe(config_of(MODELS["14B"]))
-    plain, packed = None, Quantization("awq", 4)
-    h200 = seat_ranks(ONE_HOST, 1, 1)
-    first = {
-        (method, gpu): SpeedModel(shape, placement, stored, LINK).load(256).first_token
-        for method, stored in (("bf16", plain), ("awq", packed), ("fp8", Quantization("fp8", 8)))
-        for gpu, placement in (("H200", h200), ("A100", of("A100")))
+    stored = {"bf16": None, "awq": Quantization("awq", 4), "fp8": Quantization("fp8", 8)}
+    models = {
+        (method, gpu): SpeedModel(
+            shape, seat_ranks([Site("a", parse_gpus(gpu))], 1, 1), weights, LINK
+        )
+        for method, weights in stored.items()
+        for gpu in ("H200", "A100")
     }
+    first = {each: model.load(256).first_token for each, model in models.items()}
     assert first["awq", "H200"] == pytest.approx(first["bf16", "H200"], rel=0.01)
     assert first["awq", "A100"] == pytest.approx(first["bf16", "A100"], rel=0.01)
     assert first["fp8", "A100"] == pytest.approx(first["bf16", "A100"], rel=0.01)
     assert first["fp8", "H200"] < 0.65 * first["bf16", "H200"]
-    alone = [SpeedModel(shape, h200, stored, LINK).load(1).token for stored in (plain, packed)]
-    assert alone[1] < 0.5 * alone[0]
-
-
-def of(gpu: str) -> Placement:
-    return seat_ranks([Site("a", parse_gpus(gpu))], 1, 1)
+    alone = {each: model.load(1).token for each, model in models.items()}
+    assert alone["awq", "H200"] < 0.5 * alone["bf16", "H200"]
 
 
 def test_passes_of_fewer_tokens_take_longer_together() -> None:
