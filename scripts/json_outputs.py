@@ -603,7 +603,7 @@ HEAD = """\
 
 With `--json` a command prints one document to stdout, and progress to stderr; with `--dry-run`,
 the plan. A command that fails prints `{"error": ...}` instead, and ends with the error's [exit
-code](../README.md#commands).
+code](commands.md).
 
 [outputs.schema.json](../clusterctl/reporting/outputs.schema.json) has a JSON Schema (draft
 2020-12) for each command under `$defs`, by the command's name. The package contains it:

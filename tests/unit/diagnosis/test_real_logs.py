@@ -16,11 +16,11 @@ def test_logs_are_of_known_causes_and_a_third_of_their_sources_is_held_out() -> 
     assert 0.28 < sum(log.held_out for log in logs()) / len(logs()) < 0.38
 
 
-def test_the_first_cause_of_held_out_logs_is_mostly_the_true_one_as_the_readme_says() -> None:
+def test_the_first_cause_of_held_out_logs_is_mostly_the_true_one_as_the_docs_say() -> None:
     got = measure(log for log in logs() if log.held_out)
     assert got.right_share >= 85
     assert f"for {got.right_share:.0f} % of those held out while rules were mended" in (
-        ROOT / "README.md"
+        ROOT / "docs/commands.md"
     ).read_text(encoding="utf-8")
 
 
