@@ -10,7 +10,7 @@ from pathlib import Path
 from clusterctl.engine.events import EventSink
 from clusterctl.errors import ClusterctlError, DoesNotFit, Problems, UsageError, raise_all
 from clusterctl.inventory.model import Inventory
-from clusterctl.node.documents import ServiceDocument, to_json
+from clusterctl.node.documents import to_json
 from clusterctl.operations.serving import (
     Agree,
     Changes,
@@ -26,6 +26,7 @@ from clusterctl.operations.serving import (
 from clusterctl.operations.stopping import end
 from clusterctl.serving.declaration import members_file, service_file
 from clusterctl.serving.request import ServiceRequest
+from clusterctl.survey.services import Replica
 from clusterctl.survey.survey import Survey, connected
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, fan_out, values
@@ -38,7 +39,7 @@ class FleetDecision:
 
     survey: Survey
     services: Mapping[str, Decision]  # In the order of planning: those that free GPUs come first
-    pruned: Mapping[str, Sequence[ServiceDocument]]
+    pruned: Mapping[str, Sequence[Replica]]
     changes: Changes
 
     def changed(self, name: str) -> bool:
@@ -46,8 +47,10 @@ class FleetDecision:
 
     def unproven(self, name: str) -> bool:
         """Whether the service changes, or does not serve yet, as after a run that was ended."""
-        states = (self.survey.reported.get(each.name) for each in self.services[name].replicas)
-        return self.changed(name) or any(not state or state.state != "ready" for state in states)
+        declared = self.survey.service(name)
+        serving = {replica.name for replica in declared.replicas if replica.serves}
+        planned = {replica.name for replica in self.services[name].replicas}
+        return self.changed(name) or not planned <= serving
 
 
 @dataclass(frozen=True)
@@ -100,17 +103,14 @@ def run(
 def decide_all(survey: Survey, wanted: Sequence[Wanted], *, prune: bool) -> FleetDecision:
     """Plan all services, each on what those before it leave. Raises the problems of all."""
     names = {each.request.name or "": each for each in wanted}
-    declared = dict.fromkeys(document.service for document in survey.services.values())
-    others = [
-        name for name in (*declared, *(survey.members.keys() - declared)) if name not in names
-    ]
-    pruned = {name: survey.replicas(name) for name in (others if prune else ())}
-    leaving = [document for documents in pruned.values() for document in documents]
+    others = [name for name in survey.services if name not in names]
+    pruned = {name: survey.service(name).replicas for name in (others if prune else ())}
+    leaving = [replica for replicas in pruned.values() for replica in replicas]
     ahead = _without(survey, leaving, pruned)
     decisions, problems = dict[str, Decision](), list[ClusterctlError]()
     for name, each in sorted(names.items(), key=lambda item: _claim(survey, item[1].request)):
         try:
-            found = decide_on(ahead, each, leaving)
+            found = decide_on(ahead, each, [replica.name for replica in leaving])
         except ClusterctlError as error:
             problems += _named(error, each.request)
             continue
@@ -129,17 +129,16 @@ def decide_all(survey: Survey, wanted: Sequence[Wanted], *, prune: bool) -> Flee
         ahead = _with(_without(ahead, found.plan.surplus), found)
     raise_all(problems)
     lines = [
-        f"{name}: stop {document.name} on {survey.host_of(document.name)}, "
-        "after its running requests"
-        for name, documents in pruned.items()
-        for document in documents
+        f"{name}: stop {replica.name} on {replica.host}, after its running requests"
+        for name, replicas in pruned.items()
+        for replica in replicas
     ]
     lines += [f"{name}: take it out of the gateway" for name, left in pruned.items() if not left]
     notes = [f"{name} is not in the file, and is left as it is" for name in others if not prune]
     notes += [
         f"{name}: its replica on {member.host} starts again with that host: then --prune once more"
         for name in pruned
-        for member in survey.lost_members(name)
+        for member in survey.service(name).lost
     ]
     for name, one in decisions.items():
         lines += [f"{name}: {line}" for line in one.changes.lines]
@@ -153,7 +152,7 @@ def _claim(survey: Survey, request: ServiceRequest) -> int:
     """How many replicas more than it has now a service asks for; `max` takes what others leave."""
     if request.replicas == "max":
         return 2**31
-    return (request.replicas or 1) - len(survey.replicas(request.name or ""))
+    return (request.replicas or 1) - len(survey.service(request.name or "").replicas)
 
 
 def _with(survey: Survey, decision: Decision) -> Survey:
@@ -170,15 +169,12 @@ def _with(survey: Survey, decision: Decision) -> Survey:
     return survey.with_files(written)
 
 
-def _without(
-    survey: Survey, leaving: Sequence[ServiceDocument], services: Collection[str] = ()
-) -> Survey:
+def _without(survey: Survey, leaving: Sequence[Replica], services: Collection[str] = ()) -> Survey:
     """Return the survey as it would be without these replicas, and without all of `services`."""
     cluster = survey.inventory.cluster
     written: dict[str, dict[str, bytes | None]] = {}
-    for document in leaving:
-        path = service_file(cluster, document.name)
-        written.setdefault(survey.host_of(document.name), {})[path] = None
+    for replica in leaving:
+        written.setdefault(replica.host, {})[service_file(cluster, replica.name)] = None
     for name in services:
         head = written.setdefault(survey.inventory.head.name, {})
         head[members_file(cluster, name)] = None

@@ -24,7 +24,7 @@ from clusterctl.serving.bench import (
     with_results,
 )
 from clusterctl.serving.declaration import read_key
-from clusterctl.serving.measuring import asked_for, measure, require_ready, states_of
+from clusterctl.serving.measuring import asked_for, measure, replicas_named, require_ready
 from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transport.credentials import Credentials
 
@@ -91,12 +91,12 @@ def run(
         head = transports[inventory.head.name]
         found = asked_for(names, survey)
         for document in found:
-            require_ready(document.name, states_of(document.name, survey))
+            require_ready(document.name, replicas_named(document.name, survey))
         key, kept, measured = read_key(inventory, head), survey.head_file(file), []
         with interruptible(sink) as cancelled:
             for document in found:
-                members = survey.members.get(document.name)
-                if members and document.port != members.port:
+                listed = survey.service(document.name).listed
+                if listed and document.port != listed.port:
                     sink(Note(f"no gateway is up: {document.name} is measured at one replica"))
                 speed = speed_model(survey, document)
                 for load in loads:
@@ -113,7 +113,7 @@ def run(
 def speed_model(survey: Survey, document: ServiceDocument) -> SpeedModel | None:
     """Return the planner's speed model of a service as it is served; None if it has none, or
     replicas."""
-    if document.name in survey.members:
+    if survey.service(document.name).listed:
         return None
     found = plan_as_served(survey, document)
     if found is None:

@@ -115,9 +115,9 @@ def cluster_stages(
         SecretCopied(HeadSecret(cluster.head, path)) for path in (token, key)
     )
     # By the head's word: a worker's own documents must not get it the key.
-    members = [each for known in cluster.survey.members.values() for each in known.members]
     gateways = [host.name for host in inventory.gateways]
-    served_from = {*(each.host for each in members), *gateways}
+    listed = [service.members for service in cluster.survey.services.values()]
+    served_from = {*(member.host for members in listed for member in members), *gateways}
     with_replicas = tuple(name for name in workers if name in served_from)
 
     def why_anew(view: HostView, driver: ContainerDriver, container: Container) -> str | None:

@@ -130,7 +130,7 @@ def plan_removal(full: Survey, host: str, *, purge: bool) -> Removal:
 def restarted_by(survey: Survey, host: str) -> list[str]:
     """Return the services that restart when the host leaves Ray: all that Ray placed."""
     alive = {node.name for node in survey.require_supervised_head().nodes if node.alive}
-    placed = [each.name for each in survey.services.values() if not each.node_ips]
+    placed = [each.name for each in survey.replicas.values() if each.placed_by_ray]
     return placed if host in alive else []
 
 

@@ -131,14 +131,14 @@ def _pairs(survey: Survey, *, bandwidth: bool) -> dict[str, Any]:
 def _memory(survey: Survey) -> list[dict[str, Any]]:
     """Return the memory of each rank in GiB: as predicted, and what its log says of it."""
     found = []
-    for document in survey.services.values():
+    for replica in survey.replicas.values():
+        document, host = replica.document, replica.host
         served = plan_as_served(survey, document)
         if served is None:
             continue
-        plan, host = served[1], survey.host_of(document.name)
+        plan = served[1]
         outcome = outcome_of(survey.transports[host], survey.inventory.cluster, document.name, plan)
-        state = survey.reported.get(document.name)
-        hosts = {rank.rank: rank.host for rank in state.ranks} if state else {}
+        hosts = {rank.rank: rank.host for rank in replica.ranks}
         said = outcome.reported if outcome else None
         for number, rank in enumerate(plan.ranks):
             found.append(

@@ -14,6 +14,7 @@ from clusterctl.serving.declaration import read_key, require_service
 from clusterctl.serving.proof import Proof
 from clusterctl.serving.rollout import Rollout, as_declared
 from clusterctl.serving.service import fingerprint
+from clusterctl.survey.services import Replica
 from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
@@ -23,19 +24,18 @@ from clusterctl.transport.lock import ClusterLock
 class RestartPlan:
     """The replicas that restart, and what users notice."""
 
-    survey: Survey
-    documents: Sequence[ServiceDocument]
+    replicas: Sequence[Replica]
     interrupts: bool  # No other replica serves meanwhile
 
     @property
     def lines(self) -> list[str]:
-        return [self._line(document) for document in self.documents]
+        return [self._line(replica) for replica in self.replicas]
 
-    def _line(self, document: ServiceDocument) -> str:
-        start = f"restart {document.name} on {self.survey.host_of(document.name)}"
+    def _line(self, replica: Replica) -> str:
+        start = f"restart {replica.name} on {replica.host}"
         if not self.interrupts:
             return f"{start}, after its running requests, while the others serve"
-        state = self.survey.reported.get(document.name)
+        state = replica.state
         last = f", which took {state.ready_seconds:.0f} s" if state and state.ready_seconds else ""
         return f"{start}: no answers from then until vLLM is ready again{last}"
 
@@ -65,10 +65,11 @@ def run(
             replicas = [
                 replace(each, again=True)
                 for each in as_declared(
-                    survey, [as_planned(survey, again(document)) for document in plan.documents]
+                    survey, [as_planned(survey, again(one.document)) for one in plan.replicas]
                 )
             ]
-            members = _none_draining(survey.members.get(plan.documents[0].service))
+            service = survey.service(plan.replicas[0].document.service)
+            members = _none_draining(service.listed)
             key = read_key(inventory, transports[inventory.head.name])
             return Rollout(survey, replicas, (), members, key, lock, sink).run()
 
@@ -83,16 +84,14 @@ def again(document: ServiceDocument) -> ServiceDocument:
 def plan_restart(survey: Survey, name: str) -> RestartPlan:
     survey.require_answers()
     survey.require_supervised_head()
-    documents = survey.replicas(name) or [require_service(name, survey.services)]
+    replicas = survey.service(name).replicas
+    if not replicas:
+        document = require_service(name, {each: r.document for each, r in survey.replicas.items()})
+        replicas = (survey.replicas[document.name],)
     # A whole service restarts those that do not serve first, and proves each before the next.
-    serving = [
-        each
-        for each in survey.replicas(documents[0].service)
-        if each not in documents
-        and each.name in survey.reported
-        and survey.reported[each.name].state == "ready"
-    ]
-    return RestartPlan(survey, documents, len(documents) == 1 and not serving)
+    others = survey.service(replicas[0].document.service).replicas
+    serving = [each for each in others if each.serves and each not in replicas]
+    return RestartPlan(replicas, len(replicas) == 1 and not serving)
 
 
 def _none_draining(members: MembersDocument | None) -> MembersDocument | None:

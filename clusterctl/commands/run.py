@@ -9,7 +9,7 @@ from clusterctl.engine.events import EventSink, Note
 from clusterctl.engine.interrupt import interruptible
 from clusterctl.errors import DoesNotFit, Interrupted, UsageError
 from clusterctl.inventory.model import Inventory
-from clusterctl.planning.cluster_hardware import gpus_held
+from clusterctl.planning.free_gpus import gpus_held
 from clusterctl.serving.job import Job, JobOutput, run_job
 from clusterctl.survey.survey import Survey, connected, require_formed, take_survey
 from clusterctl.transport.credentials import Credentials
@@ -64,14 +64,11 @@ def read_script(script: Path) -> str:
 def require_free(survey: Survey, gpus: int) -> None:
     """Raise DoesNotFit, naming the services that hold the others, if fewer than `gpus` are free."""
     state = require_formed(survey)
-    held = gpus_held(survey.topology, state.nodes, survey.reported, survey.services, ())
+    held = gpus_held(survey, state.nodes)
     free = sum(host.free for host in held.free)
     if free >= gpus:
         return
-    stop = " && ".join(
-        f"clusterctl stop {name}"
-        for name in dict.fromkeys(one.service for one in survey.services.values())
-    )
+    stop = " && ".join(f"clusterctl stop {name}" for name in survey.services)
     raise DoesNotFit(
         f"the script needs {gpus} GPU{'s' * (gpus > 1)} (--gpus), and {free} "
         f"{'is' if free == 1 else 'are'} free{''.join(f'; {each}' for each in held.holders)}",

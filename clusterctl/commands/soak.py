@@ -15,7 +15,7 @@ from clusterctl.network.gate import ensure_proven
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.serving.bench import BenchLoad
 from clusterctl.serving.declaration import read_key
-from clusterctl.serving.measuring import asked_for, measure, require_ready, states_of
+from clusterctl.serving.measuring import asked_for, measure, replicas_named, require_ready
 from clusterctl.serving.soak import SoakRound
 from clusterctl.survey.cluster import require_fit, single
 from clusterctl.survey.load import ServiceCounters, service_counters, service_load
@@ -44,7 +44,7 @@ def run(
         survey = take_survey(inventory, transports)
         survey.require_supervised_head()
         (document,) = asked_for([name] if name else [], survey)
-        require_ready(document.name, states_of(document.name, survey))
+        require_ready(document.name, replicas_named(document.name, survey))
         key = read_key(inventory, transports[inventory.head.name])
         rounds: list[SoakRound] = []
         first = _restarts(survey, document)
@@ -81,7 +81,7 @@ def _round(
             problems.extend(map(str, single(error)))
             return None
 
-    replicas = survey.replicas(document.name) or [document]
+    replicas = [each.document for each in replicas_named(document.name, survey)]
     before = service_counters(head, replicas, time.time)
     result = tried(lambda: measure(survey, document, load, key, cancelled, sink))
     after = service_counters(head, replicas, time.time)
@@ -106,8 +106,8 @@ def _round(
 
 
 def _restarts(survey: Survey, document: ServiceDocument) -> dict[str, int]:
-    names = [one.name for one in survey.replicas(document.name)] or [document.name]
-    return {each: survey.reported[each].restarts for each in names if each in survey.reported}
+    replicas = replicas_named(document.name, survey)
+    return {each.name: each.state.restarts for each in replicas if each.state}
 
 
 def _median_requests(

@@ -65,9 +65,9 @@ def weights_apart(survey: Survey) -> dict[str, tuple[str, ...]]:
     hosts with ranks of its service. Skips models for which no host has stored hashes yet."""
     head = survey.inventory.head.name
     found: dict[str, tuple[str, ...]] = {}
-    for document in survey.services.values():
-        path, service = "".join(document.argv[2:3]), survey.reported.get(document.name)
-        hosts = {rank.host for rank in service.ranks} & set(survey.answers) if service else set()
+    for replica in survey.replicas.values():
+        path = "".join(replica.document.argv[2:3])
+        hosts = {rank.host for rank in replica.ranks} & set(survey.answers)
         kept = kept_file(path)
         if len(hosts) < 2 or not any(kept in survey.answers[name].files for name in hosts):
             continue

@@ -9,11 +9,10 @@ from clusterctl.engine.plan import Plan, PlannedChange
 from clusterctl.engine.step import Change
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory.model import Inventory
-from clusterctl.node.documents import ServiceDocument, service_of
+from clusterctl.node.documents import service_of
 from clusterctl.operations.stopping import end
-from clusterctl.serving.declaration import (
-    served_at,
-)
+from clusterctl.serving.declaration import served_at
+from clusterctl.survey.services import Replica
 from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
@@ -26,19 +25,20 @@ def make_plan(
     """Return the plan of `run`, and the errors of hosts with replicas that do not answer. Raises
     what `run` raises before it changes anything."""
     with connected(inventory.hosts, credentials) as transports:
-        survey, documents = _replicas(inventory, name, transports)
-    return changes_of(survey, name, documents), tuple(survey.errors.values())
+        survey, replicas = _replicas(inventory, name, transports)
+    return changes_of(survey, name, replicas), tuple(survey.errors.values())
 
 
-def changes_of(survey: Survey, name: str, documents: Sequence[ServiceDocument]) -> Plan:
+def changes_of(survey: Survey, name: str, replicas: Sequence[Replica]) -> Plan:
     """Return what stopping these replicas of the service changes."""
     stage, head = f"Stop {name}", survey.inventory.head.name
     changes = []
-    for each in documents:
-        summary = f"let requests of {each.name} finish for {each.shutdown_timeout:g} s, end vLLM"
+    for each in replicas:
+        limit = f"{each.document.shutdown_timeout:g} s"
+        summary = f"let requests of {each.name} finish for {limit}, end vLLM"
         change = Change(summary, disruptive=True)
-        changes.append(PlannedChange(stage, survey.host_of(each.name), "service", change))
-    if name in survey.members:
+        changes.append(PlannedChange(stage, each.host, "service", change))
+    if survey.service(name).listed:
         change = Change("take it out of the gateway")
         changes.append(PlannedChange(stage, head, "gateway", change))
     return Plan(tuple(changes))
@@ -46,7 +46,7 @@ def changes_of(survey: Survey, name: str, documents: Sequence[ServiceDocument]) 
 
 def left_running(survey: Survey, name: str) -> list[Note]:
     """Return a note for each host of the service that was taken out of the inventory."""
-    members, inventory = survey.members.get(name), survey.inventory
+    inventory = survey.inventory
     known = {host.name for host in inventory.hosts}
     return [
         Note(
@@ -54,7 +54,7 @@ def left_running(survey: Survey, name: str) -> list[Note]:
             f"{inventory.file}, and run clusterctl down --limit {host}",
             host,
         )
-        for host in dict.fromkeys(member.host for member in (members.members if members else ()))
+        for host in dict.fromkeys(member.host for member in survey.service(name).members)
         if host not in known
     ]
 
@@ -71,29 +71,28 @@ def run(inventory: Inventory, name: str, credentials: Credentials, sink: EventSi
 
         _replicas(inventory, name, transports)  # refuse an unknown name without the lock
         with ClusterLock(transports[head], inventory.cluster, "stop") as lock:
-            survey, documents = _replicas(inventory, name, transports)
+            survey, replicas = _replicas(inventory, name, transports)
             for note in left_running(survey, name):
                 sink(note)
-            end(survey, name, documents, lock, sink)
+            end(survey, name, replicas, lock, sink)
 
 
 def _replicas(
     inventory: Inventory, name: str, transports: Mapping[str, Transport]
-) -> tuple[Survey, list[ServiceDocument]]:
-    """Return the documents of the service's replicas, and the survey of the hosts with them."""
+) -> tuple[Survey, Sequence[Replica]]:
+    """Return the service's replicas, and the survey of the hosts with them."""
     head = inventory.head.name
     survey = take_survey(inventory, {head: transports[head]})
     survey.require_supervised_head()
-    members = survey.members.get(name)
-    hosts = {member.host for member in (members.members if members else ())} - {head}
+    hosts = {member.host for member in survey.service(name).members} - {head}
     if hosts:
         known = {host: transports[host] for host in transports if host in hosts | {head}}
         survey = take_survey(inventory, known).require_answers((head,))
-    documents = survey.replicas(name)
-    if not documents and members is None:
+    service = survey.service(name)
+    if not service.replicas and service.listed is None:
         served_at(survey, name)  # refuses an unknown name
         raise UsageError(
             f"{name} is one replica of a service, and a service stops as a whole",
             hint=f"clusterctl stop {service_of(name)}",
         )
-    return survey, documents
+    return survey, service.replicas

@@ -15,37 +15,38 @@ from clusterctl.errors import StepFailed
 from clusterctl.node.documents import (
     Member,
     MembersDocument,
-    ServiceDocument,
     from_json,
     replica_name,
 )
 from clusterctl.planning.draining import as_planned
 from clusterctl.serving.declaration import members_file, read_key
-from clusterctl.serving.rollout import Replica, Rollout, as_declared
+from clusterctl.serving.rollout import ReplicaChange, Rollout, as_declared
 from clusterctl.survey.cluster import Cluster
 from clusterctl.survey.formation import clock_of
+from clusterctl.survey.services import Replica
 from clusterctl.survey.survey import Survey, read_reported_state, take_survey
 from clusterctl.transport.lock import ClusterLock
 
 
-def replicas_on(cluster: Cluster, host: str) -> list[ServiceDocument]:
+def replicas_on(cluster: Cluster, host: str) -> list[Replica]:
     """Return the declared replicas with a rank on `host`."""
     node_ip = cluster.topology.node(host).node_ip
-    return [each for each in cluster.survey.services.values() if node_ip in each.node_ips]
+    every = cluster.survey.replicas.values()
+    return [replica for replica in every if node_ip in replica.document.node_ips]
 
 
 def spares(cluster: Cluster, host: str) -> bool:
     """Whether services go on without `host`: it has replicas, and others of each are ready. A
     service without replicas needs every node of Ray."""
-    survey, there = cluster.survey, replicas_on(cluster, host)
-    ready = {
-        each.service
-        for each in survey.services.values()
-        if each not in there and each.name in survey.reported
-        and survey.reported[each.name].state == "ready"
-    }  # fmt: skip
-    placed = all(each.node_ips for each in survey.services.values())
-    return bool(there) and placed and not survey.errors and {e.service for e in there} <= ready
+    survey, leaving = cluster.survey, replicas_on(cluster, host)
+    if not leaving or survey.errors:
+        return False
+    if any(replica.placed_by_ray for replica in survey.replicas.values()):
+        return False
+
+    staying = [replica for replica in survey.replicas.values() if replica not in leaving]
+    served = {replica.document.service for replica in staying if replica.serves}
+    return {replica.document.service for replica in leaving} <= served
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class Rolling:
     def named(self, *, draining: bool) -> list[str]:
         """Return the replicas that the head's lists have as members, draining or not."""
         head, cluster = self.cluster.head.transport, self.cluster.inventory.cluster
-        there = {(each.service, each.replica) for each in replicas_on(self.cluster, self.host)}
+        documents = [replica.document for replica in replicas_on(self.cluster, self.host)]
+        there = {(document.service, document.replica) for document in documents}
         found = []
         for service in sorted({service for service, _ in there}):
             data = head.read_file(members_file(cluster, service)) or b""
@@ -87,14 +89,14 @@ class Rolling:
         survey = take_survey(self.cluster.inventory, transports).require_answers()
         return replace(self.cluster, survey=survey)
 
-    def rollouts(self, now: Cluster) -> list[tuple[Rollout, Sequence[Replica]]]:
+    def rollouts(self, now: Cluster) -> list[tuple[Rollout, Sequence[ReplicaChange]]]:
         """Return the replicas of each service as they are declared there."""
         survey, sink, found = now.survey, self.sink, []
         key = read_key(survey.inventory, now.head.transport)
-        there = replicas_on(now, self.host)
+        there = [replica.document for replica in replicas_on(now, self.host)]
         for service in sorted({each.service for each in there}):
             own = [as_planned(survey, each) for each in there if each.service == service]
-            members = survey.members.get(service)
+            members = survey.service(service).listed
             rollout = Rollout(survey, as_declared(survey, own), (), members, key, self.lock, sink)
             found.append((rollout, rollout.replicas))
         return found
@@ -189,9 +191,6 @@ def interrupts(change: Change | Unknown | None) -> bool:
 
 def left_out(survey: Survey) -> set[str]:
     """Return the hosts of members that an interrupted run has left out of the gateway."""
-    return {
-        member.host
-        for known in survey.members.values()
-        for member in known.members
-        if member.draining and member.host not in survey.drained
-    }
+    members = [member for service in survey.services.values() for member in service.members]
+    draining = {member.host for member in members if member.draining}
+    return draining - set(survey.drained)

@@ -16,7 +16,6 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.models.location import copy_from
 from clusterctl.models.name import Model, resolve
 from clusterctl.network.gate import GateScope, ensure_proven
-from clusterctl.node.documents import ServiceDocument
 from clusterctl.node.files import NodePaths
 from clusterctl.planning.cluster_hardware import measurements
 from clusterctl.planning.report import FitReport
@@ -34,7 +33,7 @@ from clusterctl.serving.declaration import read_key
 from clusterctl.serving.notices import noticed
 from clusterctl.serving.proof import Proof, await_gateway
 from clusterctl.serving.request import ServiceRequest
-from clusterctl.serving.rollout import Replica, Rollout, as_declared
+from clusterctl.serving.rollout import ReplicaChange, Rollout, as_declared
 from clusterctl.serving.service import difference, needs_restart
 from clusterctl.survey.gateways import hosts_with_gateway
 from clusterctl.survey.survey import Survey, read_reported_state, take_survey
@@ -78,7 +77,7 @@ class Decision:
     survey: Survey
     wanted: Wanted
     plan: ServicePlan
-    replicas: tuple[Replica, ...]  # with their current declarations
+    replicas: tuple[ReplicaChange, ...]  # with their current declarations
     changes: Changes
     # The cluster's new API key; None if it does not change
     new_key: str | None = field(default=None, repr=False)
@@ -114,14 +113,13 @@ def look(inventory: Inventory, transports: Mapping[str, Transport]) -> Survey:
     return survey
 
 
-def decide_on(survey: Survey, wanted: Wanted, leaving: Sequence[ServiceDocument] = ()) -> Decision:
-    """Plan one service. `leaving`: what will have stopped before this service changes. Raises as
+def decide_on(survey: Survey, wanted: Wanted, leaving: Collection[str] = ()) -> Decision:
+    """Plan one service. `leaving`: replicas that will have stopped before it changes. Raises as
     `plan_service`."""
     inventory, request = survey.inventory, wanted.request
     head = survey.transports[inventory.head.name]
-    key = new_key(
-        inventory, head, request, sorted({one.service for one in survey.services.values()})
-    )
+    declared = {replica.document.service for replica in survey.replicas.values()}
+    key = new_key(inventory, head, request, sorted(declared))
     plan = plan_service(survey, request, wanted.model, leaving)
     replicas = tuple(as_declared(survey, plan.replicas))
     changes = changes_of(survey, plan, replicas)
@@ -222,7 +220,7 @@ def _compare_weights(
     return require_same(location.path, hosts, head=head, fix=fix, sink=sink)
 
 
-def changes_of(survey: Survey, plan: ServicePlan, replicas: Sequence[Replica]) -> Changes:
+def changes_of(survey: Survey, plan: ServicePlan, replicas: Sequence[ReplicaChange]) -> Changes:
     """Return what would change; a replica's lines begin with its name where there are several."""
     lines: list[str] = []
     changed: dict[str, list[str]] = {}
@@ -244,13 +242,12 @@ def changes_of(survey: Survey, plan: ServicePlan, replicas: Sequence[Replica]) -
         names = ", ".join(each.name for each in restarted)
         lines.append(f"restart, one at a time while the others serve: {names}")
     lines += [
-        f"stop {document.name} on {survey.host_of(document.name)}, after its running requests"
-        for document in plan.surplus
+        f"stop {each.name} on {each.host}, after its running requests" for each in plan.surplus
     ]
-    before = survey.members.get(plan.document.service)
-    if plan.members and plan.members.on != (before.on if before else ""):
+    before = survey.service(plan.document.service)
+    if plan.members and plan.members.on != before.on:
         lines.append(f"hosts of the replicas: {plan.members.on or 'all'}")
-    if plan.members and not lines and plan.members != before:
+    if plan.members and not lines and plan.members != before.listed:
         lines.append("gateway: its list of replicas")
     outage = bool(restarted) and len(replicas) == 1
     return Changes(tuple(lines), restarts=outage, notes=plan.notes, fit=plan.fit)

@@ -14,8 +14,8 @@ from clusterctl.engine.events import (
 )
 from clusterctl.engine.step import Change
 from clusterctl.errors import raise_all
-from clusterctl.node.documents import ServiceDocument
 from clusterctl.serving.declaration import HostServices, members_file, service_file
+from clusterctl.survey.services import Replica
 from clusterctl.survey.survey import Survey
 from clusterctl.transport.fanout import failures, fan_out
 from clusterctl.transport.lock import ClusterLock
@@ -24,7 +24,7 @@ from clusterctl.transport.lock import ClusterLock
 def end(
     survey: Survey,
     name: str,
-    documents: Sequence[ServiceDocument],
+    replicas: Sequence[Replica],
     lock: ClusterLock,
     sink: EventSink,
 ) -> None:
@@ -34,16 +34,16 @@ def end(
     head, path = inventory.head.name, members_file(inventory.cluster, name)
     title = f"Stop {name}"
     declared = survey.head_file(path)
-    hosts = [*map(survey.host_of, (each.name for each in documents))]
+    hosts = [replica.host for replica in replicas]
     hosts += [head] if declared is not None else []
     sink(StageStarted(title, tuple(dict.fromkeys(hosts))))
 
-    def stop(document: ServiceDocument) -> None:
-        host = survey.host_of(document.name)
-        file = survey.answers[host].files.get(service_file(inventory.cluster, document.name))
-        HostServices(inventory, survey.transports[host], sink).stop(lock, document, file)
+    def stop(replica: Replica) -> None:
+        file = survey.answers[replica.host].files.get(service_file(inventory.cluster, replica.name))
+        on_host = HostServices(inventory, survey.transports[replica.host], sink)
+        on_host.stop(lock, replica.document, file)
 
-    stopped = fan_out({document.name: document for document in documents}, stop)
+    stopped = fan_out({replica.name: replica for replica in replicas}, stop)
     raise_all([*failures(stopped), *survey.errors.values()])
     if declared is not None:
         removing, step = time.monotonic(), f"{name} in the gateway"

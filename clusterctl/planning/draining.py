@@ -13,11 +13,12 @@ from clusterctl.node.documents import (
     replica_name,
 )
 from clusterctl.node.rank_placement import placed_on
-from clusterctl.planning.cluster_hardware import gpus_held, hosts_on, on_of, without_drained
+from clusterctl.planning.free_gpus import gpus_held, hosts_on, on_of
 from clusterctl.planning.replicas import Seats, seat_replicas, sites_of_unknown_gpus
 from clusterctl.planning.service_plan import members_of, replica_layout
 from clusterctl.serving.arguments import UNDECIDED
 from clusterctl.serving.service import PlannedService, fingerprint, replica_port
+from clusterctl.survey.services import Replica
 from clusterctl.survey.survey import Survey
 
 
@@ -28,7 +29,7 @@ class ServiceMoves:
     service: str
     staying: tuple[PlannedService, ...]
     new: tuple[PlannedService, ...]  # In place of those that leave
-    leaving: tuple[ServiceDocument, ...]
+    leaving: tuple[Replica, ...]
     lost: tuple[str, ...]  # Replicas of the host, if it is dead: nothing of them is left to stop
     members: MembersDocument  # In the end
 
@@ -39,7 +40,7 @@ class ServiceMoves:
             for each in self.new
         ]
         if self.leaving:
-            names = ", ".join(document.name for document in self.leaving)
+            names = ", ".join(replica.name for replica in self.leaving)
             found.append(f"{self.service}: stop {names}, after the running requests")
         if self.lost:
             found.append(f"{self.service}: give up {', '.join(self.lost)}, whose host is dead")
@@ -67,17 +68,15 @@ def moves_from(survey: Survey, host: str) -> list[ServiceMoves]:
     in_ray = {node.name: node.node_ip for node in survey.require_supervised_head().nodes}
     dead = host in survey.left_out
     node_ip = in_ray.get(host, "") if dead else survey.topology.node(host).node_ip
-    services: dict[str, list[ServiceDocument]] = {
-        service: []
-        for service, known in survey.members.items()
-        if dead and any(member.host == host for member in known.members)
+    services: dict[str, list[Replica]] = {
+        name: []
+        for name, service in survey.services.items()
+        if dead and any(member.host == host for member in service.members)
     }
     stuck = []
-    for document in survey.services.values():
-        ranks = survey.reported[document.name].ranks if document.name in survey.reported else []
-        if not document.node_ips and (
-            survey.host_of(document.name) == host or any(rank.host == host for rank in ranks)
-        ):
+    for replica in survey.replicas.values():
+        document = replica.document
+        if replica.placed_by_ray and host in {replica.host, *(rank.host for rank in replica.ranks)}:
             stuck.append(
                 RequirementsNotMet(
                     f"the service {document.name} runs there and has no replicas, so that nothing "
@@ -88,26 +87,21 @@ def moves_from(survey: Survey, host: str) -> list[ServiceMoves]:
                 )
             )
         elif node_ip in document.node_ips:
-            services.setdefault(document.service, []).append(document)
+            services.setdefault(document.service, []).append(replica)
     raise_all(stuck)
-    held = gpus_held(
-        survey.topology,
-        survey.require_supervised_head().nodes,
-        survey.reported,
-        survey.services,
-        (),
-    )
-    free = without_drained(held, {*survey.drained, host}).free
-    taken = [(host_name, one.port) for host_name, each in survey.services_by_host.items()
+    held = gpus_held(survey, survey.require_supervised_head().nodes)
+    free = held.without_drained({*survey.drained, host}).free
+    taken = [(host_name, one.port) for host_name, each in survey.documents.items()
              for one in each.values()]  # fmt: skip
     found = []
     for service, leaving in sorted(services.items()):
-        staying = [one for one in survey.replicas(service) if one not in leaving]
-        away = survey.lost_members(service)
+        now = survey.service(service)
+        staying = [one for one in now.replicas if one not in leaving]
+        away = now.lost
         lost = [member for member in away if member.host == host]
-        known = survey.members.get(service)
+        known = now.listed
         new: list[PlannedService] = []
-        first = next(iter((*leaving, *staying)), None)
+        first = next((one.document for one in (*leaving, *staying)), None)
         if first is None:  # What it was asked to be is lost with the host
             assert known  # noqa: S101 - its members are on the host
             members = replace(known, members=[each for each in away if each not in lost])
@@ -120,8 +114,7 @@ def moves_from(survey: Survey, host: str) -> list[ServiceMoves]:
         allowed = hosts_on(survey, on)
         there = [each for each in free if each.host in allowed]
         seats = seat_replicas(sites_of_unknown_gpus(there), sizes, (), number_of_new)
-        in_use = {each.replica for each in (*staying, *leaving)} | {each.replica for each in away}
-        numbers = (number for number in count(1) if number not in in_use)
+        numbers = (number for number in count(1) if number not in now.numbers)
         public = known.port if known else first.port
         for number, hosts in zip(numbers, seats, strict=False):
             ports = {public, *(port for name, port in taken if name == hosts[0])}
@@ -134,7 +127,7 @@ def moves_from(survey: Survey, host: str) -> list[ServiceMoves]:
                 else each
                 for each in free
             ]
-        kept = [as_planned(survey, document) for document in staying]
+        kept = [as_planned(survey, one.document) for one in staying]
         found.append(
             ServiceMoves(
                 service=service,

@@ -17,16 +17,7 @@ from clusterctl.models.name import resolve as resolve_model
 from clusterctl.models.probe import ModelDirectory, look_for
 from clusterctl.models.version import parse_version
 from clusterctl.node.documents import ServiceDocument
-from clusterctl.planning.cluster_hardware import (
-    HeldGpus,
-    gpus_held,
-    gpus_of,
-    hardware_of,
-    hosts_on,
-    on_of,
-    only_on,
-    without_drained,
-)
+from clusterctl.planning.cluster_hardware import gpus_of, hardware_of
 from clusterctl.planning.fit_request import (
     FitArguments,
     HubShapes,
@@ -34,6 +25,7 @@ from clusterctl.planning.fit_request import (
     launch_for,
     load_shape,
 )
+from clusterctl.planning.free_gpus import HeldGpus, gpus_held, hosts_on, on_of
 from clusterctl.planning.image_probe import (
     ProbeAnswer,
     ProbeResult,
@@ -77,8 +69,8 @@ def plan_request(
             shape = describe(config, named.hub_id or named.served_name)
         # the service that `serve` would replace
         name = document_name(request, served_names(request, named))
-        own = survey.replicas(name)
-        if asked.on is None and name in survey.members:
+        own = survey.service(name).documents
+        if asked.on is None:
             asked = replace(asked, on=on_of(survey, name))
     hardware = hardware_for_fit(survey, asked, own, shape.name)
     launch = launch_for(request, shape, hardware, gpus_of(survey.answers))
@@ -95,11 +87,11 @@ def hardware_for_fit(
     held = HeldGpus([HostGpus(node.host, node.gpus) for node in topology.nodes])
     as_if_free = False
     if state:
-        now = gpus_held(topology, state.nodes, survey.reported, survey.services, own)
+        now = gpus_held(survey, state.nodes, [document.name for document in own])
         as_if_free = not any(host.free for host in now.free)
         held = replace(held, holders=now.holders) if as_if_free else now
     on = "" if asked.on == ANY_HOST else asked.on or ""
-    held = only_on(without_drained(held, survey.drained), hosts_on(survey, on), on)
+    held = held.without_drained(survey.drained).only_on(hosts_on(survey, on), on)
     tag = inventory.image if parse_version(inventory.image) else None
     version = asked.vllm or (state.vllm_version if state else "") or tag
     hardware = replace(hardware_of(survey, held, version, model), as_if_free=as_if_free)

@@ -14,20 +14,12 @@ from clusterctl.models.location import ModelLocation, locate
 from clusterctl.models.name import Model
 from clusterctl.models.probe import look_for
 from clusterctl.models.version import parse_version
-from clusterctl.node.documents import Member, MembersDocument, ServiceDocument, replica_name
+from clusterctl.node.documents import Member, MembersDocument, replica_name
 from clusterctl.node.gateway_config import LOOPBACK
 from clusterctl.node.rank_placement import NODE_IPS
-from clusterctl.planning.cluster_hardware import (
-    gpus_held,
-    gpus_of,
-    hardware_of,
-    hardware_of_unknown_gpus,
-    hosts_on,
-    on_of,
-    only_on,
-    without_drained,
-)
+from clusterctl.planning.cluster_hardware import gpus_of, hardware_of, hardware_of_unknown_gpus
 from clusterctl.planning.forecast import MemoryForecast, forecast_memory, layout_env
+from clusterctl.planning.free_gpus import gpus_held, hosts_on, on_of
 from clusterctl.planning.options import own_limits
 from clusterctl.planning.planner import fits_on
 from clusterctl.planning.replicas import (
@@ -51,6 +43,7 @@ from clusterctl.serving.service import (
     served_names,
 )
 from clusterctl.survey.gateways import hosts_with_gateway
+from clusterctl.survey.services import Replica
 from clusterctl.survey.survey import Survey, require_formed
 from clusterctl.transport.fanout import failures, fan_out, values
 
@@ -64,7 +57,7 @@ class ServicePlan(PlannedService):
     notes: tuple[str, ...] = ()
     fit: FitReport | None = None  # predicted memory and speed; None if they cannot be predicted
     others: tuple[PlannedService, ...] = ()  # All replicas but the first
-    surplus: tuple[ServiceDocument, ...] = ()  # Declared replicas that are to stop
+    surplus: tuple[Replica, ...] = ()  # Declared replicas that are to stop
     members: MembersDocument | None = None  # None for a service that was never asked for replicas
     gateway_url: str = ""  # Of the gateway before its replicas; empty without one
     trust: str = ""  # The file that its users keep its certificate in, if that was made for it
@@ -83,19 +76,20 @@ def plan_service(
     survey: Survey,
     request: ServiceRequest,
     model: Model,
-    leaving: Sequence[ServiceDocument] = (),
+    leaving: Collection[str] = (),
 ) -> ServicePlan:
     """Decide everything about the service. Every host must have answered the survey. Raises
     UsageError, RequirementsNotMet, DoesNotFit, RayNotFormed.
 
-    `leaving`: services and replicas that will have stopped by then, whose GPUs count as free.
+    `leaving`: replicas that will have stopped by then, whose GPUs count as free.
     """
-    inventory, answers, declared = survey.inventory, survey.answers, survey.services
+    inventory, answers = survey.inventory, survey.answers
     state = require_formed(survey)
     topology = survey.topology
     names = served_names(request, model)
     name = document_name(request, names)
-    own = survey.replicas(name)
+    service = survey.service(name)
+    own = service.documents
     asked_on = on_of(survey, name) if request.on is None else request.on
     request = replace(request, on="" if asked_on == ANY_HOST else asked_on)
     hosts = hosts_on(survey, request.on or "")
@@ -116,11 +110,10 @@ def plan_service(
     head = inventory.head
     address = client_address(head, survey.facts[head.name], topology.head.node_ip)
     gateways = [one.name for one in inventory.gateways if one.name in survey.facts]
-    behind = request.replicas is not None or name in survey.members
+    behind = request.replicas is not None or service.listed is not None
     _refuse_public(survey, request, gateways if behind else gateways[:1], address)
     listening = {port for one in gateways for port in survey.facts[one].listening_ports}
-    ports = {one.name: one.port for one in declared.values() if one not in own or not one.node_ips}
-    ports |= {service: members.port for service, members in survey.members.items()}
+    ports = known_ports(survey, name)
     shape = location.shape if location else None
     launch = Launch(
         request=request,
@@ -137,8 +130,8 @@ def plan_service(
         random_weights=bool(location and location.random_weights),
     )
     build_service(launch)  # first of all, refuse flags that this vLLM lacks
-    held = gpus_held(topology, state.nodes, survey.reported, declared, [*own, *leaving])
-    held = only_on(without_drained(held, survey.drained), hosts, request.on or "")
+    held = gpus_held(survey, state.nodes, [*(each.name for each in own), *leaving])
+    held = held.without_drained(survey.drained).only_on(hosts, request.on or "")
     try:
         named = model.hub_id or model.served_name
         hardware = hardware_of(survey, held, state.vllm_version, named)
@@ -175,6 +168,16 @@ def plan_service(
     return with_replicas(one, replace(launch, layout=layout), survey, hardware, forecast)
 
 
+def known_ports(survey: Survey, own: str) -> dict[str, int]:
+    """Return the ports that clients know, by service, with those of replicas of other services."""
+    ports = {}
+    for replica in survey.replicas.values():
+        if replica.document.service != own or replica.placed_by_ray:
+            ports[replica.name] = replica.document.port
+    listed = {name: each.listed for name, each in survey.services.items()}
+    return ports | {name: members.port for name, members in listed.items() if members}
+
+
 def _refuse_public(
     survey: Survey, request: ServiceRequest, hosts: Sequence[str], address: str
 ) -> None:
@@ -195,16 +198,17 @@ def _placed_by_ray(survey: Survey, request: ServiceRequest, name: str, layout: L
     """Whether Ray chooses the hosts: of a service that was never asked for replicas. Raises
     UsageError for copies of vLLM's own where it was, RayNotFormed for these while a host is
     dead."""
-    own = survey.replicas(name)
+    service = survey.service(name)
     # The list of members may be lost, with a directory that was deleted on the head.
-    if name in survey.members or any(document.node_ips for document in own) or request.on:
+    has_hosts = any(not replica.placed_by_ray for replica in service.replicas)
+    if service.listed or has_hosts or request.on:
         if layout.data_parallel > 1:
             raise UsageError(
                 f"{name} has replicas on hosts of their own, and Ray places the ranks of --dp",
                 hint=f"clusterctl stop {name}, then serve again; or --replicas N in place of --dp",
             )
         return False
-    if request.replicas is not None and not (own and request.replicas == 1):
+    if request.replicas is not None and not (service.replicas and request.replicas == 1):
         return False
     if survey.left_out and layout.data_parallel > 1:
         raise RayNotFormed(
@@ -229,12 +233,13 @@ def with_replicas(
     replicas that run.
     """
     topology, service, asked = survey.topology, plan.document.name, launch.request.replicas
-    own, known = survey.replicas(service), survey.members.get(service)
+    now = survey.service(service)
+    own, known = now.documents, now.listed
     sizes = (launch.layout.tensor_parallel, launch.layout.pipeline_parallel)
     on = launch.request.on or ""
-    kept = kept_seats(survey, own, sizes, hosts_on(survey, on))
-    lost = survey.lost_members(service)
-    before = len(known.members) if known else len(own)
+    kept = kept_seats(survey, now.replicas, sizes, hosts_on(survey, on))
+    lost = now.lost
+    before = len(now.members) if known else len(own)
     wanted = max(before, 1) if asked is None else None if asked == "max" else asked
     for replica in sorted(kept)[wanted:] if wanted is not None else ():
         del kept[replica]
@@ -253,23 +258,23 @@ def with_replicas(
     waiting = lost if wanted is None else lost[: max(0, wanted - possible)]
     if not possible or possible + len(waiting) < (wanted or 1):
         require_replicas(service, wanted or 1, possible, width)
-    in_use = {each.replica for each in own} | {each.replica for each in lost}
-    numbers = (number for number in count(1) if number not in in_use)
+    numbers = (number for number in count(1) if number not in now.numbers)
     seated = sorted({**kept, **dict(zip(numbers, new, strict=False))}.items())
     public = launch.api_port
     # Where the service would be without replicas: its address stays when it gets some.
     listen = launch.request.host or (known.listen if known else launch.host)
     replicas: list[PlannedService] = []
-    taken = {(host, one.port) for host, each in survey.services_by_host.items()
+    taken = {(host, one.port) for host, each in survey.documents.items()
              for one in each.values()}  # fmt: skip
     for number, seats in seated:
         first = topology.node(seats[0])
         name = replica_name(service, number)
-        old = survey.services_by_host[first.host].get(name)
+        old = survey.documents[first.host].get(name)
         port = old.port if old and old.node_ips and old.port != public else None
         if port is None:
             there = {public, *(port for host, port in taken if host == first.host)}
-            there |= {each.port for each in survey.members.values()}  # Of gateways there
+            # Of gateways there
+            there |= {each.listed.port for each in survey.services.values() if each.listed}
             port = replica_port(there, survey.facts[first.host].listening_ports)
         taken.add((first.host, port))
         layout = replica_layout(launch.layout, seats)
@@ -312,7 +317,7 @@ def with_replicas(
         gateway_url=door,
         trust=trust,
         others=tuple(others),
-        surplus=tuple(document for document in own if document.replica not in kept),
+        surplus=tuple(each for each in now.replicas if each.number not in kept),
         members=members,
     )
 
@@ -358,7 +363,7 @@ def _waiting_note(waiting: Sequence[Member], possible: int) -> str:
 
 def kept_seats(
     survey: Survey,
-    own: Sequence[ServiceDocument],
+    own: Sequence[Replica],
     sizes: tuple[int, int],
     allowed: Collection[str],
 ) -> dict[int, Seats]:
@@ -370,7 +375,8 @@ def kept_seats(
     topology = survey.topology
     hosts = {node.node_ip: node.host for node in topology.nodes}
     kept: dict[int, Seats] = {}
-    for document in own:
+    for replica in own:
+        document = replica.document
         if (document.tensor_parallel, document.pipeline_parallel) != sizes:
             raise UsageError(
                 f"{document.name} runs with TP {document.tensor_parallel} and PP "
@@ -379,8 +385,8 @@ def kept_seats(
                 hint=f"clusterctl stop {document.service}, then serve again",
             )
         seats = tuple(hosts[node_ip] for node_ip in document.node_ips if node_ip in hosts)
-        if not document.node_ips and document.name in survey.reported:
-            seats = tuple(rank.host for rank in survey.reported[document.name].ranks)
+        if replica.placed_by_ray:
+            seats = tuple(rank.host for rank in replica.ranks)
         in_place = document.node_ips or seats[:1] == (topology.head.host,)
         if (
             in_place

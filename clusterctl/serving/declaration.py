@@ -249,20 +249,20 @@ def served_at(survey: Survey, name: str) -> ServedAt:
     A service with replicas is reached through the gateway while that is up, otherwise at its first
     replica that is not draining. Raises UsageError with the names of those declared.
     """
-    members = survey.members.get(service_of(name))
-    if members and members.members:
-        model = (members.served_names or [name])[0]
-        address = _gateway_address(survey, members.port)
-        if name == members.service and address:
-            return ServedAt(model, address, members.port)
-        for one in sorted(members.members, key=lambda member: member.draining):
-            if name in (members.service, replica_name(members.service, one.replica)):
+    service = service_of(name)
+    listed = survey.service(service).listed
+    if listed and listed.members:
+        model = (listed.served_names or [name])[0]
+        address = _gateway_address(survey, listed.port)
+        if name == service and address:
+            return ServedAt(model, address, listed.port)
+        for one in sorted(listed.members, key=lambda member: member.draining):
+            if name in (service, replica_name(service, one.replica)):
                 return ServedAt(model, one.address, one.port)
-    if name in survey.services:
-        document = survey.services[name]
+    if name in survey.replicas:
+        document = survey.replicas[name].document
         return ServedAt(document.served_name, document.host, document.port)
-    declared = {document.service for document in survey.services.values()}
-    raise _unknown(name, {*declared, *survey.members})
+    raise _unknown(name, survey.services)
 
 
 def _gateway_address(survey: Survey, port: int) -> str:

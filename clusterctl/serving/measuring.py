@@ -11,12 +11,13 @@ from threading import Event
 from clusterctl.engine.events import EventSink, Note, StepFinished, StepStarted
 from clusterctl.engine.step import Change
 from clusterctl.errors import Interrupted, UsageError
-from clusterctl.node.documents import ServiceDocument, ServiceState
+from clusterctl.node.documents import ServiceDocument
 from clusterctl.node.endpoint import COMPLETIONS
 from clusterctl.ray_cluster.topology import base_url, reached_at
 from clusterctl.serving.bench import BenchLoad, BenchResult, bench_job, read_figures
 from clusterctl.serving.declaration import require_service, served_at
 from clusterctl.serving.job import JobOutput, run_job
+from clusterctl.survey.services import Replica
 from clusterctl.survey.survey import Survey
 
 _LOG_TAIL = 8192  # Bytes of the benchmark's output that are kept for errors
@@ -25,30 +26,33 @@ _LOG_TAIL = 8192  # Bytes of the benchmark's output that are kept for errors
 def asked_for(names: Sequence[str], survey: Survey) -> list[ServiceDocument]:
     """Return the services `names`; without any, the only one. One with replicas is measured as its
     clients reach it, through the gateway. Raises UsageError."""
-    known = {one.name: one for one in survey.services.values() if one.name == one.service}
-    for service in survey.members:
-        if replicas := survey.replicas(service):
-            api = served_at(survey, service)
-            known[service] = replace(replicas[0], name=service, host=api.address, port=api.port)
+    declared = {name: replica.document for name, replica in survey.replicas.items()}
+    known = {}
+    for name, service in survey.services.items():
+        if service.listed and service.replicas:
+            api = served_at(survey, name)
+            first = service.documents[0]
+            known[name] = replace(first, name=name, host=api.address, port=api.port)
+        elif name in declared:
+            known[name] = declared[name]
     if not names and len(known) != 1:
         have = ", ".join(sorted(known)) or "none"
         raise UsageError(f"name the services to measure: {have}", hint="clusterctl status")
-    return [require_service(name, {**survey.services, **known}) for name in names or known]
+    return [require_service(name, {**declared, **known}) for name in names or known]
 
 
-def states_of(name: str, survey: Survey) -> list[ServiceState]:
-    """Return what supervisors report of a service, or of each of its replicas."""
-    names = [one.name for one in survey.replicas(name)] or [name]
-    return [survey.reported[each] for each in names if each in survey.reported]
+def replicas_named(name: str, survey: Survey) -> list[Replica]:
+    """Return the replicas of a service, or the one replica with that name."""
+    every = survey.replicas.values()
+    return [replica for replica in every if name in (replica.name, replica.document.service)]
 
 
-def require_ready(name: str, states: Sequence[ServiceState]) -> None:
+def require_ready(name: str, replicas: Sequence[Replica]) -> None:
     """Raise UsageError if the service is not ready, or generates no text."""
-    ready = [state for state in states if state.state == "ready"]
+    ready = [replica.state for replica in replicas if replica.serves and replica.state]
     if not ready:
-        condition = states[0].state if states else "declared"
         raise UsageError(
-            f"{name} is {condition}, and only a ready service can be measured",
+            f"{name} is {replicas[0].condition}, and only a ready service can be measured",
             hint="clusterctl status",
         )
     if ready[0].task not in ("", COMPLETIONS.name):

@@ -39,13 +39,14 @@ from clusterctl.serving.declaration import (
 from clusterctl.serving.proof import Proof, prove
 from clusterctl.serving.service import PlannedService, difference, needs_restart
 from clusterctl.survey.gateways import gateway_states
+from clusterctl.survey.services import Replica
 from clusterctl.survey.survey import Survey, read_reported_state
 from clusterctl.transport.fanout import failures, fan_out, values
 from clusterctl.transport.lock import ClusterLock
 
 
 @dataclass(frozen=True)
-class Replica:
+class ReplicaChange:
     """A planned replica, and what is declared in its place."""
 
     planned: PlannedService
@@ -62,14 +63,14 @@ class Replica:
         return self.again or self.old is None or bool(difference(self.old, self.planned.document))
 
 
-def as_declared(survey: Survey, planned: Sequence[PlannedService]) -> list[Replica]:
+def as_declared(survey: Survey, planned: Sequence[PlannedService]) -> list[ReplicaChange]:
     """Return the planned replicas with their current declarations, each on its own host."""
     found = []
     for each in planned:
         name = each.document.name
         host = each.layout.hosts[0] if each.document.node_ips else survey.inventory.head.name
-        old = survey.services_by_host.get(host, {}).get(name)
-        found.append(Replica(each, host, old))
+        old = survey.documents.get(host, {}).get(name)
+        found.append(ReplicaChange(each, host, old))
     return found
 
 
@@ -92,8 +93,8 @@ class Rollout:
     """
 
     survey: Survey
-    replicas: Sequence[Replica]
-    surplus: Sequence[ServiceDocument]
+    replicas: Sequence[ReplicaChange]
+    surplus: Sequence[Replica]
     members: MembersDocument | None
     key: str
     lock: ClusterLock | None
@@ -105,8 +106,8 @@ class Rollout:
     def __post_init__(self) -> None:
         if self.members:
             self._written = self.survey.head_file(self._members_file)
-            before = self.survey.members.get(self.members.service)
-            self._now = {member.replica: member for member in (before.members if before else ())}
+            before = self.survey.service(self.members.service).members
+            self._now = {member.replica: member for member in before}
 
     def run(self) -> dict[str, Proof]:
         """Make it so; return the proof of each replica by its name.
@@ -114,7 +115,7 @@ class Rollout:
         Raises StepFailed and others as `HostServices.declare` and `prove`; replicas that were not
         named in the error serve as before.
         """
-        held = {self.survey.host_of(document.name) for document in self.surplus}
+        held = {replica.host for replica in self.surplus}
         new = [replica for replica in self.replicas if replica.old is None]
         seated = [each for each in new if not held & set(each.planned.layout.hosts)]
         same = [replica for replica in self.replicas if replica.old and not replica.differs]
@@ -125,29 +126,29 @@ class Rollout:
         # Those that do not serve first: nobody misses them.
         for replica in sorted(changed, key=lambda each: self._serves(each.name)):
             self._change(replica)
-        for document in self.surplus:
-            self._stop(document)
+        for ending in self.surplus:
+            self._stop(ending)
         self._together([replica for replica in new if replica not in seated])
         self._declare_members(self.members.members if self.members else ())
         return self.proofs
 
-    def leave(self, replica: Replica) -> None:
+    def leave(self, replica: ReplicaChange) -> None:
         """Take a declared replica out of the gateway; its running requests end."""
         assert replica.old  # noqa: S101 - it is declared
         self._drain(replica.old)
         self._mark(replica.old, draining=True)
 
-    def rejoin(self, replica: Replica) -> None:
+    def rejoin(self, replica: ReplicaChange) -> None:
         """Wait for a declared replica, prove it, and let it serve again. Raises as `run`."""
         assert replica.old  # noqa: S101 - it is declared
         self._services(replica.host).follow(replica.old)
         self._prove(replica)
         self._mark(replica.old, draining=False)
 
-    def _together(self, replicas: Sequence[Replica]) -> None:
+    def _together(self, replicas: Sequence[ReplicaChange]) -> None:
         """Start new replicas, and wait for all of these, in parallel."""
 
-        def bring_up(replica: Replica) -> None:
+        def bring_up(replica: ReplicaChange) -> None:
             if replica.old is None:
                 self._declare(replica)
             else:
@@ -168,7 +169,7 @@ class Rollout:
         self._declare_members(left)
         raise_all(failures(outcomes))
 
-    def _declare(self, replica: Replica) -> None:
+    def _declare(self, replica: ReplicaChange) -> None:
         """Declare and prove a replica; one that fails either is undone. A service without replicas
         that does not prove itself stays declared: there is no other that serves."""
         assert self.lock  # noqa: S101 - something changes
@@ -181,7 +182,7 @@ class Rollout:
         else:
             services.declare(self.lock, document, replica.old, file, lambda: self._prove(replica))
 
-    def _is_withdrawn(self, replica: Replica) -> bool:
+    def _is_withdrawn(self, replica: ReplicaChange) -> bool:
         """Whether the document of a new replica that failed is gone from its host."""
         path = service_file(self.survey.inventory.cluster, replica.name)
         try:
@@ -190,7 +191,7 @@ class Rollout:
             return False
         return replica.old is None and gone
 
-    def _change(self, replica: Replica) -> None:
+    def _change(self, replica: ReplicaChange) -> None:
         """Restart a replica with its new document, or only replace the document if that suffices.
 
         If the new version fails, the old one is restored and awaited before the error is raised."""
@@ -211,7 +212,7 @@ class Rollout:
             raise
         self._admit([replica])
 
-    def _await_old(self, replica: Replica, old: ServiceDocument) -> None:
+    def _await_old(self, replica: ReplicaChange, old: ServiceDocument) -> None:
         """Wait for the previous version of a replica whose change failed, and let it serve again.
         The error of the change is the one to report."""
         try:
@@ -228,16 +229,15 @@ class Rollout:
             )
         )
 
-    def _stop(self, document: ServiceDocument) -> None:
+    def _stop(self, replica: Replica) -> None:
         assert self.lock  # noqa: S101 - something changes
-        host = self.survey.host_of(document.name)
-        self._drain(document)
-        file = self._file(host, document.name)
-        self._services(host).stop(self.lock, document, file)
-        left = [each for each in self._now.values() if each.replica != document.replica]
+        self._drain(replica.document)
+        file = self._file(replica.host, replica.name)
+        self._services(replica.host).stop(self.lock, replica.document, file)
+        left = [each for each in self._now.values() if each.replica != replica.number]
         self._declare_members(left)
 
-    def _prove(self, replica: Replica) -> None:
+    def _prove(self, replica: ReplicaChange) -> None:
         transport = self.survey.transports[replica.host]
 
         self.proofs[replica.name] = prove(
@@ -285,7 +285,7 @@ class Rollout:
             self._now[document.replica] = replace(member, draining=draining)
             self._declare_members(self._now.values())
 
-    def _admit(self, replicas: Iterable[Replica]) -> None:
+    def _admit(self, replicas: Iterable[ReplicaChange]) -> None:
         """Declare proven replicas as members."""
         proven = {replica.planned.document.replica for replica in replicas}
         planned = self.members.members if self.members else ()
@@ -303,8 +303,8 @@ class Rollout:
             self._written = data
 
     def _serves(self, name: str) -> bool:
-        state = self.survey.reported.get(name)
-        return state is not None and state.state == "ready"
+        declared = self.survey.replicas.get(name)
+        return declared is not None and declared.serves
 
     def _services(self, host: str) -> HostServices:
         return HostServices(self.survey.inventory, self.survey.transports[host], self.sink)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from clusterctl.errors import ClusterctlError
@@ -12,16 +12,13 @@ from clusterctl.node.documents import (
     DELETED,
     BrokenNic,
     GatewayState,
-    Member,
     RayNode,
-    ServiceDocument,
-    ServiceState,
-    replica_name,
 )
 from clusterctl.ray_cluster.nodes import container_name
 from clusterctl.ray_cluster.topology import base_url, client_address, reached_at
 from clusterctl.survey.drift import log_problems
 from clusterctl.survey.gateways import as_one
+from clusterctl.survey.services import Replica
 from clusterctl.survey.survey import Survey
 
 
@@ -80,29 +77,18 @@ class HostRow:
 
 
 @dataclass(frozen=True)
-class ServiceRow:
-    document: ServiceDocument
-    state: ServiceState | None
-    head_address: str  # Address for clients
+class ServiceRow(Replica):
+    """A replica as the status shows it."""
+
+    head_address: str = ""  # Address for clients
     failed_ago: float | None = None  # Seconds since its last failure; None if none is known
-    host: str = ""  # That its API runs on
-    member: Member | None = None  # None for a service without replicas
     load: ServiceLoad | None = None  # Only in the wide view
     on: str = ""  # The hosts that `serve --on` limits it to; empty: all
-
-    @property
-    def name(self) -> str:
-        return self.document.name
 
     @property
     def endpoint(self) -> str:
         address = reached_at(self.document.host, self.head_address)
         return f"{base_url(address, self.document.port)}/v1"
-
-    @property
-    def condition(self) -> str:
-        """State reported by the supervisor, or `declared` before it processed the service."""
-        return self.state.state if self.state else "declared"
 
 
 RENEW_WITHIN = 30  # Days
@@ -216,17 +202,12 @@ def assess(
     address = head_node.node_ip if head_node else head.node_ip or head.address
     if survey.head:
         address = client_address(head, survey.head.facts, address)
-    services = []
-    for document in survey.services.values():
-        its, ago, of = survey.reported.get(document.name), None, survey.host_of(document.name)
-        if its and its.last_failure:
-            # By the clock of its host, with which the supervisor recorded it
-            ago = max(0.0, survey.facts[of].clock - its.last_failure_time)
-        declared = survey.members.get(document.service)
-        members = declared.members if declared else ()
-        member = next((each for each in members if each.replica == document.replica), None)
-        on = declared.on if declared else ""
-        services.append(ServiceRow(document, its, address, ago, of, member, on=on))
+    services = tuple(
+        _service_row(survey, replica, service.on, address)
+        for service in survey.services.values()
+        for replica in service.replicas
+    )
+    has_replicas = any(service.listed for service in survey.services.values())
     return ClusterStatus(
         cluster=inventory.cluster,
         hosts=tuple(
@@ -240,35 +221,52 @@ def assess(
             )
             for host in inventory.hosts
         ),
-        services=tuple(services),
+        services=services,
         ray_version=state.ray_version if state else "",
         vllm_version=state.vllm_version if state else "",
         strangers=survey.strangers,
-        gateway=as_one(tuple(gateways.values())) if state and survey.members else None,
+        gateway=as_one(tuple(gateways.values())) if state and has_replicas else None,
         other_gateways={host: one for host, one in gateways.items() if host != head.name},
         certificate_days=int(max(0.0, state.gateway.tls_until - state.time) // 86400)
         if state and state.gateway.tls_until
         else None,
-        lost=(
-            *(
-                f"service {service}: replica {member.replica} is not declared on {member.host}"
-                if member.host in survey.answers
-                else f"service {service}: replica {member.replica} is on {member.host}, "
-                "which does not answer"
-                for service, declared in survey.members.items()
-                for member in declared.members
-                if replica_name(service, member.replica) not in survey.services
-            ),
-            *(
-                f"service {row.document.service}: {row.name} on {row.host} gets no requests: it "
-                "was replaced while its host was dead, and the next serve or apply ends it"
-                for row in services
-                if row.member is None
-                and row.document.node_ips
-                and row.document.service in survey.members
-            ),
-        ),
+        lost=tuple(_lost_replicas(survey)),
     )
+
+
+def _service_row(survey: Survey, replica: Replica, on: str, head_address: str) -> ServiceRow:
+    state, ago = replica.state, None
+    if state and state.last_failure:
+        # By the clock of its host, with which the supervisor recorded it
+        ago = max(0.0, survey.facts[replica.host].clock - state.last_failure_time)
+    return ServiceRow(
+        replica.document,
+        replica.host,
+        state,
+        replica.member,
+        head_address=head_address,
+        failed_ago=ago,
+        on=on,
+    )
+
+
+def _lost_replicas(survey: Survey) -> Iterator[str]:
+    """Yield a sentence for each member that nobody declares, and each replica that is no member."""
+    for name, service in survey.services.items():
+        for member in service.undeclared:
+            which = f"service {name}: replica {member.replica}"
+            if member.host in survey.answers:
+                yield f"{which} is not declared on {member.host}"
+            else:
+                yield f"{which} is on {member.host}, which does not answer"
+
+    for name, service in survey.services.items():
+        for replica in service.replicas:
+            if service.listed and replica.member is None and not replica.placed_by_ray:
+                yield (
+                    f"service {name}: {replica.name} on {replica.host} gets no requests: it was "
+                    "replaced while its host was dead, and the next serve or apply ends it"
+                )
 
 
 def _host_row(

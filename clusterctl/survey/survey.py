@@ -31,10 +31,10 @@ from clusterctl.node.documents import (
     DELETED,
     DrainedHosts,
     KeysDocument,
-    Member,
     MembersDocument,
     NodeDocument,
     NodeState,
+    Rank,
     ServiceDocument,
     ServiceState,
     UnreadableDocument,
@@ -46,6 +46,7 @@ from clusterctl.node.files import LEAST_FREE, NodePaths
 from clusterctl.ray_cluster.nodes import container_name, expected_nodes
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.steps.image_digest import parse_record, record_file
+from clusterctl.survey.services import Replica, Service, declared_replicas, services_of
 from clusterctl.transport.base import Transport
 from clusterctl.transport.connect import Connections
 from clusterctl.transport.credentials import Credentials
@@ -306,9 +307,9 @@ class Survey:
             if not node.alive or node.name in known:
                 continue
             ranks = [
-                f"rank {rank.rank} of {service.name}"
-                for service in self.reported.values()
-                for rank in service.ranks
+                f"rank {rank.rank} of {name}"
+                for name, its in self.ranks.items()
+                for rank in its
                 if rank.host == node.name
             ]
             error = RequirementsNotMet(
@@ -343,60 +344,46 @@ class Survey:
         return {name: documents for name, documents in found.items() if documents}
 
     @cached_property
-    def services_by_host(self) -> dict[str, dict[str, ServiceDocument]]:
+    def documents(self) -> dict[str, dict[str, ServiceDocument]]:
         """The documents of services and replicas on each host that answered, by name."""
         cluster = self.inventory.cluster
         return {name: services_in(cluster, probe) for name, probe in self.answers.items()}
 
     @cached_property
-    def _declared(self) -> dict[str, tuple[str, ServiceDocument]]:
-        """Each service and replica with the host that declares it. If several do, the one counts
-        that the head's list of members names, else the head: a host speaks for itself only."""
-
-        def place(host: str, document: ServiceDocument) -> tuple[bool, bool]:
-            known = self.members.get(document.service)
-            named = {(each.replica, each.host) for each in (known.members if known else ())}
-            return (document.replica, host) not in named, host != self.inventory.head.name
-
-        found: dict[str, tuple[str, ServiceDocument]] = {}
-        for host, documents in self.services_by_host.items():
-            for name, document in documents.items():
-                if name not in found or place(host, document) < place(*found[name]):
-                    found[name] = host, document
-        return found
+    def replicas(self) -> dict[str, Replica]:
+        """The declared replicas by name, those of a service after each other; a service without
+        replicas is one."""
+        head = self.inventory.head.name
+        return declared_replicas(self.documents, self._lists, self._reported, head)
 
     @cached_property
-    def services(self) -> dict[str, ServiceDocument]:
-        """The declared services and replicas of all hosts that answered, by name; replicas of a
-        service follow each other."""
-        found = [document for _, document in self._declared.values()]
-        found.sort(key=lambda document: (document.service, document.replica))
-        return {document.name: document for document in found}
+    def services(self) -> dict[str, Service]:
+        """The services of all hosts that answered, by name."""
+        return services_of(self.replicas.values(), self._lists, self.left_out)
 
-    def host_of(self, name: str) -> str:
-        """Return the host on which the service or replica `name` is declared; the head if none."""
-        return self._declared[name][0] if name in self._declared else self.inventory.head.name
-
-    def replicas(self, service: str) -> list[ServiceDocument]:
-        """Return the declared replicas of a service, by number."""
-        return [document for document in self.services.values() if document.service == service]
-
-    def lost_members(self, service: str) -> list[Member]:
-        """Return the members of a service on hosts that are left out. Such a replica starts again
-        by itself when its host is back."""
-        known = self.members.get(service)
-        return [each for each in (known.members if known else ()) if each.host in self.left_out]
+    def service(self, name: str) -> Service:
+        """Return the service, which is empty if nobody declares it."""
+        return self.services.get(name) or Service(name)
 
     @cached_property
-    def reported(self) -> dict[str, ServiceState]:
-        """The state of each service and replica that a supervisor reports now, by name; of a
-        declared one, as its own host has it."""
-        found: dict[str, ServiceState] = {}
-        for host in self.states:
-            state = self.fresh_state(host)
-            for service in state.services if state else ():
-                if service.name not in found or self.host_of(service.name) == host:
-                    found[service.name] = service
+    def _reported(self) -> dict[str, dict[str, ServiceState]]:
+        """What each supervisor reports now, by host and name."""
+        fresh = {host: self.fresh_state(host) for host in self.states}
+        return {
+            host: {service.name: service for service in state.services}
+            for host, state in fresh.items()
+            if state
+        }
+
+    @cached_property
+    def ranks(self) -> dict[str, list[Rank]]:
+        """Ranks that supervisors report, by replica, with those that are not declared any more."""
+        found: dict[str, list[Rank]] = {}
+        for host, services in self._reported.items():
+            for name, state in services.items():
+                declared = self.replicas.get(name)
+                if declared is None or declared.host == host:
+                    found.setdefault(name, state.ranks)
         return found
 
     @cached_property
@@ -409,8 +396,8 @@ class Survey:
             return ()
 
     @cached_property
-    def members(self) -> dict[str, MembersDocument]:
-        """The declared members of each service with replicas, by the service's name."""
+    def _lists(self) -> dict[str, MembersDocument]:
+        """The list of members of each service with replicas, by the service's name."""
         directory = str(NodePaths(self.inventory.cluster).members)
         found = {}
         for path, data in sorted((self.head.files if self.head else {}).items()):

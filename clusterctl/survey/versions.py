@@ -75,8 +75,8 @@ def version_record(survey: Survey) -> VersionRecord:
                 old, new = before.get(key, ""), versions.get(key, "")
                 if old != new:
                     changes.append(VersionChange(when, name, subject, key, old, new))
-        for subject in latest.keys() & survey.services.keys():
-            if survey.host_of(subject) == name:  # a replica may have been elsewhere before
+        for subject in latest.keys() & survey.replicas.keys():
+            if survey.replicas[subject].host == name:  # a replica may have been elsewhere before
                 services[subject] = latest[subject]
     return VersionRecord(
         hosts,

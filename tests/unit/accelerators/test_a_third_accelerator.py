@@ -24,7 +24,8 @@ from clusterctl.node.documents import NodeDocument, from_json, to_json
 from clusterctl.node.fabric_documents import FabricSpec
 from clusterctl.node.fabric_gate import seats
 from clusterctl.operations.nodes import removal_stages
-from clusterctl.planning.cluster_hardware import HeldGpus, hardware_of
+from clusterctl.planning.cluster_hardware import hardware_of
+from clusterctl.planning.free_gpus import HeldGpus
 from clusterctl.planning.placement import HostGpus
 from clusterctl.ray_cluster.nodes import container_spec, expected_nodes, node_document
 from clusterctl.serving.arguments import BatchLimits, batch_limits

@@ -21,7 +21,7 @@ from clusterctl.planning.speed import LinkSpeed, SpeedModel
 from clusterctl.serving import measuring
 from clusterctl.serving.bench import BenchLoad
 from clusterctl.serving.job import Job, JobResult
-from clusterctl.serving.measuring import asked_for, measure, require_ready, states_of
+from clusterctl.serving.measuring import asked_for, measure, replicas_named, require_ready
 from clusterctl.serving.service import build_service
 from tests.fakes.catalogue import config_of
 from tests.fakes.surveys import Said, survey_of
@@ -60,14 +60,16 @@ def test_a_service_with_replicas_is_measured_through_its_gateway(facts: HostFact
 
 def test_only_a_ready_service_that_generates_text_is_measured(facts: HostFacts) -> None:
     survey = survey_of(INVENTORY, reports(facts))
-    ready = states_of("tiny", survey)
+    ready = replicas_named("tiny", survey)
     require_ready("tiny", ready)
     with pytest.raises(UsageError, match="other is declared"):
-        require_ready("other", states_of("other", survey))
+        require_ready("other", replicas_named("other", survey))
+    state = ready[0].state
+    assert state is not None
     with pytest.raises(UsageError, match="tiny is loading"):
-        require_ready("tiny", [replace(ready[0], state="loading")])
+        require_ready("tiny", [replace(ready[0], state=replace(state, state="loading"))])
     with pytest.raises(UsageError, match="tiny serves embeddings"):
-        require_ready("tiny", [replace(ready[0], task="embeddings")])
+        require_ready("tiny", [replace(ready[0], state=replace(state, task="embeddings"))])
 
 
 def test_no_run_has_the_prompts_of_another(

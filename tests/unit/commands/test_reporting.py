@@ -84,5 +84,5 @@ def test_a_host_without_an_answer_is_on_the_page_with_the_reason(
 
 def test_a_document_that_is_no_service_has_no_forecast(facts: HostFacts) -> None:
     survey = survey_of(INVENTORY, healthy(facts))
-    assert [document.argv for document in survey.services.values()] == [[]]
+    assert [replica.document.argv for replica in survey.replicas.values()] == [[]]
     assert _memory(survey) == []

@@ -17,5 +17,5 @@ def test_one_replica_restarts_unasked_only_while_another_serves() -> None:
     cluster.state = replace(cluster.state, services=[ready])
     survey = cluster.survey(pair)
     assert not plan_restart(survey, "qwen@2").interrupts
-    assert len(plan_restart(survey, "qwen").documents) == 2
+    assert len(plan_restart(survey, "qwen").replicas) == 2
     assert not plan_restart(survey, "qwen").interrupts

@@ -21,7 +21,7 @@ def test_a_service_ends_and_the_plan_marks_that() -> None:
     cluster = Cluster("nvidia")
     survey = cluster.survey(cluster.prepare(tp=1).document)
 
-    plan = changes_of(survey, "qwen", survey.replicas("qwen"))
+    plan = changes_of(survey, "qwen", survey.service("qwen").replicas)
 
     assert plan_lines(plan) == [
         "1 change on 1 host:",
@@ -35,7 +35,7 @@ def test_all_replicas_end_and_leave_the_gateway() -> None:
     cluster = Cluster("nvidia")
     survey = cluster.survey(cluster.prepare(tp=1, replicas="2"))
 
-    plan = changes_of(survey, "qwen", survey.replicas("qwen"))
+    plan = changes_of(survey, "qwen", survey.service("qwen").replicas)
 
     assert [(each.host, each.step) for each in plan.changes] == [
         ("gpu1", "service"),
@@ -83,7 +83,7 @@ def test_its_steps_are_under_one_line_with_the_name_of_the_service(
     monkeypatch.setattr(declaration, "read_reported_state", lambda *_: ended)
     screen = io.StringIO()
 
-    replicas = survey.replicas("qwen")
+    replicas = survey.service("qwen").replicas
     stopping.end(survey, "qwen", replicas, Lock(), Progress(screen))  # type: ignore[arg-type]
 
     first, *lines = screen.getvalue().splitlines()

@@ -10,7 +10,8 @@ from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.network.choice import resolve
 from clusterctl.node.documents import Rank, RayNode, ServiceDocument, ServiceState
-from clusterctl.planning.cluster_hardware import HeldGpus, gpus_held
+from clusterctl.planning.free_gpus import HeldGpus, count_gpus
+from clusterctl.survey.services import Replica
 from tests.fakes.host_facts import host_facts, nic
 
 INVENTORY = Inventory(
@@ -44,8 +45,9 @@ def held(
         RayNode(f"n{n}", f"10.0.0.{n}", f"gpu{n}", True, n == 1, 1, used[n - 1], 8) for n in (1, 2)
     ]
     running = {service.name: service for service in services}
-    every = {declared.name: declared} if declared else {}
-    return gpus_held(topology, nodes, running, every, [own] if own else [])
+    ranks = {service.name: service.ranks for service in services}
+    replicas = [Replica(one, "gpu1", running.get(one.name)) for one in (declared,) if one]
+    return count_gpus(topology, nodes, replicas, ranks, {own.name} if own else set())
 
 
 def free(found: HeldGpus) -> dict[str, int]:

@@ -17,10 +17,11 @@ from clusterctl.models.probe import ModelDirectory
 from clusterctl.network.gate import FabricRecord, record_file
 from clusterctl.node.documents import NodeState, to_json
 from clusterctl.node.fabric_documents import Collective
-from clusterctl.planning.cluster_hardware import HeldGpus, gpus_of, with_image_env
+from clusterctl.planning.cluster_hardware import gpus_of, with_image_env
 from clusterctl.planning.cluster_hardware import hardware_of as hardware_of_free
 from clusterctl.planning.fit_on_cluster import config_on_hosts, hardware_for_fit
 from clusterctl.planning.fit_request import FitArguments
+from clusterctl.planning.free_gpus import HeldGpus
 from clusterctl.planning.overheads import Measured
 from clusterctl.planning.placement import HostGpus
 from clusterctl.planning.planner import plan as fit

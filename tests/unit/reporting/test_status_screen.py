@@ -47,7 +47,7 @@ def test_columns_go_by_their_worth_where_there_is_no_room(width: int, shown: str
 def test_replicas_keep_no_character_that_a_terminal_obeys() -> None:
     document = replace(build_service(launch()), name="tiny\x1b[2J@2", model="m\x1b[2J")
     member = Member(2, "gpu1", "10.0.0.1", 8100)
-    row = ServiceRow(document, None, "10.0.0.1", host="gpu1", member=member)
+    row = ServiceRow(document, "gpu1", None, member, head_address="10.0.0.1")
     stream = io.StringIO()
     screen(stream).print(status_screen(replace(_status("gpu"), services=(row,))), crop=False)
     assert stream.getvalue().count("\\x1b[2J") >= 3

@@ -143,7 +143,7 @@ class World:
     def run(
         self,
         *wanted: ServiceDocument,
-        surplus: tuple[ServiceDocument, ...] = (),
+        surplus: tuple[str, ...] = (),
         again: tuple[int, ...] = (),
     ) -> None:
         survey = self.survey()
@@ -160,7 +160,8 @@ class World:
                 for each in as_declared(survey, planned)
             ]
             final = members(*wanted)
-            Rollout(survey, replicas, surplus, final, "key", lock, self.events.append).run()
+            ending = [survey.replicas[name] for name in surplus]
+            Rollout(survey, replicas, ending, final, "key", lock, self.events.append).run()
 
 
 def members(*documents: ServiceDocument) -> MembersDocument:
@@ -252,7 +253,7 @@ def test_a_new_replica_that_is_not_proven_leaves_nothing_behind() -> None:
 
 def test_a_surplus_replica_is_drained_before_it_stops() -> None:
     world = World(document(1), document(2))
-    world.run(document(1), surplus=(document(2),))
+    world.run(document(1), surplus=("tiny@2",))
     assert world.story == ["1 2-", "tiny@2 gone", "1"]
 
 

@@ -1,0 +1,176 @@
+"""The GPUs that a plan may use: free ones, on hosts that are selected and not drained."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from clusterctl.errors import RequirementsNotMet, UsageError
+from clusterctl.inventory.model import Inventory
+from clusterctl.inventory.select import select, still_known
+from clusterctl.node.documents import Rank, RayNode
+from clusterctl.planning.placement import HostGpus
+from clusterctl.ray_cluster.topology import Topology
+from clusterctl.survey.services import Replica
+from clusterctl.survey.survey import Survey
+
+# States in which a replica may hold GPUs without visible ranks: vLLM reserves all GPUs before the
+# first rank starts.
+_WITH_PROCESS = frozenset({"starting", "loading", "ready", "stalled", "stopping"})
+
+
+@dataclass(frozen=True)
+class HeldGpus:
+    """The free GPUs of a cluster, and the services that hold the others."""
+
+    free: Sequence[HostGpus]  # The head first; GPUs of the service to be replaced count as free
+    holders: tuple[str, ...] = ()  # A line each
+
+    def only_on(self, hosts: Collection[str], on: str) -> HeldGpus:
+        """Return the free GPUs of these hosts, which `--on` selects."""
+        free = [each for each in self.free if each.host in hosts]
+        left_out = len(self.free) - len(free)
+        if not left_out:
+            return self
+        noun = f"{left_out} host{'s' * (left_out > 1)}"
+        return HeldGpus(free, (*self.holders, f"--on {on} leaves out {noun}"))
+
+    def without_drained(self, drained: Collection[str]) -> HeldGpus:
+        """Return the free GPUs without those of drained hosts."""
+        free = [replace(each, free=0) if each.host in drained else each for each in self.free]
+        empty = [f"{each.host} is drained" for each in self.free if each.host in drained]
+        return HeldGpus(free, (*self.holders, *empty))
+
+
+def gpus_held(survey: Survey, ray: Sequence[RayNode], leaving: Collection[str] = ()) -> HeldGpus:
+    """Count the GPUs of a cluster: see `count_gpus`. `leaving`: names of replicas."""
+    return count_gpus(survey.topology, ray, survey.replicas.values(), survey.ranks, leaving)
+
+
+def count_gpus(
+    topology: Topology,
+    ray: Sequence[RayNode],
+    replicas: Iterable[Replica],
+    ranks: Mapping[str, Sequence[Rank]],
+    leaving: Collection[str],
+) -> HeldGpus:
+    """Count GPUs that Ray reports as used, and those that declared replicas need to start. Pure.
+
+    Replicas that are `leaving` give their GPUs back. All others keep theirs, even if they have not
+    started yet. `ranks`: of all replicas, with those that are not declared any more.
+    """
+    count = _Count.of(topology, ray, ranks)
+    staying = []
+    for replica in replicas:
+        if replica.name in leaving:
+            count.give_back(replica)
+        else:
+            staying.append(replica)
+
+    for replica in staying:
+        count.hold(replica)
+    free = [HostGpus(host, number) for host, number in count.free.items()]
+    return HeldGpus(free, tuple(map(_holder, staying)))
+
+
+@dataclass
+class _Count:
+    """Numbers of GPUs by host, the head first, while they are counted."""
+
+    gpus: Mapping[str, int]
+    free: dict[str, int]
+    unseen: dict[str, int]  # Used, as Ray says, by ranks that no supervisor reports
+    hosts: Mapping[str, str]  # By node IP
+
+    @staticmethod
+    def of(
+        topology: Topology, ray: Sequence[RayNode], ranks: Mapping[str, Sequence[Rank]]
+    ) -> _Count:
+        nodes = sorted(topology.nodes, key=lambda node: node.role != "head")
+        used = {node.name: ceil(node.gpus_used) for node in ray if node.alive}
+        seen = Counter(rank.host for its in ranks.values() for rank in its)
+
+        count = _Count({node.host: node.gpus for node in nodes}, {}, {}, {})
+        for node in nodes:
+            taken = used.get(node.host, 0)
+            count.free[node.host] = max(0, node.gpus - taken)
+            count.unseen[node.host] = max(0, taken - seen[node.host])
+        count.hosts = {node.node_ip: node.host for node in nodes}
+        return count
+
+    def give_back(self, replica: Replica) -> None:
+        given = [rank.host for rank in replica.ranks if rank.host in self.gpus]
+        for host in given + self._without_rank(replica):
+            self.free[host] = min(self.gpus[host], self.free[host] + 1)
+
+    def hold(self, replica: Replica) -> None:
+        waiting = self._without_rank(replica)
+        self._take(self.free, _to_come(replica) - len(waiting), replica)
+
+    def _without_rank(self, replica: Replica) -> list[str]:
+        """Return the hosts of GPUs that Ray may count as used by this replica without a rank."""
+        if replica.condition not in _WITH_PROCESS:
+            return []
+        return self._take(self.unseen, _to_come(replica), replica)
+
+    def _take(self, gpus: dict[str, int], count: int, replica: Replica) -> list[str]:
+        """Subtract `count` GPUs, or as many as there are: from the replica's own hosts, if they are
+        known, else from the first that have some, since vLLM places ranks on the head first.
+        Returns the host of each."""
+        hosts = [self.hosts.get(node_ip, "") for node_ip in replica.node_ips]
+        if not hosts:
+            hosts = [host for host, number in gpus.items() for _ in range(number)]
+
+        taken: list[str] = []
+        for host in hosts:
+            if len(taken) < count and gpus.get(host, 0) > 0:
+                gpus[host] -= 1
+                taken.append(host)
+        return taken
+
+
+def _to_come(replica: Replica) -> int:
+    """Return the number of this replica's GPUs without a visible rank."""
+    return max(0, replica.document.gpus - len(replica.ranks))
+
+
+def _holder(replica: Replica) -> str:
+    hosts = dict.fromkeys(rank.host for rank in replica.ranks)
+    where = f" on {', '.join(hosts)}" if hosts else ""
+    gpus = replica.document.gpus
+    count = f"{gpus} GPU{'s' * (gpus > 1)}"
+    return f"service {replica.name} ({replica.condition}) holds {count}{where}"
+
+
+def on_of(survey: Survey, service: str) -> str:
+    """Return the hosts that an earlier `--on` limits the service to, without those that have left
+    the inventory since; empty for all. Raises UsageError if all of them have."""
+    on = survey.service(service).on
+    if not on:
+        return ""
+    left = still_known(_with_dead(survey), on)
+    if left is None:
+        raise UsageError(
+            f"{service} is limited to --on {on}, and none of these hosts are in "
+            f"{survey.inventory.file}",
+            hint=f"serve it with `--name {service} --on HOSTS`, or on all with `--on '*'`",
+        )
+    return left
+
+
+def hosts_on(survey: Survey, on: str) -> tuple[str, ...]:
+    """Return the hosts that `--on` selects, without dead ones; all for an empty one. Raises
+    UsageError, and RequirementsNotMet if all of them are dead."""
+    dead = survey.left_out
+    chosen = select(_with_dead(survey), on, "--on") if on else survey.inventory.hosts
+    found = tuple(host.name for host in chosen if host.name not in dead)
+    if not found:
+        raise RequirementsNotMet(f"no host of --on {on} answers", hint="clusterctl status")
+    return found
+
+
+def _with_dead(survey: Survey) -> Inventory:
+    hosts = (*survey.inventory.hosts, *survey.left_out.values())
+    return survey.inventory.model_copy(update={"hosts": hosts})

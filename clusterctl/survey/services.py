@@ -1,0 +1,156 @@
+"""The services of a cluster as they are, each with its replicas. The survey makes them, once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from clusterctl.node.documents import (
+    Member,
+    MembersDocument,
+    Rank,
+    ServiceDocument,
+    ServiceState,
+    replica_name,
+)
+from clusterctl.node.rank_placement import placed_on
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A declared vLLM instance."""
+
+    document: ServiceDocument
+    host: str  # Where it is declared, and its API server runs
+    state: ServiceState | None = None  # As that host's supervisor reports it now
+    member: Member | None = None  # None: the gateway sends it nothing
+
+    @property
+    def name(self) -> str:
+        return self.document.name
+
+    @property
+    def number(self) -> int:
+        return self.document.replica
+
+    @property
+    def condition(self) -> str:
+        """State reported by the supervisor, or `declared` before it processed the document."""
+        return self.state.state if self.state else "declared"
+
+    @property
+    def serves(self) -> bool:
+        """Whether it answers requests: its supervisor reports it ready."""
+        return self.condition == "ready"
+
+    @property
+    def drained(self) -> bool:
+        """Whether the gateway sends it no new requests."""
+        return self.member is not None and self.member.draining
+
+    @property
+    def placed_by_ray(self) -> bool:
+        """Whether Ray chose the hosts of its ranks, as for a service without replicas."""
+        return not self.document.node_ips
+
+    @property
+    def node_ips(self) -> list[str]:
+        """Node IPs of its ranks, in vLLM's order; none if nobody but Ray knows them."""
+        return self.document.node_ips or placed_on(self.document.env)
+
+    @property
+    def ranks(self) -> list[Rank]:
+        """The ranks that run now."""
+        return self.state.ranks if self.state else []
+
+
+@dataclass(frozen=True)
+class Service:
+    """A service: what the head's list says of it, and its declared replicas."""
+
+    name: str
+    replicas: tuple[Replica, ...] = ()  # By number
+    listed: MembersDocument | None = None  # None for one that was never asked for replicas
+    lost: tuple[Member, ...] = ()  # On dead hosts: they start again with their host
+
+    @property
+    def members(self) -> list[Member]:
+        return self.listed.members if self.listed else []
+
+    @property
+    def documents(self) -> list[ServiceDocument]:
+        return [replica.document for replica in self.replicas]
+
+    @property
+    def on(self) -> str:
+        """The hosts that `--on` limits it to; empty for all."""
+        return self.listed.on if self.listed else ""
+
+    @property
+    def undeclared(self) -> list[Member]:
+        """Members that no host that answered declares."""
+        declared = {replica.number for replica in self.replicas}
+        return [member for member in self.members if member.replica not in declared]
+
+    @property
+    def numbers(self) -> set[int]:
+        """Numbers that a new replica cannot have."""
+        return {*(each.number for each in self.replicas), *(each.replica for each in self.lost)}
+
+    @property
+    def serves(self) -> bool:
+        return any(replica.serves for replica in self.replicas)
+
+    def replica_names(self, members: Iterable[Member]) -> list[str]:
+        return [replica_name(self.name, member.replica) for member in members]
+
+
+def declared_replicas(
+    documents: Mapping[str, Mapping[str, ServiceDocument]],
+    lists: Mapping[str, MembersDocument],
+    states: Mapping[str, Mapping[str, ServiceState]],
+    head: str,
+) -> dict[str, Replica]:
+    """Return the replicas by name, those of a service after each other.
+
+    documents  by host and name, as declared there
+    lists      the head's lists of members, by service
+    states     by host and name, as reported there
+
+    If several hosts declare the same replica, the one counts that its list names, else the head: a
+    host speaks for itself only.
+    """
+    found: dict[str, Replica] = {}
+    ranked: dict[str, tuple[bool, bool]] = {}
+    for host, declared in documents.items():
+        for name, document in declared.items():
+            member = member_of(document, lists.get(document.service))
+            doubt = (member is None or member.host != host, host != head)
+            if name in ranked and ranked[name] <= doubt:
+                continue
+            ranked[name] = doubt
+            found[name] = Replica(document, host, states.get(host, {}).get(name), member)
+    ordered = sorted(found.values(), key=lambda each: (each.document.service, each.number))
+    return {replica.name: replica for replica in ordered}
+
+
+def member_of(document: ServiceDocument, listed: MembersDocument | None) -> Member | None:
+    """Return the replica's entry in its service's list."""
+    members = listed.members if listed else []
+    return next((each for each in members if each.replica == document.replica), None)
+
+
+def services_of(
+    replicas: Iterable[Replica], lists: Mapping[str, MembersDocument], dead: Collection[str]
+) -> dict[str, Service]:
+    """Return the services by name: those with a replica or a list."""
+    by_service: dict[str, list[Replica]] = {name: [] for name in lists}
+    for replica in replicas:
+        by_service.setdefault(replica.document.service, []).append(replica)
+
+    found = {}
+    for name, own in sorted(by_service.items()):
+        listed = lists.get(name)
+        lost = [each for each in (listed.members if listed else ()) if each.host in dead]
+        found[name] = Service(name, tuple(own), listed, tuple(lost))
+    return found
