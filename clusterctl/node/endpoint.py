@@ -295,7 +295,7 @@ class Reading:
     waiting: float = 0.0
     tokens_per_second: float = 0.0
     kv_cache_use: float = 0.0
-    # Set while a sign of life is due. `Service` decides how long is too long.
+    # Set while a sign of life is due. `SupervisedService` decides how long is too long.
     silence: Optional[Silence] = None
     error: str = ""  # Error of the last failed check
     task: str = ""  # Task that the model serves: `embeddings`; empty until ready
@@ -326,7 +326,7 @@ class EndpointWatch:
     def _run(self) -> None:
         """Repeat each check until it passes. Then read the metrics, and send a canary while no
         other requests arrive; a canary that failed is repeated after the next reading."""
-        # `Service` enforces the deadline of the whole attempt.
+        # `SupervisedService` enforces the deadline of the whole attempt.
         endpoint, timing = self._endpoint, self._timing
         checks = [
             ("", endpoint.check_port, timing.http_timeout),

@@ -117,7 +117,7 @@ def ranks(
     return sorted(found, key=lambda rank: rank.rank)
 
 
-class Service:
+class SupervisedService:
     """One declared service. `tick` never blocks; times named `now` are monotonic seconds."""
 
     def __init__(

@@ -31,7 +31,7 @@ from clusterctl.node.probes import GpuCount, Links, installed_versions, version_
 from clusterctl.node.ray_process import RayProcess
 from clusterctl.node.ray_watch import RayView, own_argv
 from clusterctl.node.recorder import Recorder
-from clusterctl.node.service import RayConditions, Service
+from clusterctl.node.service import RayConditions, SupervisedService
 from clusterctl.node.timing import Timing
 
 
@@ -69,7 +69,7 @@ class Supervisor:
         self._gpus = GpuCount(document.gpu_listing, timing)
         self._links = Links(timing)
         self._recorder = Recorder(paths, document.gpu_listing, timing, journal)
-        self._services: Dict[str, Service] = {}
+        self._services: Dict[str, SupervisedService] = {}
         self._wanted: Dict[str, ServiceDocument] = {}
         self._gateway = self._new_gateway()
         self._shared, self._shared_text = SharedGateway(), ""
@@ -184,7 +184,7 @@ class Supervisor:
                 self._ledger.record(name, service_versions(service_document))
             if name not in self._services:
                 before = self._before.pop(name, None)
-                self._services[name] = Service(
+                self._services[name] = SupervisedService(
                     service_document,
                     self._paths,
                     self._timing,

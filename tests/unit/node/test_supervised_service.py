@@ -15,7 +15,7 @@ import pytest
 from clusterctl.node.children import session_members
 from clusterctl.node.files import Journal
 from clusterctl.node.ray_watch import Snapshot
-from clusterctl.node.service import RayConditions, Service
+from clusterctl.node.service import RayConditions, SupervisedService
 from tests.fakes.node_bench import Bench, await_value
 
 
@@ -241,7 +241,7 @@ def test_what_is_never_right_is_not_ready_in_time(
     bench.behaviour("vllm", behaviour)
     document = bench.declare(gpus=0)
     journal = Journal(bench.paths.journal, "a", io.StringIO())
-    service = Service(document, bench.paths, bench.timing, journal)
+    service = SupervisedService(document, bench.paths, bench.timing, journal)
     ground = RayConditions([], Snapshot(time.time()), ray_up=True, env={})
     service.tick(time.monotonic(), document, ground)
     attempt = await_value(lambda: service._attempt, "a start")
