@@ -1,4 +1,8 @@
-"""Progress on stderr during a run: live rows on a terminal, plain lines elsewhere."""
+"""Progress on stderr during a run: live rows on a terminal, plain lines elsewhere.
+
+Without a terminal a step has one line, when it ends; hosts that did the same share it, and a stage
+that changes nothing has no line at all.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +38,21 @@ from clusterctl.engine.events import (
 from clusterctl.reporting.escaping import Escaping, drawing_on, one_line
 from clusterctl.reporting.text import below_itself, count, duration, line_width
 
-PLAIN_EVERY = 5.0  # Seconds between two progress lines of one host without a terminal
+PLAIN_EVERY = 10.0  # Seconds between two progress lines of one host without a terminal
 
 STILL_EVERY = 30.0  # Seconds after which a silent step gets a line that it still runs
+
+NAMED = 2  # Paths or packages of a change that its line names; the log file has them all
 
 _KEPT_TOGETHER = "\N{NO-BREAK SPACE}"  # Between a number and its unit, until the line is wrapped
 
 _log = logging.getLogger("clusterctl.run")
+
+
+@dataclass(frozen=True)
+class _Ended:
+    host: str
+    seconds: float
 
 
 @dataclass
@@ -64,6 +76,8 @@ class Progress:
         # must not wait for ours, whose holder may be waiting for rich's.
         self._running: Mapping[tuple[str, str], _Running] = {}
         self._changed = 0
+        self._stage = ""  # Title of the stage that has no line yet
+        self._ended_alike: dict[str, list[_Ended]] = {}
         self._console = RichConsole(
             file=drawing_on(stream),
             highlight=False,
@@ -98,7 +112,11 @@ class Progress:
         traceback: TracebackType | None,
     ) -> None:
         self._ended.set()
-        if self._interactive and not self._quiet:
+        if self._quiet:
+            return
+        with self._lock:
+            self._show_ended()
+        if self._interactive:
             self._live.stop()
 
     @contextmanager
@@ -131,12 +149,13 @@ class Progress:
     def _show(self, event: Event) -> None:
         match event:
             case StageStarted():
-                self._console.print(Text(event.title, style="bold"))
+                self._stage = event.title
                 self._changed = 0
+                if self._interactive:
+                    self._title_stage()
             case StepStarted():
-                self._row(event, _Running(event.change.summary))
-                if not self._interactive:
-                    self._line(event.host, "·", "dim", event.change.summary)
+                self._title_stage()
+                self._row(event, _Running(abridged(event.change.summary)))
             case StepProgress():
                 row = self._running.get((event.host, event.step))
                 row = row or self._row(event, _Running(event.step))
@@ -145,22 +164,43 @@ class Progress:
                     row.printed = time.monotonic()
                     self._line(event.host, "·", "dim", event.text)
             case StepFinished():
-                ended = self._no_row(event)
-                if event.outcome != "unchanged":
-                    self._changed += 1
-                    title = ended.title if ended else event.step
-                    took = duration(event.seconds).replace(" ", _KEPT_TOGETHER)
-                    self._line(event.host, "✓", "green", f"{title}  {took}")
+                self._step_finished(event)
             case StepBroke():
                 self._no_row(event)
                 self._line(event.host, "✗", "red", f"{event.step}: {event.error.summary}")
             case HostSetAside():
                 self._line(event.host, "-", "yellow", f"set aside: {event.reason}")
             case StageFinished():
-                if not self._changed:
+                self._show_ended()
+                if self._interactive and not self._changed:
                     self._console.print(Text("  nothing to change", style="dim"))
             case Note():
                 self._line(event.host or "", "·", "dim", event.text)
+
+    def _title_stage(self) -> None:
+        if self._stage:
+            self._console.print(Text(self._stage, style="bold"))
+            self._stage = ""
+
+    def _step_finished(self, event: StepFinished) -> None:
+        ended = self._no_row(event)
+        if event.outcome == "unchanged":
+            return
+        self._changed += 1
+        title = ended.title if ended else event.step
+        if self._interactive:
+            self._line(event.host, "✓", "green", f"{title}  {_kept_together(event.seconds)}")
+        else:
+            alike = self._ended_alike.setdefault(title, [])
+            alike.append(_Ended(event.host, event.seconds))
+
+    def _show_ended(self) -> None:
+        """Print a line for each step that ended in this stage, with all hosts that ran it."""
+        ended_alike, self._ended_alike = self._ended_alike, {}
+        for title, ended in ended_alike.items():
+            hosts = abridged(", ".join(each.host for each in ended))
+            slowest = max(each.seconds for each in ended)
+            self._line(hosts, "✓", "green", f"{title}  {_kept_together(slowest)}")
 
     def _row(self, event: StepStarted | StepProgress, row: _Running) -> _Running:
         self._running = {**self._running, (event.host, event.step): row}
@@ -184,6 +224,7 @@ class Progress:
 
     def _line(self, host: str, sign: str, style: str, text: str) -> None:
         """Print `text` after its host's name; on a terminal it wraps inside its own column."""
+        self._title_stage()
         line = Text("  ")
         line.append(sign, style=style)
         line.append(f" {host}  " if host else " ", style="cyan")
@@ -199,6 +240,18 @@ class Progress:
             text = one_line(row.text or row.title)
             table.add_row(sign, name, Text(text), Text(elapsed))
         return table
+
+
+def abridged(listed: str) -> str:
+    """Return "a, b, c, d" as "a, b and 2 more"; what is short enough stays."""
+    names = listed.split(", ")
+    if len(names) <= NAMED + 1:
+        return listed
+    return f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"
+
+
+def _kept_together(seconds: float) -> str:
+    return duration(seconds).replace(" ", _KEPT_TOGETHER)
 
 
 def headline(cluster: str, hosts: int, log: Path | None) -> str:

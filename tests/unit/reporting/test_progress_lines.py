@@ -5,8 +5,15 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
-from clusterctl.engine.events import StepFinished, StepStarted
+from clusterctl.engine.events import (
+    StageFinished,
+    StageStarted,
+    StepFinished,
+    StepProgress,
+    StepStarted,
+)
 from clusterctl.engine.step import Change
 from clusterctl.reporting.console import Progress
 
@@ -26,14 +33,50 @@ class _Lines(io.StringIO):
         return count
 
 
-def test_a_step_is_told_when_it_starts_while_it_runs_and_at_its_end() -> None:
+def test_a_step_has_a_line_while_it_runs_and_one_at_its_end() -> None:
     stream = _Lines("still: pull [the] image :tada: (")
     with Progress(stream, still_every=0.01) as progress:
         progress(StepStarted("gpu1", "image", Change("pull [the] image :tada:")))
-        assert stream.getvalue().startswith("  · gpu1  pull [the] image :tada:\n")
+        assert stream.getvalue() == ""
         assert stream.seen.wait(60)
         progress(StepFinished("gpu1", "image", "changed", 12.0))
     assert stream.getvalue().endswith("✓ gpu1  pull [the] image :tada:  12 s\n")
+
+
+def test_hosts_that_did_the_same_share_a_line_and_idle_stages_have_none() -> None:
+    stream = io.StringIO()
+    paths = Change("make /a, /b, /c, /d")
+    with Progress(stream) as progress:
+        progress(StageStarted("Idle", ("gpu1", "gpu2")))
+        progress(StepFinished("gpu1", "directories", "unchanged", 0.1))
+        progress(StageFinished("Idle", 0.1))
+
+        progress(StageStarted("Directories", ("gpu1", "gpu2")))
+        for host, seconds in (("gpu1", 2.0), ("gpu2", 31.0)):
+            progress(StepStarted(host, "directories", paths))
+            progress(StepFinished(host, "directories", "changed", seconds))
+        progress(StageFinished("Directories", 31.0))
+    assert stream.getvalue() == "Directories\n  ✓ gpu1, gpu2  make /a, /b and 2 more  31 s\n"
+
+
+def test_what_ended_before_an_interruption_is_shown() -> None:
+    stream = io.StringIO()
+    with Progress(stream) as progress, suppress(KeyboardInterrupt):
+        progress(StageStarted("Image", ("gpu1",)))
+        progress(StepStarted("gpu1", "image", Change("pull it")))
+        progress(StepFinished("gpu1", "image", "changed", 12.0))
+        raise KeyboardInterrupt
+    assert stream.getvalue() == "Image\n  ✓ gpu1  pull it  12 s\n"
+
+
+def test_bytes_are_reported_every_ten_seconds_at_most() -> None:
+    stream = io.StringIO()
+    with Progress(stream) as progress:
+        progress(StepStarted("gpu1", "image", Change("pull it")))
+        for percent in range(100):
+            progress(StepProgress("gpu1", "image", f"{percent} % of 3 GiB"))
+        progress(StepFinished("gpu1", "image", "changed", 12.0))
+    assert stream.getvalue() == "  · gpu1  0 % of 3 GiB\n  ✓ gpu1  pull it  12 s\n"
 
 
 class _Drawn(io.StringIO):
@@ -55,6 +98,7 @@ def test_rows_can_be_drawn_while_a_line_is_written() -> None:
     stream.draw = progress._table
     progress(StepStarted("gpu1", "image", Change("pull it")))
     progress(StepFinished("gpu1", "image", "changed", 12.0))
+    progress(StageFinished("Image", 12.0))
     assert stream.getvalue().endswith("✓ gpu1  pull it  12 s\n")
     assert progress._table().row_count == 0
 
