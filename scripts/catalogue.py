@@ -3,7 +3,6 @@
 docs/catalogue.md from those.
 
     scripts/catalogue.py [--configs DIR] [HUB_ID...]     all models, or those named
-    scripts/catalogue.py --registry vllm-VERSION.whl     tests/unit/models/vllm_registry.json
 
 To add a model, add a line without `config` to `models`, with the `source` of its config.json, and
 run this. The files come from the Hub (HF_ENDPOINT, HF_TOKEN), or from DIR as ORG--NAME.json. Of
@@ -14,10 +13,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -35,7 +32,6 @@ from clusterctl.transfer.weights.hub_config import config_on_hub  # noqa: E402
 
 CATALOGUE = ROOT / "clusterctl/models/catalogue.json"
 PAGE = ROOT / "docs/catalogue.md"
-REGISTRY = ROOT / "tests/unit/models/vllm_registry.json"
 
 # Of layers that vLLM does not load unless it is told to; `describe` notes that, and no more.
 NOT_LOADED = "num_nextn_predict_layers"
@@ -44,12 +40,8 @@ NOT_LOADED = "num_nextn_predict_layers"
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--configs", type=Path, metavar="DIR")
-    arguments.add_argument("--registry", type=Path, metavar="WHEEL")
     arguments.add_argument("hub_ids", nargs="*", metavar="HUB_ID")
     asked = arguments.parse_args()
-    if asked.registry:
-        REGISTRY.write_text(json.dumps(registry(asked.registry), indent=1) + "\n")
-        return
     document = json.loads(CATALOGUE.read_text())
     for model in document["models"]:
         hub_id = model["hub_id"]
@@ -123,22 +115,6 @@ def lines(document: dict[str, Any]) -> str:
         else:
             parts.append(f" {json.dumps(name)}: {json.dumps(value)}")
     return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-def registry(wheel: Path) -> dict[str, Any]:
-    """Return the names of architectures and parsers that a release of vLLM knows."""
-    with zipfile.ZipFile(wheel) as opened:
-
-        def names(path: str, pattern: str) -> list[str]:
-            return sorted(set(re.findall(pattern, opened.read(path).decode())))
-
-        keys = r'(?m)^    "([\w.-]+)": \('
-        return {
-            "vllm": wheel.name.split("-")[1],
-            "architectures": names("vllm/model_executor/models/registry.py", r'(?m)^    "(\w+)":'),
-            "reasoning_parsers": names("vllm/reasoning/__init__.py", keys),
-            "tool_parsers": names("vllm/tool_parsers/__init__.py", keys),
-        }
 
 
 if __name__ == "__main__":

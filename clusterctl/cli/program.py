@@ -74,13 +74,13 @@ class VllmCommand(Command):
                 current = ours
                 ours += [word, *islice(words, 1 if takes_value.get(name) and not joined else 0)]
             else:
-                from clusterctl.serving.release_flags import FIRST_RELEASE, is_vllm_flag
+                from clusterctl.serving.release_flags import FLAGS, is_vllm_flag
 
                 if is_vllm_flag(word):
                     current = flags
                     flags.append(word)
                 elif not ctx.resilient_parsing:
-                    known = (*takes_value, *(f"--{flag}" for flag in FIRST_RELEASE))
+                    known = (*takes_value, *(f"--{flag}" for flag in FLAGS))
                     near = get_close_matches(name, known, n=1, cutoff=0.75)
                     said = f"; did you mean {near[0]}?" if near else ""
                     ctx.fail(

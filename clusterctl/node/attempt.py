@@ -25,7 +25,7 @@ REFUSAL_LIMIT = 10.0
 STAGES = ("ray", "ranks", "weights", "kv-cache", "graphs", "warm-up", "listening")
 
 # Substrings of log lines of vLLM 0.7 to 0.33, where they agree.
-_MARKS: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
+MARKS: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
     ("ray", ("Connecting to existing Ray cluster", "Connected to Ray cluster", "placement group")),
     ("ranks", ("distributed_init_method=", "is assigned as DP rank")),
     ("weights", ("Starting to load model", "Loading safetensors", "Loading weights took",
@@ -56,7 +56,7 @@ def stage_of(line: str) -> Optional[str]:
     """Return the stage of start-up that a log line of vLLM shows, if any."""
     if any(words in line for words in _MISLEADING):
         return None
-    for stage, marks in _MARKS:
+    for stage, marks in MARKS:
         if any(mark in line for mark in marks):
             return stage
     return "weights" if _BUILDS_MODEL.search(_COLOURS.sub("", line)) else None

@@ -12,11 +12,11 @@ import pytest
 from clusterctl.models.catalogue import CATALOGUE, CatalogueEntry
 from clusterctl.planning.problems import possible_tp
 from clusterctl.planning.weights import PipelineStage, weight_bytes
+from clusterctl.serving.release_flags import NEWEST_RELEASE
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = json.loads((ROOT / "clusterctl/models/catalogue.json").read_text())
 PAGE = (ROOT / "docs/catalogue.md").read_text().splitlines()
-VLLM = json.loads(Path(__file__).with_name("vllm_registry.json").read_text())
 
 every_model = pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.alias)
 
@@ -34,10 +34,10 @@ def test_the_shape_has_as_many_parameters_as_published(entry: CatalogueEntry) ->
 def test_vllm_knows_the_architecture_and_the_parsers(entry: CatalogueEntry) -> None:
     tokens = entry.tokens(None)
 
-    assert entry.shape.architecture in VLLM["architectures"]
+    assert entry.shape.architecture in NEWEST_RELEASE["architectures"]
     for flag, known in (("--reasoning-parser", "reasoning"), ("--tool-call-parser", "tool")):
         if flag in tokens:
-            assert tokens[tokens.index(flag) + 1] in VLLM[f"{known}_parsers"]
+            assert tokens[tokens.index(flag) + 1] in NEWEST_RELEASE[f"{known}_parsers"]
 
 
 def test_every_figure_has_a_source_and_every_group_of_flags_is_used() -> None:

@@ -1,0 +1,24 @@
+#!/bin/sh
+# Takes a new release of vLLM: reads from its wheel what clusterctl knows about a release, prints
+# what changed, compares the memory formulas with its code where an environment has it, and runs the
+# tests that depend on the tables.
+#
+#   scripts/new_release.sh 0.34.0 [PYTHON_WITH_THAT_VLLM]
+set -eu
+cd "$(dirname "$0")/.."
+
+version=${1:?usage: scripts/new_release.sh VERSION [PYTHON_WITH_THAT_VLLM]}
+engine=${2:-}
+wheels=${WHEELS:-$(mktemp -d)}
+
+if ! ls "$wheels"/vllm-"$version"-*.whl >/dev/null 2>&1; then
+    .venv/bin/python -m pip download --quiet --no-deps --dest "$wheels" "vllm==$version"
+fi
+status=0
+.venv/bin/python -m scripts.vllm_release "$wheels"/vllm-"$version"-*.whl || status=1
+
+if [ -n "$engine" ]; then
+    .venv/bin/python -m scripts.prove_formula --ask "$engine" || status=1
+fi
+.venv/bin/pytest -q tests/unit/serving tests/unit/models tests/unit/planning || status=1
+exit "$status"
