@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from clusterctl.accelerators.engine_defaults import EngineDefaults
+from clusterctl.accelerators.names import LAB_DEVICE, LAB_SPECIFICATION
 from clusterctl.accelerators.protocol import Accelerator, DeviceAccess
 from clusterctl.containers.driver import Container, ContainerDriver
 from clusterctl.containers.spec import ContainerSpec
@@ -62,7 +63,8 @@ class Cpu:
         return iter(())
 
     def access(self, facts: HostFacts) -> DeviceAccess:
-        return DeviceAccess()
+        given = facts.engine.cdi_spec_dirs and LAB_SPECIFICATION in facts.cdi_specs
+        return DeviceAccess(cdi=(LAB_DEVICE,) if given else ())
 
     def host_steps(self, packages: Packages, bundles: Sequence[Bundle]) -> tuple[Step, ...]:
         return ()

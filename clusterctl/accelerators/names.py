@@ -12,3 +12,8 @@ MODULES = {
 }
 
 DEFAULT = "nvidia"
+
+# The lab's hosts have a CDI specification with this device, which gives containers nothing: their
+# engines start a node container as they would with GPUs.
+LAB_DEVICE = "clusterctl.lab/cpu=all"
+LAB_SPECIFICATION = "/etc/cdi/clusterctl-lab.json"

@@ -38,6 +38,7 @@ from clusterctl.packages.bundle import open_bundles
 from clusterctl.ray_cluster.node_files import directories_present, files_present
 from clusterctl.ray_cluster.nodes import container_spec
 from clusterctl.steps.container_engine import ContainerEngine
+from clusterctl.steps.engine_restart import StartedAfterEngine
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.files import OLD_CACHES, PathsAbsent
 from clusterctl.steps.host_proxy import HostProxy
@@ -162,6 +163,8 @@ def cluster_stages(
         Stage("Secrets for replicas", with_replicas, (key_copied,)),
         Stage("Gateway without TLS", without, (no_certificate,)),
         *certificates,
+        # Before the containers: systemd reads its units again.
+        Stage("Restarts of Docker", names, (_started_after_engine(cluster),)),
         Stage("Ray head", heads, (container,)),
         Stage(
             "Ray workers",
@@ -177,6 +180,15 @@ def cluster_stages(
             (PathsAbsent("caches", [OLD_CACHES], last_of=own),),
         ),
     )
+
+
+def _started_after_engine(cluster: Cluster) -> StartedAfterEngine:
+    def has_cdi(view: HostView) -> bool:
+        accelerator = accelerator_named(cluster.inventory.accelerator)
+        gpus = cluster.topology.node(view.host.name).gpus
+        return bool(gpus and accelerator.access(view.facts).cdi)
+
+    return StartedAfterEngine(cluster.inventory.cluster, has_cdi)
 
 
 def _one_by_one(

@@ -253,6 +253,7 @@ class HostFacts:
     cdi_specs: tuple[str, ...] = ()  # Files in /etc/cdi and /var/run/cdi
     # The kernel can restrict the devices of containers: the control groups for it are mounted
     device_cgroup: bool = True
+    systemd: bool = True  # It is the init system, which starts Docker
     selinux: str = ""  # `enforcing` or `permissive`; empty where the kernel runs without SELinux
     runtimes: tuple[str, ...] = ()  # Other installed container runtimes: `podman`, `k3s`, ...
     # The address of this host that SSH connected to; empty under sudo, which hides it

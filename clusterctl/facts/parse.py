@@ -124,6 +124,7 @@ def _host_facts(
         gpu_numa_nodes=read("the GPUs' place", (), nics.parse_gpu_numa_nodes, files),
         cdi_specs=tuple(path for path in paths if "/cdi/" in path),
         device_cgroup=CGROUP_V2 in files or "/sys/fs/cgroup/devices" in paths,
+        systemd="/run/systemd/system" in paths,
         selinux=_SELINUX.get(first_line(files, "/sys/fs/selinux/enforce"), ""),
         runtimes=tuple(shell.get("runtimes", "").split()),
         ssh_ip=read("SSH's address", "", nics.parse_ssh_ip, shell.get("ssh", "")),

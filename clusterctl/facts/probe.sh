@@ -86,7 +86,7 @@ paths() {
     /sys/class/infiniband/* /sys/class/infiniband/*/device/net/* /dev/infiniband/* \
     /sys/module/nvidia_peerme[m] \
     /etc/cdi/* /var/run/cdi/* \
-    /dev/nvidia* /sys/module/nouvea[u] /sys/fs/cgroup/device[s]
+    /dev/nvidia* /sys/module/nouvea[u] /sys/fs/cgroup/device[s] /run/systemd/syste[m]
 }
 
 shell_facts() {

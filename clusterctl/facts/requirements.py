@@ -7,6 +7,7 @@ the host's name, which `problems` adds.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Protocol
 
@@ -43,6 +44,10 @@ DISK_NEEDED = GIB
 # The containerd image store keeps compressed layers beside the unpacked ones: 10 to 12 GB for
 # vLLM's 25 GB
 STORE_FACTOR = 1.5
+
+# Docker's first release that registers CDI before it starts containers again: moby pull request
+# 49990, merged after 28.1.1 (https://github.com/moby/moby/pull/49990, read 2026-11-26)
+DEVICES_FIRST = (28, 2)
 
 SLACK = 1 * GIB  # For the engine's own files and the container's
 
@@ -132,7 +137,7 @@ def notes(
             *rdma_notes(inventory, host, its),
             *public_notes(inventory, its),
             *devices.notes(inventory, host, its),
-            *_software_notes(its),
+            *_software_notes(its, inventory.file),
             *(f"not known: {text}" for text in its.unknown),
         )
     )
@@ -285,11 +290,22 @@ def _room_problems(
         )
 
 
-def _software_notes(facts: HostFacts) -> Iterator[str]:
+def _software_notes(facts: HostFacts, file: str) -> Iterator[str]:
     """Yield notes about the engine, Python and limits."""
     engine = facts.engine
     if engine.installed and not (engine.running or engine.podman or engine.hung):
         yield f"Docker is installed but not running: {engine.error}"
+    release = tuple(int(number) for number in re.findall(r"\d+", engine.version)[:2])
+    if engine.cdi_spec_dirs and facts.cdi_specs and release < DEVICES_FIRST:
+        yield (
+            f"Docker {engine.version} does not give containers their GPUs when it starts them "
+            "again by itself (Docker 28.2 does): after a reboot "
+            + (
+                "a unit that bootstrap adds to systemd starts the node container"
+                if facts.systemd
+                else f"run clusterctl bootstrap {file}"
+            )
+        )
     if facts.runtimes:
         yield (
             f"{', '.join(facts.runtimes)} is installed too: Docker does not see its containers, "

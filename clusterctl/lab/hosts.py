@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 from uuid import NAMESPACE_DNS, uuid5
 
 from clusterctl import deadlines
+from clusterctl.accelerators.names import LAB_DEVICE, LAB_SPECIFICATION
 from clusterctl.errors import StepFailed, UsageError
 from clusterctl.lab import gpus, network, nspawn
 from clusterctl.lab.base import OPERATOR
@@ -48,9 +50,11 @@ def has_disk(host: LabHost, paths: LabPaths) -> bool:
     return (paths.host(host.name) / "prepared").is_file()
 
 
-def ensure_disk(host: LabHost, paths: LabPaths, base: Path, models: Path | None) -> bool:
+def ensure_disk(
+    host: LabHost, paths: LabPaths, base: Path, models: Path | None, *, devices: bool
+) -> bool:
     """Mount the host's own writable disk over the common tree, and set up a new one with its names
-    and keys. Return whether it was made now."""
+    and keys. `devices`: its CPUs are CDI devices. Return whether it was made now."""
     directory = paths.host(host.name)
     done = directory / "prepared"
     fresh = not has_disk(host, paths)
@@ -64,6 +68,8 @@ def ensure_disk(host: LabHost, paths: LabPaths, base: Path, models: Path | None)
         mount_overlay((base,), directory / "disk", directory / "root")
     if fresh:
         _personalize(directory / "root", directory / "keys", host, paths)
+        if devices:
+            _write_devices(directory / "root")
         if models:
             shutil.copytree(models, directory / "root/data/models", dirs_exist_ok=True)
         done.write_text(str(base))
@@ -151,6 +157,26 @@ def _personalize(root: Path, host_keys: Path, host: LabHost, paths: LabPaths) ->
     run(["chroot", str(root), "chown", "-R", f"{OPERATOR}:", f"/home/{OPERATOR}/.ssh"])
     password = paths.password.read_text().strip()
     run(["chroot", str(root), "chpasswd"], stdin=f"{OPERATOR}:{password}\n")
+
+
+def _write_devices(root: Path) -> None:
+    """Write a CDI specification, whose device is only a variable in the container, and switch CDI
+    on for the engine that the host will get."""
+    kind, _, name = LAB_DEVICE.partition("=")
+    edits = {"env": ["CLUSTERCTL_LAB_DEVICE=all"]}
+    specification = {
+        "cdiVersion": "0.5.0",
+        "kind": kind,
+        "devices": [{"name": name, "containerEdits": edits}],
+    }
+    contents = {
+        LAB_SPECIFICATION: specification,
+        "/etc/docker/daemon.json": {"features": {"cdi": True}},
+    }
+    for path, content in contents.items():
+        file = root / path.removeprefix("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(content))
 
 
 def ensure_identity(paths: LabPaths) -> bool:

@@ -137,7 +137,7 @@ def up(
 
         journal.build(
             built.packages,
-            lambda place: mirror.build_apt_repository(place, built.base),
+            lambda place: mirror.build_apt_repository(place, built.base, source),
             "packages for bare hosts",
         )
         serving = mirror.ensure_mirror(paths.mirror, {"debian": built.packages})
@@ -302,7 +302,7 @@ def _ensure_hosts(
         journal.note(cabled, f"{host.name}: plugged {' and '.join(n.name for n in host.nics)}")
         limited = network.ensure_rate(host, rate)
         journal.note(limited, f"{host.name}: link rate {f'{rate} bit/s' if rate else 'unlimited'}")
-        fresh = hosts.ensure_disk(host, paths, built.base, built.models)
+        fresh = hosts.ensure_disk(host, paths, built.base, built.models, devices=not own)
         journal.note(fresh, f"{host.name}: made its disk")
         given = hosts.give_gpus(host, paths, own)
         journal.note(given, f"{host.name}: GPUs {', '.join(own) or 'none'}")

@@ -23,6 +23,7 @@ from urllib.parse import quote
 
 from clusterctl import deadlines
 from clusterctl.errors import StepFailed
+from clusterctl.lab.base import AptSource
 from clusterctl.lab.layout import CONTROL
 from clusterctl.lab.local import ensure_link, last_lines, run, start, succeeds
 from clusterctl.lab.paths import content_key
@@ -108,20 +109,31 @@ MIRRORED_PACKAGES = (
 # Since Debian 13 the engine's client is a package of its own, which docker.io only recommends.
 CLIENT_PACKAGE = "docker-cli"
 
+# Debian 12's engine, 20.10, has no CDI, by which hosts give containers their GPUs. The next
+# release's does, and runs on it.
+ENGINE_SUITE = {"bookworm": "trixie"}
+ENGINE_PACKAGES = ("docker.io", "containerd", CLIENT_PACKAGE)
+_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
 
 def packages_key(base_key: str) -> str:
-    return content_key(base_key, *MIRRORED_PACKAGES, CLIENT_PACKAGE)
+    return content_key(base_key, *MIRRORED_PACKAGES, CLIENT_PACKAGE, str(ENGINE_SUITE))
 
 
-def build_apt_repository(directory: Path, base: Path) -> None:
+def build_apt_repository(directory: Path, base: Path, source: AptSource) -> None:
     """Download `MIRRORED_PACKAGES` with the dependencies that `base` lacks, and the engine's client
-    where it is a package of its own; index them.
+    where it is a package of its own; index them. `source`: what `base` was made from.
 
     apt uses lists and caches of its own here: the machine's are not changed.
     """
     apt = directory / "apt"
     for name in ("lists/partial", "archives/partial"):
         (apt / name).mkdir(parents=True)
+    newer = ENGINE_SUITE.get(source.suite)
+    if newer:
+        line = f"deb [signed-by={_KEYRING}] {source.uri} {newer} main\n"
+        (apt / "sources.list").write_text(line)
+        (apt / "preferences").write_text(f"Package: *\nPin: release n={newer}\nPin-Priority: 1\n")
     settings = {
         "Dir::State": apt,
         "Dir::State::lists": apt / "lists",
@@ -132,14 +144,19 @@ def build_apt_repository(directory: Path, base: Path) -> None:
         "APT::Keep-Downloaded-Packages": "true",
         "APT::Sandbox::User": "root",
     }
+    if newer:
+        settings["Dir::Etc::SourceList"] = apt / "sources.list"
+        settings["Dir::Etc::Preferences"] = apt / "preferences"
     options = [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
     # One unreachable source among several may not matter; the download below fails if it does.
     succeeds(["apt-get", *options, "update"], timeout=deadlines.LAB_BUILD)
     install = ["apt-get", *options, "--yes", "--no-install-recommends", "install"]
     own_client = succeeds([*install, "--simulate", CLIENT_PACKAGE], timeout=deadlines.LAB_BUILD)
-    client = (CLIENT_PACKAGE,) if own_client else ()
-    words = [*install, "--download-only", *MIRRORED_PACKAGES, *client]
-    run(words, timeout=deadlines.LAB_BUILD)
+    wanted = [*MIRRORED_PACKAGES, *([CLIENT_PACKAGE] if own_client else [])]
+    if newer:
+        wanted = [name for name in wanted if name not in ENGINE_PACKAGES]
+        wanted += [f"{name}/{newer}" for name in ENGINE_PACKAGES]
+    run([*install, "--download-only", *wanted], timeout=deadlines.LAB_BUILD)
     for archive in (apt / "archives").glob("*.deb"):
         archive.rename(directory / archive.name)
     shutil.rmtree(apt)

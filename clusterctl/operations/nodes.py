@@ -13,6 +13,7 @@ from clusterctl.node.package import ROOT
 from clusterctl.packages.bundle import open_bundles
 from clusterctl.ray_cluster.node_files import admission
 from clusterctl.steps.container_engine import EngineAbsent
+from clusterctl.steps.engine_restart import NotStartedAfterEngine
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.files import OLD_CACHES, OWN_FILES, PathsAbsent
 from clusterctl.steps.firewall import MARKER as FIREWALL_PACKAGES
@@ -50,7 +51,9 @@ def removal_stages(
     aside = OnFailure.SET_HOST_ASIDE
     own = config_dir(inventory.cluster)
     files = PathsAbsent("node files", (own, run_dir(inventory.cluster)))
+    after_engine = NotStartedAfterEngine(inventory.cluster)
     common = (
+        Stage("Restarts of Docker", names, (after_engine,), aside),
         Stage("Services and Ray", (head,) if head in names else (), containers, aside),
         Stage("Workers", tuple(name for name in names if name != head), containers, aside),
         Stage("Files", names, (FirewallAbsent(inventory.cluster), files), aside),

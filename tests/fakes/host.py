@@ -16,7 +16,7 @@ from clusterctl.engine.step import HostView
 from clusterctl.errors import CommandFailed, ConnectionFailed
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host
-from clusterctl.steps import container_engine, files, service_documents
+from clusterctl.steps import container_engine, engine_restart, files, service_documents
 from clusterctl.steps import secrets as secret_files
 from clusterctl.steps.package_manager import RUN
 from clusterctl.transport.base import ABSENT, Channel, CommandResult
@@ -53,6 +53,8 @@ class FakeHost:
     need_python: set[str] = field(default_factory=set)
     """Names of packages that would go with python3."""
     gpus: FakeGpus = field(default_factory=FakeGpus)
+    wanted: dict[str, bytes] = field(default_factory=dict)
+    """Units that docker.service pulls in, each with its text as systemd has read it."""
     tables: FakeTables = field(default_factory=FakeTables)
     systemd: bool = True
     engine_proxy: dict[str, str] = field(default_factory=dict)
@@ -76,7 +78,7 @@ class FakeHost:
     def picture(self) -> str:
         """All of its state, to see whether anything changed."""
         state = (self.files, self.directories, sorted(self.packages), self.engine, self.gpus,
-                 self.tables, sorted(self.trusted), self.engine_proxy)  # fmt: skip
+                 self.tables, sorted(self.trusted), self.engine_proxy, self.wanted)  # fmt: skip
         return repr(state)
 
 
@@ -113,6 +115,9 @@ class FakeTransport:
             container_engine.LEFT: self._container_names,
             container_engine.STOP: self._stop_engine,
             container_engine.FORGET_ENGINE: self._forget,
+            engine_restart.LOOK: self._look_at_unit,
+            engine_restart.ENABLE: self._enable,
+            engine_restart.REMOVE: self._remove_unit,
         }
 
     def connect(self) -> None:
@@ -260,6 +265,28 @@ class FakeTransport:
         (path,) = arguments
         lines = {*(self.read_file(path) or b"").decode().split(), *stdin.decode().split()}
         self.state.files[path] = ("".join(f"{line}\n" for line in sorted(lines)).encode(), 0o644)
+        return ""
+
+    def _look_at_unit(self, arguments: list[str], _: bytes) -> str:
+        (path,) = arguments
+        state, text = self.state, self.read_file(path)
+        if not state.systemd:
+            return "other\n"
+        known = "wanted" if state.wanted.get(path, b"") == text else "unknown"
+        return f"{known}\n" + (f"{hashlib.sha256(text).hexdigest()}\n" if text else "")
+
+    def _enable(self, arguments: list[str], _: bytes) -> str:
+        self.state.about_to_change()
+        (path,) = arguments
+        self.state.wanted[path] = self.state.files[path][0]
+        return ""
+
+    def _remove_unit(self, arguments: list[str], _: bytes) -> str:
+        (path,) = arguments
+        self.state.about_to_change()
+        self.state.wanted.pop(path, None)
+        self.state.about_to_change()
+        self.state.files.pop(path, None)
         return ""
 
     def _forget(self, arguments: list[str], _: bytes) -> str:

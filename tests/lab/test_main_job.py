@@ -407,6 +407,25 @@ def test_a_host_that_lost_its_power_comes_back(
     until(lambda: operator.run("status").status == 0, within=120, what="all is healthy again")
 
 
+def test_node_containers_come_back_when_docker_restarts(
+    operator: Operator, on_host: OnHost, record_property: Callable[[str, object], None]
+) -> None:
+    """On both hosts at once. Their containers have a CDI device, as with GPUs, which Docker 26
+    cannot give them yet when it starts its containers again."""
+    devices = "docker inspect clusterctl-lab --format '{{json .HostConfig.DeviceRequests}}'"
+    assert "clusterctl.lab/cpu=all" in on_host("gpu2", devices).stdout
+    key, started = key_of(on_host), time.monotonic()
+    for host in ("gpu1", "gpu2"):
+        assert on_host(host, "systemctl restart docker").returncode == 0
+    until(
+        lambda: service(operator, "tiny")["state"] == "ready" and answers(ENDPOINT, "tiny", key),
+        within=RECOVERY,
+        what="a completion after a restart of Docker",
+    )
+    record_property("seconds until a completion after: docker", round(time.monotonic() - started))
+    until(lambda: operator.run("status").status == 0, within=120, what="all is healthy again")
+
+
 def test_a_model_that_cannot_start_says_why_and_is_withdrawn(operator: Operator) -> None:
     ran = operator.run(
         "serve", "/data/models/tiny", "--name", "long", "--port", "8010", "--tp", "1",
@@ -665,7 +684,8 @@ def test_down_leaves_hosts_as_found(operator: Operator, on_host: OnHost) -> None
         left = on_host(
             host,
             "ls -d /etc/clusterctl /opt/clusterctl /var/{log,cache}/clusterctl"
-            " /var/lib/clusterctl/weights; command -v docker; pgrep -f 'raylet|vllm'",
+            " /var/lib/clusterctl/weights /etc/systemd/system/*clusterctl*;"
+            " command -v docker; pgrep -f 'raylet|vllm'",
         )
         assert left.stdout == "", left.stdout
     again = operator.ok("down", "--purge")

@@ -82,7 +82,7 @@ ALLOWED = {
     },
     # `survey.status` is plain data; the screens draw it.
     "reporting": {"diagnosis", "engine", "errors", "survey.status"},
-    "lab": {"errors"},
+    "lab": {"accelerators.names", "errors"},
 }  # fmt: skip
 """Package: what it may import of clusterctl, itself aside. `cli` may import everything."""
 

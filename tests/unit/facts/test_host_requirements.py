@@ -300,6 +300,24 @@ def test_notes_say_what_does_not_stop_anything(captured: Captured) -> None:
     assert "Docker is installed but not running: permission denied" in text
 
 
+def test_an_engine_that_starts_no_container_with_gpus_again_is_noted(healthy: HostFacts) -> None:
+    """Only where containers get GPUs by CDI, and with what starts them: systemd, or the user."""
+    gpus: dict[str, Any] = {"gpus": ({},) * 8}
+    with_cdi = replace(healthy.engine, version="26.1.5+dfsg1", cdi_spec_dirs=("/etc/cdi",))
+    specs = ("/etc/cdi/nvidia.yaml",)
+    facts = replace(healthy, engine=with_cdi, cdi_specs=specs, systemd=True)
+    text = noted(facts, gpus)
+    assert "Docker 26.1.5+dfsg1 does not give containers their GPUs when it starts them" in text
+    assert "a unit that bootstrap adds to systemd starts the node container" in text
+    assert "run clusterctl bootstrap" in noted(replace(facts, systemd=False), gpus)
+    for other in (
+        replace(facts, cdi_specs=()),
+        replace(facts, engine=replace(with_cdi, version="28.2.0")),
+        replace(facts, engine=replace(with_cdi, version="29.1.3")),
+    ):
+        assert "does not give containers" not in noted(other, gpus)
+
+
 def test_selinux_is_noted_where_it_is_enforcing(captured: Captured) -> None:
     facts = captured("rhel-9-podman").facts
     assert "SELinux is enforcing" in noted(facts)
