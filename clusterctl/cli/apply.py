@@ -72,7 +72,7 @@ def apply(
         {
             "service": name,
             "endpoint": f"{one.plan.endpoint.url}/v1",
-            "replicas": {each.name: each.host for each in one.replicas},
+            "replicas": {each.name: each.host for each in one.plan.replicas},
             "changed": decision.changed(name),
         }
         for name, one in decision.services.items()
@@ -88,7 +88,7 @@ def apply(
         return
     for name, one in decision.services.items():
         state = "changed" if decision.changed(name) else "unchanged"
-        hosts = ", ".join(each.host for each in one.replicas)
+        hosts = ", ".join(each.host for each in one.plan.replicas)
         print(f"{name}  {one.plan.endpoint.url}/v1  on {hosts}  {state}")
     for name in decision.pruned:
         print(f"{name} is stopped")

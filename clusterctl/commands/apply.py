@@ -24,6 +24,7 @@ from clusterctl.operations.serving import (
     prepare,
 )
 from clusterctl.operations.stopping import end
+from clusterctl.planning.replicas import as_if_declared
 from clusterctl.serving.declaration import members_file, service_file
 from clusterctl.serving.request import ServiceRequest
 from clusterctl.survey.services import Replica
@@ -49,7 +50,7 @@ class FleetDecision:
         """Whether the service changes, or does not serve yet, as after a run that was ended."""
         declared = self.survey.service(name)
         serving = {replica.name for replica in declared.replicas if replica.serves}
-        planned = {replica.name for replica in self.services[name].replicas}
+        planned = {replica.name for replica in self.services[name].plan.replicas}
         return self.changed(name) or not planned <= serving
 
 
@@ -157,16 +158,13 @@ def _claim(survey: Survey, request: ServiceRequest) -> int:
 
 def _with(survey: Survey, decision: Decision) -> Survey:
     """Return the survey as it would be once the service runs as planned."""
-    cluster, plan = survey.inventory.cluster, decision.plan
-    written: dict[str, dict[str, bytes | None]] = {}
-    for each in decision.replicas:
-        path = service_file(cluster, each.name)
-        written.setdefault(each.host, {})[path] = to_json(each.planned.document).encode()
-    if plan.members:
-        path = members_file(cluster, plan.members.service)
-        head = written.setdefault(survey.inventory.head.name, {})
-        head[path] = to_json(plan.members).encode()
-    return survey.with_files(written)
+    plan = decision.plan
+    survey = as_if_declared(survey, plan.replicas)
+    if plan.members is None:
+        return survey
+    path = members_file(survey.inventory.cluster, plan.service)
+    head = {path: to_json(plan.members).encode()}
+    return survey.with_files({survey.inventory.head.name: head})
 
 
 def _without(survey: Survey, leaving: Sequence[Replica], services: Collection[str] = ()) -> Survey:

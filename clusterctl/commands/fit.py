@@ -9,7 +9,7 @@ from clusterctl.planning.fit_request import FitArguments, HubShapes
 from clusterctl.planning.image_probe import ProbeResult
 from clusterctl.planning.planner import plan
 from clusterctl.planning.report import FitReport
-from clusterctl.survey.survey import connected, take_survey
+from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transport.credentials import Credentials
 
 
@@ -23,7 +23,14 @@ def run(
     asked.request()  # refuse a bad request before contacting any host
     with connected(inventory.hosts, credentials) as transports:
         files = measurements(inventory.cluster)
-        survey = take_survey(inventory, transports, files=files).require_answers()
-        request, config = plan_request(survey, asked, hub)
-        report = plan(request)
-        return report, ask_images(survey, request, report, config) if asked.probe else None
+        return fit_on(take_survey(inventory, transports, files=files), asked, hub)
+
+
+def fit_on(
+    survey: Survey, asked: FitArguments, hub: HubShapes | None = None
+) -> tuple[FitReport, ProbeResult | None]:
+    """Plan as `run`, without the hosts that `serve` would plan without, too."""
+    survey = survey.without_dead().require_answers()
+    request, config = plan_request(survey, asked, hub)
+    report = plan(request)
+    return report, ask_images(survey, request, report, config) if asked.probe else None

@@ -9,11 +9,14 @@ from time import time
 from clusterctl.engine.events import EventSink
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import MembersDocument, ServiceDocument
-from clusterctl.planning.draining import as_planned
+from clusterctl.operations.preparing import prepare_hosts
+from clusterctl.planning.as_served import plan_as_served
+from clusterctl.planning.question import question_again
+from clusterctl.planning.replicas import as_declared
 from clusterctl.serving.declaration import read_key, require_service
 from clusterctl.serving.proof import Proof
-from clusterctl.serving.rollout import Rollout, as_declared
-from clusterctl.serving.service import fingerprint
+from clusterctl.serving.rollout import Rollout
+from clusterctl.serving.service import PlannedReplica, fingerprint
 from clusterctl.survey.services import Replica
 from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transport.credentials import Credentials
@@ -26,10 +29,11 @@ class RestartPlan:
 
     replicas: Sequence[Replica]
     interrupts: bool  # No other replica serves meanwhile
+    doubts: Sequence[str] = ()  # Why they may not start again, as the planner sees it
 
     @property
     def lines(self) -> list[str]:
-        return [self._line(replica) for replica in self.replicas]
+        return [*(self._line(replica) for replica in self.replicas), *self.doubts]
 
     def _line(self, replica: Replica) -> str:
         start = f"restart {replica.name} on {replica.host}"
@@ -62,16 +66,17 @@ def run(
             plan = plan_restart(survey, name)
             if plan.interrupts and not shown.interrupts:  # Another run has stopped the others
                 agree(plan)
-            replicas = [
-                replace(each, again=True)
-                for each in as_declared(
-                    survey, [as_planned(survey, again(one.document)) for one in plan.replicas]
-                )
-            ]
+            replicas = [restarted(survey, replica) for replica in plan.replicas]
+            _prepare(survey, plan.replicas, replicas, sink)
             service = survey.service(plan.replicas[0].document.service)
             members = _none_draining(service.listed)
             key = read_key(inventory, transports[inventory.head.name])
             return Rollout(survey, replicas, (), members, key, lock, sink).run()
+
+
+def restarted(survey: Survey, replica: Replica) -> PlannedReplica:
+    planned = as_declared(survey, replica)
+    return replace(planned, document=again(planned.document), again=True)
 
 
 def again(document: ServiceDocument) -> ServiceDocument:
@@ -91,7 +96,21 @@ def plan_restart(survey: Survey, name: str) -> RestartPlan:
     # A whole service restarts those that do not serve first, and proves each before the next.
     others = survey.service(replicas[0].document.service).replicas
     serving = [each for each in others if each.serves and each not in replicas]
-    return RestartPlan(replicas, len(replicas) == 1 and not serving)
+    found = plan_as_served(survey, replicas[0].document)
+    doubts = []
+    if found and found[1].verdict == "does not fit":
+        doubts.append(f"the planner expects that {name} no longer fits on its GPUs: clusterctl fit")
+    return RestartPlan(replicas, len(replicas) == 1 and not serving, doubts)
+
+
+def _prepare(
+    survey: Survey, now: Sequence[Replica], planned: Sequence[PlannedReplica], sink: EventSink
+) -> None:
+    """Make sure that the replicas can start again before they stop. Raises RequirementsNotMet for
+    hosts that lost the model, and as `prepare_hosts`."""
+    asked = question_again(survey, now[0].document)
+    hosts = {host for each in planned for host in each.layout.hosts}
+    prepare_hosts(survey, planned, asked.model, asked.require_location(hosts), sink)
 
 
 def _none_draining(members: MembersDocument | None) -> MembersDocument | None:

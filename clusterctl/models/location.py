@@ -54,26 +54,14 @@ def locate(
     Raises RequirementsNotMet for every host that lacks the model or has an incomplete one, and
     UsageError if no host has weights but some have a config.json.
     """
-    complete: Counter[str] = Counter()
-    known: Counter[str] = Counter()
-    for found in findings.values():
-        complete.update(directory.path for directory in found if directory.complete)
-        known.update(directory.path for directory in found if directory.config is not None)
-        known.update({directory.path: 0 for directory in found})
-    if not known:
+    path = likeliest_path(model, findings)
+    if path is None:
         source = f"; its name on the Hub is {model.hub_id}" if model.hub_id else ""
         raise RequirementsNotMet(
             f"{model.asked} is on none of the hosts ({', '.join(findings)}){source}",
             hint=copy_from(model, models, model.candidates[0], None),
             detail="looked at:\n" + "\n".join(f"  {path}" for path in model.candidates),
         )
-
-    def rank(path: str) -> int:
-        """Return the index of the candidate that is `path` or a parent of it."""
-        ranks = [i for i, c in enumerate(model.candidates) if path == c or path.startswith(f"{c}/")]
-        return min(ranks, default=len(model.candidates))
-
-    path = min(known, key=lambda path: (-complete[path], -known[path], rank(path)))
     there = {
         host: next((directory for directory in found if directory.path == path), None)
         for host, found in findings.items()
@@ -88,6 +76,25 @@ def locate(
         chat_template=present[0].chat_template,
         config=present[0].config,
     )
+
+
+def likeliest_path(model: Model, findings: Findings) -> str | None:
+    """Return the path at which most hosts have the model, weights before a config.json alone; None
+    if no host has any."""
+    complete: Counter[str] = Counter()
+    known: Counter[str] = Counter()
+    for found in findings.values():
+        complete.update(directory.path for directory in found if directory.complete)
+        known.update(directory.path for directory in found if directory.config is not None)
+        known.update({directory.path: 0 for directory in found})
+
+    def rank(path: str) -> int:
+        """Return the index of the candidate that is `path` or a parent of it."""
+        ranks = [i for i, c in enumerate(model.candidates) if path == c or path.startswith(f"{c}/")]
+        return min(ranks, default=len(model.candidates))
+
+    order = sorted(known, key=lambda path: (-complete[path], -known[path], rank(path)))
+    return next(iter(order), None)
 
 
 def copy_from(model: Model, models: str, path: str, source: str | None) -> str:

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from clusterctl.containers.driver import ContainerDriver
+from clusterctl.containers.drivers import driver_for
 from clusterctl.engine.events import EventSink
 from clusterctl.node.documents import DrainedHosts, to_json
+from clusterctl.operations.preparing import prepare_hosts
 from clusterctl.planning.draining import ServiceMoves
 from clusterctl.serving.brought_files import carry
 from clusterctl.serving.declaration import read_key
-from clusterctl.serving.rollout import Rollout, as_declared
+from clusterctl.serving.rollout import Rollout
 from clusterctl.survey.survey import Survey, drained_file
+from clusterctl.transport.base import Transport
 from clusterctl.transport.lock import ClusterLock
 
 
-def move(survey: Survey, moves: Sequence[ServiceMoves], lock: ClusterLock, sink: EventSink) -> None:
-    """Start replicas where they go, and stop those that leave. Raises as `Rollout.run`."""
+def move(
+    survey: Survey,
+    moves: Sequence[ServiceMoves],
+    lock: ClusterLock,
+    sink: EventSink,
+    driver: Callable[[Transport], ContainerDriver] = driver_for,
+) -> None:
+    """Start replicas where they go, and stop those that leave. Raises as `prepare_hosts` and
+    `Rollout.run`."""
     cluster, head = survey.inventory.cluster, survey.transports[survey.inventory.head.name]
     key = read_key(survey.inventory, head)
     for each in moves:
+        replicas = (*each.staying, *each.new)
+        if each.new and each.model:
+            prepare_hosts(survey, replicas, each.model, each.location, sink, driver)
         for new in each.new:
-            carry(new.document, cluster, head, survey.transports[new.layout.hosts[0]])
-        replicas = as_declared(survey, (*each.staying, *each.new))
+            carry(new.document, cluster, head, survey.transports[new.host])
         Rollout(survey, replicas, each.leaving, each.members, key, lock, sink).run()
 
 

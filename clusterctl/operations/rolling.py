@@ -18,9 +18,10 @@ from clusterctl.node.documents import (
     from_json,
     replica_name,
 )
-from clusterctl.planning.draining import as_planned
+from clusterctl.planning.replicas import as_declared
 from clusterctl.serving.declaration import members_file, read_key
-from clusterctl.serving.rollout import ReplicaChange, Rollout, as_declared
+from clusterctl.serving.rollout import Rollout
+from clusterctl.serving.service import PlannedReplica
 from clusterctl.survey.cluster import Cluster
 from clusterctl.survey.formation import clock_of
 from clusterctl.survey.services import Replica
@@ -89,16 +90,17 @@ class Rolling:
         survey = take_survey(self.cluster.inventory, transports).require_answers()
         return replace(self.cluster, survey=survey)
 
-    def rollouts(self, now: Cluster) -> list[tuple[Rollout, Sequence[ReplicaChange]]]:
+    def rollouts(self, now: Cluster) -> list[Rollout]:
         """Return the replicas of each service as they are declared there."""
-        survey, sink, found = now.survey, self.sink, []
+        survey, sink, found = now.survey, self.sink, list[Rollout]()
         key = read_key(survey.inventory, now.head.transport)
-        there = [replica.document for replica in replicas_on(now, self.host)]
-        for service in sorted({each.service for each in there}):
-            own = [as_planned(survey, each) for each in there if each.service == service]
+        by_service: dict[str, list[PlannedReplica]] = {}
+        for replica in replicas_on(now, self.host):
+            planned = as_declared(survey, replica)
+            by_service.setdefault(replica.document.service, []).append(planned)
+        for service, own in by_service.items():
             members = survey.service(service).listed
-            rollout = Rollout(survey, as_declared(survey, own), (), members, key, self.lock, sink)
-            found.append((rollout, rollout.replicas))
+            found.append(Rollout(survey, own, (), members, key, self.lock, sink))
         return found
 
 
@@ -125,8 +127,8 @@ class LeaveGateway:
                 host=view.host.name,
                 hint="clusterctl status",
             )
-        for rollout, replicas in self.rolling.rollouts(now):
-            for each in replicas:
+        for rollout in self.rolling.rollouts(now):
+            for each in rollout.replicas:
                 rollout.leave(each)
 
 
@@ -164,8 +166,8 @@ class ReturnToGateway:
     def apply(self, view: HostView, change: Change) -> None:
         del change
         self._await_report(view)
-        for rollout, replicas in self.rolling.rollouts(self.rolling.now()):
-            for each in replicas:
+        for rollout in self.rolling.rollouts(self.rolling.now()):
+            for each in rollout.replicas:
                 rollout.rejoin(each)
 
     def _await_report(self, view: HostView) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,10 +13,9 @@ from typing import Protocol, TypeVar
 from clusterctl.engine.events import EventSink, Note, StageFinished, StageStarted
 from clusterctl.errors import ClusterctlError, UsageError, raise_all
 from clusterctl.inventory.model import Inventory
-from clusterctl.models.location import copy_from
 from clusterctl.models.name import Model, resolve
-from clusterctl.network.gate import GateScope, ensure_proven
 from clusterctl.node.files import NodePaths
+from clusterctl.operations.preparing import prepare_hosts
 from clusterctl.planning.cluster_hardware import measurements
 from clusterctl.planning.report import FitReport
 from clusterctl.planning.reported import (
@@ -33,11 +32,11 @@ from clusterctl.serving.declaration import read_key
 from clusterctl.serving.notices import noticed
 from clusterctl.serving.proof import Proof, await_gateway
 from clusterctl.serving.request import ServiceRequest
-from clusterctl.serving.rollout import ReplicaChange, Rollout, as_declared
-from clusterctl.serving.service import difference, needs_restart
+from clusterctl.serving.rollout import Rollout
+from clusterctl.serving.service import difference
 from clusterctl.survey.gateways import hosts_with_gateway
 from clusterctl.survey.survey import Survey, read_reported_state, take_survey
-from clusterctl.transfer.weights.comparison import ComparedWeights, require_same
+from clusterctl.transfer.weights.comparison import ComparedWeights
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import failures, fan_out
 from clusterctl.transport.lock import ClusterLock
@@ -77,7 +76,6 @@ class Decision:
     survey: Survey
     wanted: Wanted
     plan: ServicePlan
-    replicas: tuple[ReplicaChange, ...]  # with their current declarations
     changes: Changes
     # The cluster's new API key; None if it does not change
     new_key: str | None = field(default=None, repr=False)
@@ -121,32 +119,22 @@ def decide_on(survey: Survey, wanted: Wanted, leaving: Collection[str] = ()) -> 
     declared = {replica.document.service for replica in survey.replicas.values()}
     key = new_key(inventory, head, request, sorted(declared))
     plan = plan_service(survey, request, wanted.model, leaving)
-    replicas = tuple(as_declared(survey, plan.replicas))
-    changes = changes_of(survey, plan, replicas)
+    changes = changes_of(survey, plan)
     if key:
         file = NodePaths(inventory.cluster).api_key
         line = f"API key: the config file's, kept in {file} (0600)"
         changes = replace(changes, lines=(*changes.lines, line))
-    return Decision(survey, wanted, plan, replicas, changes, key)
+    return Decision(survey, wanted, plan, changes, key)
 
 
 def prepare(decision: Decision, sink: EventSink) -> ComparedWeights | None:
-    """Make sure that the hosts are fit for what will start there: the same weights, links that
-    carry collectives, and the files that flags name. Returns the comparison of weights, whose rest
-    can be hashed later."""
+    """Make sure that the hosts are fit for what will start there, and bring the files that flags
+    name. Returns the comparison of weights, whose rest can be hashed later."""
     if not decision.changes.lines:
         return None
-    survey, plan, weights = decision.survey, decision.plan, None
-    inventory, transports = survey.inventory, survey.transports
-    used = {host for each in plan.replicas for host in each.layout.hosts}
-    if len(used) > 1 and (plan.members or plan.layout.spans_hosts):
-        weights = _compare_weights(decision, used, sink)
-    if plan.layout.spans_hosts:
-        # The fabric gate runs if ranks use links that were not proven since the hosts'
-        # containers started.
-        scope = GateScope(inventory, survey.topology, transports, survey.facts)
-        ensure_proven(scope.only({inventory.head.name, *used}), sink)
-    bring(decision.wanted.brought, inventory.cluster, transports)
+    survey, plan = decision.survey, decision.plan
+    weights = prepare_hosts(survey, plan.replicas, decision.wanted.model, plan.location, sink)
+    bring(decision.wanted.brought, survey.inventory.cluster, survey.transports)
     return weights
 
 
@@ -204,28 +192,12 @@ def decide_again(first: D, decide: Callable[[], D], agree: Agree) -> D:
     return again
 
 
-def _compare_weights(
-    decision: Decision, used: Collection[str], sink: EventSink
-) -> ComparedWeights | None:
-    """Compare the model's files on the hosts in `used`; None if there is nothing to compare."""
-    survey, location = decision.survey, decision.plan.location
-    if location is None or location.random_weights:
-        return None
-
-    def fix(source: str) -> str:
-        return copy_from(decision.wanted.model, survey.inventory.models, location.path, source)
-
-    hosts = {name: survey.transports[name] for name in survey.transports if name in used}
-    head = survey.inventory.head.name
-    return require_same(location.path, hosts, head=head, fix=fix, sink=sink)
-
-
-def changes_of(survey: Survey, plan: ServicePlan, replicas: Sequence[ReplicaChange]) -> Changes:
+def changes_of(survey: Survey, plan: ServicePlan) -> Changes:
     """Return what would change; a replica's lines begin with its name where there are several."""
-    lines: list[str] = []
+    lines, replicas = list[str](), plan.replicas
     changed: dict[str, list[str]] = {}
     for each in replicas:
-        new, name = each.planned.document, each.name
+        new, name = each.document, each.name
         where = f"{name} on {each.host}" if plan.members else name
         if each.old is None:
             lines.append(f"start {where}: {' '.join(new.argv)}")
@@ -235,16 +207,14 @@ def changes_of(survey: Survey, plan: ServicePlan, replicas: Sequence[ReplicaChan
         lines += next(iter(changed.values()))
     else:
         lines += [f"{name}: {line}" for name, each in changed.items() for line in each]
-    restarted = [
-        each for each in replicas if each.old and needs_restart(each.old, each.planned.document)
-    ]
+    restarted = [each for each in replicas if each.restarts]
     if restarted and len(replicas) > 1:
         names = ", ".join(each.name for each in restarted)
         lines.append(f"restart, one at a time while the others serve: {names}")
     lines += [
         f"stop {each.name} on {each.host}, after its running requests" for each in plan.surplus
     ]
-    before = survey.service(plan.document.service)
+    before = survey.service(plan.service)
     if plan.members and plan.members.on != before.on:
         lines.append(f"hosts of the replicas: {plan.members.on or 'all'}")
     if plan.members and not lines and plan.members != before.listed:
@@ -261,10 +231,10 @@ def bring_up(decision: Decision, lock: ClusterLock | None, sink: EventSink) -> S
     head = survey.transports[inventory.head.name]
     paths = NodePaths(inventory.cluster)
     key_file = str(paths.api_key)
-    service = plan.document.service
+    service = plan.service
     title = f"Serve {service}"
-    first = decision.replicas[0]
-    hosts = [each.host for each in decision.replicas]
+    first = plan.replicas[0]
+    hosts = [each.host for each in plan.replicas]
     gateways = hosts_with_gateway(survey)
     if plan.gateway_url:
         hosts += gateways
@@ -277,7 +247,7 @@ def bring_up(decision: Decision, lock: ClusterLock | None, sink: EventSink) -> S
     key = read_key(inventory, head)
     rollout = Rollout(
         survey,
-        decision.replicas,
+        plan.replicas,
         plan.surplus,
         plan.members,
         key,

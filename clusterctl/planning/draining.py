@@ -1,24 +1,28 @@
 """What happens to the replicas of a host that is drained: each moves to free GPUs of other hosts,
-or is stopped where there are none."""
+or is stopped where there are none. A move is a plan with that host gone."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 
-from clusterctl.errors import RequirementsNotMet, UsageError, raise_all
-from clusterctl.node.documents import (
-    MembersDocument,
-    ServiceDocument,
-    replica_name,
+from clusterctl.errors import ClusterctlError, RequirementsNotMet, UsageError, raise_all
+from clusterctl.models.location import ModelLocation
+from clusterctl.models.name import Model
+from clusterctl.node.documents import Member, MembersDocument, ServiceDocument
+from clusterctl.planning.question import question_again
+from clusterctl.planning.replicas import (
+    ReplicaPorts,
+    as_declared,
+    as_if_declared,
+    free_numbers,
+    members_of,
+    moved,
+    seats_for,
+    sizes_of,
 )
-from clusterctl.node.rank_placement import placed_on
-from clusterctl.planning.free_gpus import gpus_held, hosts_on, on_of
-from clusterctl.planning.replicas import Seats, seat_replicas, sites_of_unknown_gpus
-from clusterctl.planning.service_plan import members_of, replica_layout
-from clusterctl.serving.arguments import UNDECIDED
-from clusterctl.serving.service import PlannedService, fingerprint, replica_port
-from clusterctl.survey.services import Replica
+from clusterctl.serving.service import PlannedReplica
+from clusterctl.survey.services import Replica, Service
 from clusterctl.survey.survey import Survey
 
 
@@ -27,18 +31,17 @@ class ServiceMoves:
     """A service whose replicas leave a host."""
 
     service: str
-    staying: tuple[PlannedService, ...]
-    new: tuple[PlannedService, ...]  # In place of those that leave
+    staying: tuple[PlannedReplica, ...]
+    new: tuple[PlannedReplica, ...]  # In place of those that leave
     leaving: tuple[Replica, ...]
     lost: tuple[str, ...]  # Replicas of the host, if it is dead: nothing of them is left to stop
     members: MembersDocument  # In the end
+    model: Model | None = None
+    location: ModelLocation | None = None  # Of the model, on the hosts of new replicas
 
     @property
     def lines(self) -> list[str]:
-        found = [
-            f"{self.service}: start {each.document.name} on {each.layout.hosts[0]}"
-            for each in self.new
-        ]
+        found = [f"{self.service}: start {each.name} on {each.host}" for each in self.new]
         if self.leaving:
             names = ", ".join(replica.name for replica in self.leaving)
             found.append(f"{self.service}: stop {names}, after the running requests")
@@ -63,90 +66,106 @@ def moves_from(survey: Survey, host: str) -> list[ServiceMoves]:
     """Return what to do with each service that has replicas on `host`, so that it has none.
 
     The host may be one that is left out as dead. Raises RequirementsNotMet for services that cannot
-    be moved: those without replicas, whose hosts Ray chose.
+    be moved: those without replicas, whose hosts Ray chose, and those whose model is not on the
+    hosts that they would move to.
     """
-    in_ray = {node.name: node.node_ip for node in survey.require_supervised_head().nodes}
-    dead = host in survey.left_out
-    node_ip = in_ray.get(host, "") if dead else survey.topology.node(host).node_ip
-    services: dict[str, list[Replica]] = {
-        name: []
-        for name, service in survey.services.items()
-        if dead and any(member.host == host for member in service.members)
-    }
-    stuck = []
-    for replica in survey.replicas.values():
-        document = replica.document
-        if replica.placed_by_ray and host in {replica.host, *(rank.host for rank in replica.ranks)}:
-            stuck.append(
-                RequirementsNotMet(
-                    f"the service {document.name} runs there and has no replicas, so that nothing "
-                    "serves while it moves",
-                    host=host,
-                    hint=f"clusterctl stop {document.name}, or give it replicas: "
-                    f"clusterctl serve {document.model} --replicas 2",
-                )
-            )
-        elif node_ip in document.node_ips:
-            services.setdefault(document.service, []).append(replica)
-    raise_all(stuck)
-    held = gpus_held(survey, survey.require_supervised_head().nodes)
-    free = held.without_drained({*survey.drained, host}).free
-    taken = [(host_name, one.port) for host_name, each in survey.documents.items()
-             for one in each.values()]  # fmt: skip
-    found = []
-    for service, leaving in sorted(services.items()):
-        now = survey.service(service)
-        staying = [one for one in now.replicas if one not in leaving]
-        away = now.lost
-        lost = [member for member in away if member.host == host]
-        known = now.listed
-        new: list[PlannedService] = []
-        first = next((one.document for one in (*leaving, *staying)), None)
-        if first is None:  # What it was asked to be is lost with the host
-            assert known  # noqa: S101 - its members are on the host
-            members = replace(known, members=[each for each in away if each not in lost])
-            names = tuple(replica_name(service, member.replica) for member in lost)
-            found.append(ServiceMoves(service, (), (), (), names, members))
+    survey.require_supervised_head()
+    raise_all(_stuck(survey, host))
+    node_ip = _node_ip(survey, host)
+    ports, found, problems = ReplicaPorts(survey), list[ServiceMoves](), list[ClusterctlError]()
+    for service in survey.services.values():
+        leaving = [each for each in service.replicas if node_ip in each.document.node_ips]
+        lost = [member for member in service.lost if member.host == host]
+        if not leaving and not lost:
             continue
-        sizes = (first.tensor_parallel, first.pipeline_parallel)
-        number_of_new = len(leaving) + len(lost)
-        on = on_of(survey, service)
-        allowed = hosts_on(survey, on)
-        there = [each for each in free if each.host in allowed]
-        seats = seat_replicas(sites_of_unknown_gpus(there), sizes, (), number_of_new)
-        numbers = (number for number in count(1) if number not in now.numbers)
-        public = known.port if known else first.port
-        for number, hosts in zip(numbers, seats, strict=False):
-            ports = {public, *(port for name, port in taken if name == hosts[0])}
-            port = replica_port(ports, survey.facts[hosts[0]].listening_ports)
-            taken.append((hosts[0], port))
-            new.append(as_planned(survey, _moved(survey, first, number, hosts, port)))
-            free = [
-                replace(each, free=each.free - hosts.count(each.host))
-                if each.host in hosts
-                else each
-                for each in free
-            ]
-        kept = [as_planned(survey, one.document) for one in staying]
+        try:
+            move = _moves_of(survey, service, host, leaving, lost, ports)
+        except ClusterctlError as error:
+            problems.append(error)
+            continue
+        found.append(move)
+        survey = as_if_declared(survey, move.new)
+    raise_all(problems)
+    return found
+
+
+def _stuck(survey: Survey, host: str) -> list[ClusterctlError]:
+    """Return an error for each service without replicas that has a rank on the host."""
+    found: list[ClusterctlError] = []
+    for replica in survey.replicas.values():
+        on_hosts = {replica.host, *(rank.host for rank in replica.ranks)}
+        if not replica.placed_by_ray or host not in on_hosts:
+            continue
         found.append(
-            ServiceMoves(
-                service=service,
-                staying=tuple(kept),
-                new=tuple(new),
-                leaving=tuple(leaving),
-                lost=tuple(replica_name(service, member.replica) for member in lost),
-                members=MembersDocument(
-                    service=service,
-                    served_names=known.served_names if known else [first.served_name],
-                    port=public,
-                    members=members_of((*kept, *new), [one for one in away if one not in lost]),
-                    stall_timeout=first.stall_timeout,
-                    listen=known.listen if known else "",
-                    on=on,
-                ),
+            RequirementsNotMet(
+                f"the service {replica.name} runs there and has no replicas, so that nothing "
+                "serves while it moves",
+                host=host,
+                hint=f"clusterctl stop {replica.name}, or give it replicas: "
+                f"clusterctl serve {replica.document.model} --replicas 2",
             )
         )
     return found
+
+
+def _node_ip(survey: Survey, host: str) -> str:
+    """Return the host's node IP; that of a dead host as Ray knows it, empty if it does not."""
+    if host not in survey.left_out:
+        return survey.topology.node(host).node_ip
+    nodes = survey.require_supervised_head().nodes
+    return next((node.node_ip for node in nodes if node.name == host), "")
+
+
+def _moves_of(
+    survey: Survey,
+    service: Service,
+    host: str,
+    leaving: Sequence[Replica],
+    lost: Sequence[Member],
+    ports: ReplicaPorts,
+) -> ServiceMoves:
+    staying = [replica for replica in service.replicas if replica not in leaving]
+    away = [member for member in service.lost if member not in lost]
+    given_up = tuple(service.replica_names(lost))
+    if not service.replicas:  # What it was asked to be is lost with the host
+        assert service.listed  # noqa: S101 - its members are on the host
+        members = replace(service.listed, members=away)
+        return ServiceMoves(service.name, (), (), (), given_up, members)
+
+    pattern = (*leaving, *staying)[0].document
+    public = service.listed.port if service.listed else pattern.port
+    asked = question_again(survey, pattern, without=(host,))
+    many = len(leaving) + len(lost)
+    seats = seats_for(asked.hardware, sizes_of(pattern), (), many, asked.known_request())
+    location = asked.require_location({name for each in seats for name in each}) if seats else None
+
+    new = []
+    for number, hosts in zip(free_numbers(service, len(seats)), seats, strict=True):
+        port = ports.new(hosts[0], public)
+        new.append(moved(survey, pattern, number, hosts, port, asked.hardware))
+    kept = [as_declared(survey, replica) for replica in staying]
+    members = _list_of(service, pattern, members_of((*kept, *new), away), public, asked.request.on)
+    return ServiceMoves(
+        service.name,
+        tuple(kept),
+        tuple(new),
+        tuple(leaving),
+        given_up,
+        members,
+        asked.model,
+        location,
+    )
+
+
+def _list_of(
+    service: Service,
+    pattern: ServiceDocument,
+    members: list[Member],
+    public: int,
+    on: str | None,
+) -> MembersDocument:
+    listed = service.listed or MembersDocument(service.name, [pattern.served_name], public)
+    return replace(listed, members=members, stall_timeout=pattern.stall_timeout, on=on or "")
 
 
 def require_known(survey: Survey, host: str) -> None:
@@ -156,40 +175,3 @@ def require_known(survey: Survey, host: str) -> None:
         raise UsageError(
             f"no host named {host} in {survey.inventory.file}", hint=f"hosts: {', '.join(names)}"
         )
-
-
-def _moved(
-    survey: Survey, document: ServiceDocument, number: int, hosts: Seats, port: int
-) -> ServiceDocument:
-    """Return the document of a replica with the same settings on other hosts."""
-    first = survey.topology.node(hosts[0])
-    argv = list(document.argv)
-    for flag, value in (("--host", first.node_ip), ("--port", str(port))):
-        argv[argv.index(flag) + 1] = value
-    return replace(
-        document,
-        name=replica_name(document.service, number),
-        replica=number,
-        argv=argv,
-        host=first.node_ip,
-        port=port,
-        node_ips=[survey.topology.node(host).node_ip for host in hosts],
-        fingerprint=fingerprint(argv, document.env),
-    )
-
-
-def as_planned(survey: Survey, document: ServiceDocument) -> PlannedService:
-    """Return a declared replica as a plan. A plain completion proves it, with any tokenizer."""
-    hosts = {node.node_ip: node.host for node in survey.topology.nodes}
-    sizes = replace(
-        UNDECIDED,
-        tensor_parallel=document.tensor_parallel,
-        pipeline_parallel=document.pipeline_parallel,
-        data_parallel=document.gpus // (document.tensor_parallel * document.pipeline_parallel),
-        keeps_tp_in_host=False,
-    )
-    # A host that was taken out of the inventory is named by its address.
-    node_ips = document.node_ips or placed_on(document.env)
-    seats = tuple(hosts.get(node_ip, node_ip) for node_ip in node_ips)
-    layout = replica_layout(sizes, seats) if seats else sizes
-    return PlannedService(document=document, layout=layout, head_address=document.host, chat=False)

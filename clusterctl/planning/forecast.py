@@ -31,11 +31,11 @@ from clusterctl.planning.report import Advice, FitReport, Hardware, PlanRequest
 from clusterctl.serving.arguments import Launch, Layout
 from clusterctl.serving.vllm_flags import lay_over, parse_arguments, render, without
 
-NOT_PLANNED = "memory is not planned"
-
 # PyTorch's symmetric memory passes file descriptors between ranks over sockets of one host: a group
 # that spans hosts waits there forever (vLLM 0.25, PyTorch 2.11).
 SYMMETRIC_MEMORY = "VLLM_ALLREDUCE_USE_SYMM_MEM"
+
+NOT_PLANNED = "memory is not planned"
 
 # How vLLM distributes replicas: strict (equally many on every host), fill, or span (one replica
 # over several hosts).

@@ -1,20 +1,76 @@
-"""The hosts of a service's replicas: seated one after another, each on GPUs that are still free."""
+"""The places of a service's replicas: hosts for their ranks, numbers and ports."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count, islice
+from typing import NamedTuple
 
 from clusterctl.errors import DoesNotFit
+from clusterctl.node.documents import Member, ServiceDocument, replica_name, to_json
+from clusterctl.node.rank_placement import NODE_IPS
+from clusterctl.planning.forecast import SYMMETRIC_MEMORY, layout_env
 from clusterctl.planning.hardware import GpuModel
-from clusterctl.planning.placement import HostGpus, Placement, Site, seat_ranks, sites_without
+from clusterctl.planning.placement import (
+    PARTITION,
+    HostGpus,
+    Placement,
+    Site,
+    seat_ranks,
+    sites_without,
+)
+from clusterctl.planning.planner import fits_on
+from clusterctl.planning.report import Hardware, PlanRequest
+from clusterctl.serving.arguments import UNDECIDED, Layout
+from clusterctl.serving.declaration import service_file
+from clusterctl.serving.service import PlannedReplica, fingerprint, replica_port
+from clusterctl.serving.vllm_flags import Argument, lay_over, parse_arguments, render
+from clusterctl.survey.services import Replica, Service
+from clusterctl.survey.survey import Survey
 
 Seats = tuple[str, ...]  # The host of each rank of one replica, in vLLM's order
+
+# What a replica's environment says of the hosts and GPUs that it was planned for
+_OF_A_PLACE = frozenset({SYMMETRIC_MEMORY, PARTITION, NODE_IPS})
+
+
+class Sizes(NamedTuple):
+    """How each replica is divided over its GPUs."""
+
+    tp: int
+    pp: int
+
+    @property
+    def gpus(self) -> int:
+        return self.tp * self.pp
+
+
+def sizes_of(layout: Layout | ServiceDocument) -> Sizes:
+    return Sizes(layout.tensor_parallel, layout.pipeline_parallel)
+
+
+def seats_for(
+    hardware: Hardware,
+    sizes: Sizes,
+    kept: Sequence[Seats],
+    most: int | None,
+    request: PlanRequest | None,
+) -> list[Seats]:
+    """Return the seats of replicas beyond those `kept`, until there are `most` in all, or for as
+    many as fit. `request`: what the planner is asked about each; None if it knows nothing."""
+    sites = hardware.sites or sites_of_unknown_gpus(hardware.free)
+
+    def fits(placement: Placement) -> bool:
+        return request is None or fits_on(request, placement)
+
+    return seat_replicas(sites, sizes, kept, most, fits)
 
 
 def seat_replicas(
     sites: Sequence[Site],
-    sizes: tuple[int, int],
+    sizes: Sizes,
     kept: Sequence[Seats],
     most: int | None,
     fits: Callable[[Placement], bool] = lambda _: True,
@@ -23,29 +79,27 @@ def seat_replicas(
     many as fit.
 
     sites  hosts with their free GPUs; those of the replicas in `kept` are among them
-    sizes  TP and PP of each replica
     fits   whether a replica can start on the GPUs of this placement
 
     A replica gets GPUs of one host wherever a host has enough of them, so that its ranks exchange
     nothing over the network; hosts with fewer replicas of this service come first, so that the loss
     of a host costs as few of them as possible.
     """
-    width, largest = sizes[0] * sizes[1], max((len(site.gpus) for site in sites), default=0)
+    largest = max((len(site.gpus) for site in sites), default=0)
     used = Counter(host for seats in kept for host in set(seats))
     left = sites_without(sites, [host for seats in kept for host in seats])
     found: list[Seats] = []
+
     while most is None or len(kept) + len(found) < most:
         groups = [[site] for site in sorted(left, key=lambda site: used[site.host])]
-        if largest < width:
+        if largest < sizes.gpus:
             groups = [left]
-        placements = (
-            seat_ranks(group, *sizes)
-            for group in groups
-            if sum(len(site.gpus) for site in group) >= width
-        )
+        roomy = [group for group in groups if sum(len(site.gpus) for site in group) >= sizes.gpus]
+        placements = (seat_ranks(group, sizes.tp, sizes.pp) for group in roomy)
         placement = next(filter(fits, placements), None)
         if placement is None:
             break
+
         seats = tuple(seat.host for seat in placement.seats)
         left = sites_without(left, seats)
         used.update(set(seats))
@@ -69,3 +123,122 @@ def sites_of_unknown_gpus(free: Sequence[HostGpus]) -> list[Site]:
     """Return hosts of which only the number of GPUs is known, to seat ranks on."""
     unknown = GpuModel("GPU", 0.0, 0, 0, 0, 0)
     return [Site(host.host, (unknown,) * host.free) for host in free if host.free]
+
+
+def free_numbers(service: Service, many: int) -> list[int]:
+    """Return the numbers of new replicas: the lowest that no replica has."""
+    numbers = (number for number in count(1) if number not in service.numbers)
+    return list(islice(numbers, many))
+
+
+@dataclass
+class ReplicaPorts:
+    """The ports of replicas on each host, while new ones are given out."""
+
+    survey: Survey
+    _given: set[tuple[str, int]] = field(default_factory=set)
+
+    def new(self, host: str, public: int) -> int:
+        """Return a free port. `public`: the service's own, which no replica may have. Raises
+        UsageError if all are taken."""
+        taken = {document.port for document in self.survey.documents[host].values()}
+        taken |= {port for where, port in self._given if where == host}
+        # Gateways listen there.
+        listed = [service.listed for service in self.survey.services.values()]
+        taken |= {public, *(each.port for each in listed if each)}
+
+        port = replica_port(taken, self.survey.facts[host].listening_ports)
+        self.keep(host, port)
+        return port
+
+    def keep(self, host: str, port: int) -> None:
+        self._given.add((host, port))
+
+
+def replica_layout(layout: Layout, seats: Seats) -> Layout:
+    """Return the layout of a replica whose ranks are placed on exactly these hosts."""
+    tp = layout.tensor_parallel
+    groups = [set(seats[start : start + tp]) for start in range(0, len(seats), tp)]
+    hosts = tuple(dict.fromkeys(seats))
+    inside = all(len(group) == 1 for group in groups)
+    return replace(layout, hosts=hosts, least_hosts=len(hosts), keeps_tp_in_host=inside, notes=())
+
+
+def as_declared(survey: Survey, replica: Replica) -> PlannedReplica:
+    """Return a declared replica as a plan that changes nothing. A plain completion proves it, with
+    any tokenizer."""
+    document, hosts = replica.document, {n.node_ip: n.host for n in survey.topology.nodes}
+    sizes = sizes_of(document)
+    layout = replace(
+        UNDECIDED,
+        tensor_parallel=sizes.tp,
+        pipeline_parallel=sizes.pp,
+        data_parallel=document.gpus // sizes.gpus,
+        keeps_tp_in_host=False,
+    )
+    if replica.node_ips:
+        # A host that was taken out of the inventory is named by its address.
+        layout = replica_layout(layout, tuple(hosts.get(ip, ip) for ip in replica.node_ips))
+    return PlannedReplica(
+        document=document,
+        layout=layout,
+        host=replica.host,
+        head_address=document.host,
+        chat=False,
+        old=document,
+    )
+
+
+def moved(
+    survey: Survey,
+    document: ServiceDocument,
+    number: int,
+    seats: Seats,
+    port: int,
+    hardware: Hardware,
+) -> PlannedReplica:
+    """Return a new replica with the same settings on these hosts, and the variables that vLLM needs
+    there."""
+    node_ips = [survey.topology.node(host).node_ip for host in seats]
+    sizes = sizes_of(document)
+    width = replace(UNDECIDED, tensor_parallel=sizes.tp, pipeline_parallel=sizes.pp)
+    layout = replica_layout(width, seats)
+
+    endpoint = Argument("host", (node_ips[0],)), Argument("port", (str(port),))
+    argv = [*document.argv[:3], *render(lay_over(parse_arguments(document.argv[3:]), endpoint))]
+    kept = {name: value for name, value in document.env.items() if name not in _OF_A_PLACE}
+    env = {**kept, **layout_env(layout, hardware)}
+    placed = replace(
+        document,
+        name=replica_name(document.service, number),
+        replica=number,
+        argv=argv,
+        env=env,
+        host=node_ips[0],
+        port=port,
+        node_ips=node_ips,
+        fingerprint=fingerprint(argv, env),
+    )
+    return PlannedReplica(
+        document=placed, layout=layout, host=seats[0], head_address=node_ips[0], chat=False
+    )
+
+
+def members_of(planned: Iterable[PlannedReplica], away: Sequence[Member]) -> list[Member]:
+    """Return the replicas as members, with those of dead hosts, by number. One that Ray placed is
+    reached at the service's own port, and is no member."""
+    found = [
+        Member(one.document.replica, one.host, one.document.host, one.document.port)
+        for one in planned
+        if one.document.node_ips
+    ]
+    return sorted([*away, *found], key=lambda member: member.replica)
+
+
+def as_if_declared(survey: Survey, planned: Iterable[PlannedReplica]) -> Survey:
+    """Return the survey as it would be once these replicas are declared."""
+    written: dict[str, dict[str, bytes | None]] = {}
+    for replica in planned:
+        path = service_file(survey.inventory.cluster, replica.name)
+        written.setdefault(replica.host, {})[path] = to_json(replica.document).encode()
+    return survey.with_files(written)

@@ -21,7 +21,7 @@ from clusterctl.node.rank_placement import NODE_IPS
 from clusterctl.ray_cluster.topology import base_url
 from clusterctl.serving.arguments import Layout
 from clusterctl.serving.endpoint import ServiceAnswer, ask
-from clusterctl.serving.service import PlannedService
+from clusterctl.serving.service import PlannedReplica
 from clusterctl.transport.base import Transport
 from clusterctl.transport.tcp import Tunnel
 
@@ -39,7 +39,7 @@ class Proof:
 
 
 def prove(
-    service: PlannedService,
+    service: PlannedReplica,
     key: str,
     api: Transport,
     read: Callable[[], NodeState | None],

@@ -37,41 +37,12 @@ from clusterctl.serving.declaration import (
     service_file,
 )
 from clusterctl.serving.proof import Proof, prove
-from clusterctl.serving.service import PlannedService, difference, needs_restart
+from clusterctl.serving.service import PlannedReplica
 from clusterctl.survey.gateways import gateway_states
 from clusterctl.survey.services import Replica
 from clusterctl.survey.survey import Survey, read_reported_state
 from clusterctl.transport.fanout import failures, fan_out, values
 from clusterctl.transport.lock import ClusterLock
-
-
-@dataclass(frozen=True)
-class ReplicaChange:
-    """A planned replica, and what is declared in its place."""
-
-    planned: PlannedService
-    host: str
-    old: ServiceDocument | None  # None: it is new
-    again: bool = False  # Restart it though nothing differs
-
-    @property
-    def name(self) -> str:
-        return self.planned.document.name
-
-    @property
-    def differs(self) -> bool:
-        return self.again or self.old is None or bool(difference(self.old, self.planned.document))
-
-
-def as_declared(survey: Survey, planned: Sequence[PlannedService]) -> list[ReplicaChange]:
-    """Return the planned replicas with their current declarations, each on its own host."""
-    found = []
-    for each in planned:
-        name = each.document.name
-        host = each.layout.hosts[0] if each.document.node_ips else survey.inventory.head.name
-        old = survey.documents.get(host, {}).get(name)
-        found.append(ReplicaChange(each, host, old))
-    return found
 
 
 def gateway_let_go(gateway: GatewayState, document: ServiceDocument) -> bool:
@@ -93,7 +64,7 @@ class Rollout:
     """
 
     survey: Survey
-    replicas: Sequence[ReplicaChange]
+    replicas: Sequence[PlannedReplica]
     surplus: Sequence[Replica]
     members: MembersDocument | None
     key: str
@@ -117,7 +88,7 @@ class Rollout:
         """
         held = {replica.host for replica in self.surplus}
         new = [replica for replica in self.replicas if replica.old is None]
-        seated = [each for each in new if not held & set(each.planned.layout.hosts)]
+        seated = [each for each in new if not held & set(each.layout.hosts)]
         same = [replica for replica in self.replicas if replica.old and not replica.differs]
         # Declared before they are ready: `stop` and a second run find them by their members.
         self._admit(new)
@@ -132,23 +103,23 @@ class Rollout:
         self._declare_members(self.members.members if self.members else ())
         return self.proofs
 
-    def leave(self, replica: ReplicaChange) -> None:
+    def leave(self, replica: PlannedReplica) -> None:
         """Take a declared replica out of the gateway; its running requests end."""
         assert replica.old  # noqa: S101 - it is declared
         self._drain(replica.old)
         self._mark(replica.old, draining=True)
 
-    def rejoin(self, replica: ReplicaChange) -> None:
+    def rejoin(self, replica: PlannedReplica) -> None:
         """Wait for a declared replica, prove it, and let it serve again. Raises as `run`."""
         assert replica.old  # noqa: S101 - it is declared
         self._services(replica.host).follow(replica.old)
         self._prove(replica)
         self._mark(replica.old, draining=False)
 
-    def _together(self, replicas: Sequence[ReplicaChange]) -> None:
+    def _together(self, replicas: Sequence[PlannedReplica]) -> None:
         """Start new replicas, and wait for all of these, in parallel."""
 
-        def bring_up(replica: ReplicaChange) -> None:
+        def bring_up(replica: PlannedReplica) -> None:
             if replica.old is None:
                 self._declare(replica)
             else:
@@ -161,7 +132,7 @@ class Rollout:
         ready = values(outcomes)
         self._admit(each for each in replicas if each.name in ready)
         withdrawn = {
-            each.planned.document.replica
+            each.document.replica
             for each in replicas
             if each.name not in ready and self._is_withdrawn(each)
         }
@@ -169,12 +140,12 @@ class Rollout:
         self._declare_members(left)
         raise_all(failures(outcomes))
 
-    def _declare(self, replica: ReplicaChange) -> None:
+    def _declare(self, replica: PlannedReplica) -> None:
         """Declare and prove a replica; one that fails either is undone. A service without replicas
         that does not prove itself stays declared: there is no other that serves."""
         assert self.lock  # noqa: S101 - something changes
         self._give_key(replica.host)
-        services, document = self._services(replica.host), replica.planned.document
+        services, document = self._services(replica.host), replica.document
         file = self._file(replica.host, document.name)
         if self.members is None:
             services.declare(self.lock, document, replica.old, file)
@@ -182,7 +153,7 @@ class Rollout:
         else:
             services.declare(self.lock, document, replica.old, file, lambda: self._prove(replica))
 
-    def _is_withdrawn(self, replica: ReplicaChange) -> bool:
+    def _is_withdrawn(self, replica: PlannedReplica) -> bool:
         """Whether the document of a new replica that failed is gone from its host."""
         path = service_file(self.survey.inventory.cluster, replica.name)
         try:
@@ -191,13 +162,13 @@ class Rollout:
             return False
         return replica.old is None and gone
 
-    def _change(self, replica: ReplicaChange) -> None:
+    def _change(self, replica: PlannedReplica) -> None:
         """Restart a replica with its new document, or only replace the document if that suffices.
 
         If the new version fails, the old one is restored and awaited before the error is raised."""
         old = replica.old
         assert old  # noqa: S101 - it is declared
-        restarts = replica.again or needs_restart(old, replica.planned.document)
+        restarts = replica.restarts
         if restarts:
             self._drain(old)
         try:
@@ -212,7 +183,7 @@ class Rollout:
             raise
         self._admit([replica])
 
-    def _await_old(self, replica: ReplicaChange, old: ServiceDocument) -> None:
+    def _await_old(self, replica: PlannedReplica, old: ServiceDocument) -> None:
         """Wait for the previous version of a replica whose change failed, and let it serve again.
         The error of the change is the one to report."""
         try:
@@ -237,11 +208,11 @@ class Rollout:
         left = [each for each in self._now.values() if each.replica != replica.number]
         self._declare_members(left)
 
-    def _prove(self, replica: ReplicaChange) -> None:
+    def _prove(self, replica: PlannedReplica) -> None:
         transport = self.survey.transports[replica.host]
 
         self.proofs[replica.name] = prove(
-            replica.planned,
+            replica,
             self.key,
             transport,
             lambda: read_reported_state(self.survey.inventory, transport),
@@ -285,9 +256,9 @@ class Rollout:
             self._now[document.replica] = replace(member, draining=draining)
             self._declare_members(self._now.values())
 
-    def _admit(self, replicas: Iterable[ReplicaChange]) -> None:
+    def _admit(self, replicas: Iterable[PlannedReplica]) -> None:
         """Declare proven replicas as members."""
-        proven = {replica.planned.document.replica for replica in replicas}
+        proven = {replica.document.replica for replica in replicas}
         planned = self.members.members if self.members else ()
         self._now |= {each.replica: each for each in planned if each.replica in proven}
         self._declare_members(self._now.values())

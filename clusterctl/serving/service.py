@@ -19,13 +19,29 @@ from clusterctl.serving.vllm_flags import Argument, is_collected, last_value, pa
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedService:
-    """A service that is ready to be declared."""
+class PlannedReplica:
+    """A replica that is ready to be declared, and what is declared in its place."""
 
     document: ServiceDocument
     layout: Layout  # where the ranks must run
+    host: str  # Where it is declared
     head_address: str = ""  # address of the head for clients
     chat: bool = True  # whether its tokenizer has a chat template; True if not known
+    old: ServiceDocument | None = None  # None: it is new
+    again: bool = False  # Restart it though nothing differs
+
+    @property
+    def name(self) -> str:
+        return self.document.name
+
+    @property
+    def differs(self) -> bool:
+        return self.again or self.old is None or bool(difference(self.old, self.document))
+
+    @property
+    def restarts(self) -> bool:
+        """Whether a process that runs is stopped and started again."""
+        return self.old is not None and (self.again or needs_restart(self.old, self.document))
 
     @property
     def endpoint(self) -> ServiceEndpoint:

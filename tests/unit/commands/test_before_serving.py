@@ -26,7 +26,7 @@ STATE = NodeState("gpu1", "head", 1000.0, "1", "up", 0.0, 0)
 
 
 def decision(*lines: str) -> Decision:
-    return Decision(ANY, ANY, ANY, (), Changes(lines, restarts=False))
+    return Decision(ANY, ANY, ANY, Changes(lines, restarts=False))
 
 
 def test_a_supervisor_that_wrote_just_now_is_believed() -> None:
@@ -74,5 +74,5 @@ def test_a_key_that_clients_of_other_services_would_have_to_learn_is_refused() -
 
 
 def test_a_decision_does_not_show_its_key() -> None:
-    shown = Decision(ANY, ANY, ANY, (), Changes((), False), "secret")
+    shown = Decision(ANY, ANY, ANY, Changes((), False), "secret")
     assert "secret" not in repr(shown)

@@ -32,7 +32,9 @@ def decide(
 
 
 def hosts(decision: FleetDecision) -> dict[str, list[str]]:
-    return {name: [each.host for each in one.replicas] for name, one in decision.services.items()}
+    return {
+        name: [each.host for each in one.plan.replicas] for name, one in decision.services.items()
+    }
 
 
 def test_no_two_services_get_one_gpu_port_or_place_in_the_list() -> None:

@@ -71,7 +71,7 @@ def only_on_gpu2(cluster: Cluster) -> ServicePlan:
     pair = cluster.prepare(tp=1, replicas="2")
     assert pair.members
     members = replace(pair.members, members=pair.members.members[1:])
-    return replace(pair, document=pair.others[0].document, others=(), members=members)
+    return replace(pair, replicas=pair.replicas[1:], members=members)
 
 
 def test_its_replica_starts_elsewhere_under_another_number() -> None:

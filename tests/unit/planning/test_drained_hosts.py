@@ -18,7 +18,7 @@ def test_a_replica_moves_to_a_free_gpu_of_another_host() -> None:
     two = cluster.prepare(tp=1, replicas="2")
     alone = replace(
         two,
-        others=(),
+        replicas=two.replicas[:1],
         members=two.members and replace(two.members, members=two.members.members[:1]),
     )
     (moves,) = moves_from(cluster.survey(alone), "gpu1")
@@ -69,7 +69,7 @@ def test_a_service_that_is_only_becoming_one_of_replicas_stays_where_ray_placed_
     """As `serve --replicas 2` leaves it that was ended before it restarted the first one."""
     cluster = Cluster("nvidia")
     first = cluster.prepare(tp=1).document
-    second = cluster.prepare(tp=1, replicas="2").others[0].document
+    second = cluster.prepare(tp=1, replicas="2").replicas[1].document
     (moves,) = moves_from(cluster.survey(first, second), "gpu2")
 
     assert [each.document for each in moves.staying] == [first]

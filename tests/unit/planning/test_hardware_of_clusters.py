@@ -13,20 +13,22 @@ from clusterctl.facts.model import Address, GpuFacts, GpuReport, NicFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.models.config_json import describe
+from clusterctl.models.name import Model
 from clusterctl.models.probe import ModelDirectory
 from clusterctl.network.gate import FabricRecord, record_file
 from clusterctl.node.documents import NodeState, to_json
 from clusterctl.node.fabric_documents import Collective
 from clusterctl.planning.cluster_hardware import gpus_of, with_image_env
 from clusterctl.planning.cluster_hardware import hardware_of as hardware_of_free
-from clusterctl.planning.fit_on_cluster import config_on_hosts, hardware_for_fit
-from clusterctl.planning.fit_request import FitArguments
+from clusterctl.planning.fit_on_cluster import usable_hardware
 from clusterctl.planning.free_gpus import HeldGpus
 from clusterctl.planning.overheads import Measured
 from clusterctl.planning.placement import HostGpus
 from clusterctl.planning.planner import plan as fit
+from clusterctl.planning.question import question
 from clusterctl.planning.report import Hardware, PlanRequest
 from clusterctl.planning.speed import LinkSpeed
+from clusterctl.serving.request import ServiceRequest
 from tests.fakes.catalogue import config_of
 from tests.fakes.container_engine import FakeDriver, FakeEngine, image
 from tests.fakes.host_facts import host_facts
@@ -77,7 +79,8 @@ def hardware_of(
 ) -> Hardware:
     transports = {name: FakeTransport() for name in answers}
     survey = survey_of(inventory, answers, transports)
-    return hardware_for_fit(survey, FitArguments("m", vllm=vllm), (), "m")
+    asked = question(survey, ServiceRequest("m"), Model("m", "m", ()), vllm=vllm, as_if_free=True)
+    return usable_hardware(asked)
 
 
 def test_the_head_comes_first_since_rank_0_starts_there() -> None:
@@ -209,5 +212,8 @@ def test_an_image_that_cannot_be_asked_sets_nothing() -> None:
 
 def test_the_config_that_most_hosts_have() -> None:
     old, new = ModelDirectory("/m", "old"), ModelDirectory("/m", "new")
-    assert config_on_hosts([[old], [new], [new], []]) == "new"
-    assert config_on_hosts([[ModelDirectory("/m")], []]) is None
+    transports = {name: FakeTransport() for name in ANSWERS}
+    survey = survey_of(inventory(), ANSWERS, transports)
+    asked = question(survey, ServiceRequest("/m"), Model("/m", "m", ()))
+    assert replace(asked, findings={"a": [old], "b": [new], "c": [new], "d": []}).config == "new"
+    assert replace(asked, findings={"a": [ModelDirectory("/m")], "b": []}).config is None

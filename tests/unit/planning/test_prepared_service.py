@@ -17,7 +17,7 @@ from clusterctl.models.name import resolve
 from clusterctl.node.documents import NodeState, RayNode, ServiceDocument, to_json
 from clusterctl.node.files import NodePaths
 from clusterctl.node.rank_placement import NODE_IPS
-from clusterctl.planning.draining import as_planned
+from clusterctl.planning.replicas import as_declared
 from clusterctl.planning.service_plan import ServicePlan, plan_service
 from clusterctl.serving.request import Options, read_request
 from clusterctl.serving.vllm_flags import parse_arguments
@@ -139,7 +139,8 @@ def test_with_unlike_gpus_ranks_are_kept_where_the_plan_has_them() -> None:
     assert prepared.layout.hosts == (rank.host,)
     assert prepared.document.env[NODE_IPS] == cluster.inventory.host(rank.host).address
     assert cluster.prepare(own=prepared.document).document == prepared.document
-    again = as_planned(cluster.survey(prepared), prepared.document)
+    survey = cluster.survey(prepared)
+    again = as_declared(survey, survey.replicas["qwen"])
     assert again.layout.hosts == (rank.host,), "a restart is proven on the same host"
 
 

@@ -10,7 +10,7 @@ from clusterctl.errors import DoesNotFit, UsageError
 from clusterctl.node.documents import GatewayState, MembersDocument, ServiceDocument
 from clusterctl.planning.hardware import parse_gpus
 from clusterctl.planning.placement import Placement, Site
-from clusterctl.planning.replicas import Seats, seat_replicas
+from clusterctl.planning.replicas import Seats, Sizes, seat_replicas
 from clusterctl.planning.service_plan import ServicePlan
 from tests.fakes.host_facts import nic
 from tests.unit.planning.test_prepared_service import Cluster
@@ -34,11 +34,11 @@ def hosts(*counts: int) -> list[Site]:
 def test_replicas_stay_in_a_host_and_spread_over_hosts(
     counts: tuple[int, ...], sizes: tuple[int, int], most: int | None, seats: list[Seats]
 ) -> None:
-    assert seat_replicas(hosts(*counts), sizes, (), most) == seats
+    assert seat_replicas(hosts(*counts), Sizes(*sizes), (), most) == seats
 
 
 def test_replicas_that_run_keep_their_gpus() -> None:
-    found = seat_replicas(hosts(2, 2), (1, 1), [("gpu1",), ("gpu1",)], 3)
+    found = seat_replicas(hosts(2, 2), Sizes(1, 1), [("gpu1",), ("gpu1",)], 3)
     assert found == [("gpu2",)]
 
 
@@ -46,7 +46,7 @@ def test_a_gpu_that_is_too_small_is_left_out() -> None:
     def fits(placement: Placement) -> bool:
         return placement.seats[0].host != "gpu1"
 
-    assert seat_replicas(hosts(1, 1, 1), (1, 1), (), None, fits) == [("gpu2",), ("gpu3",)]
+    assert seat_replicas(hosts(1, 1, 1), Sizes(1, 1), (), None, fits) == [("gpu2",), ("gpu3",)]
 
 
 def replicas(
@@ -148,7 +148,7 @@ def test_clients_use_the_gateway_where_there_is_one() -> None:
     cluster.state = replace(cluster.state, gateway=GatewayState("idle"))
     plan = replicas(cluster, "2")
     assert plan.endpoint.url == "http://10.0.0.1:8000"
-    assert plan.others[0].endpoint.url == "http://10.0.0.2:8100"
+    assert plan.replicas[1].endpoint.url == "http://10.0.0.2:8100"
 
 
 def test_the_port_that_was_asked_for_is_the_gateways_when_asked_for_again() -> None:

@@ -28,7 +28,7 @@ from clusterctl.node.documents import (
 from clusterctl.serving import proof
 from clusterctl.serving.arguments import Layout
 from clusterctl.serving.proof import Proof, await_gateway, prove
-from clusterctl.serving.service import PlannedService
+from clusterctl.serving.service import PlannedReplica
 from tests.fakes.transport import FakeTransport
 
 INVENTORY = Inventory(
@@ -80,7 +80,7 @@ def proved(port: int, task: str, monkeypatch: pytest.MonkeyPatch) -> Proof:
     service = ServiceState("m", "ready", 0.0, "f", task=task, ranks=[rank], ready_seconds=9.0)
     state = NodeState("gpu1", "head", 0.0, "1", "up", 0.0, 0, services=[service])
     events: list[Event] = []
-    planned = PlannedService(document=DOCUMENT, layout=layout)
+    planned = PlannedReplica(document=DOCUMENT, layout=layout, host="gpu1")
     return prove(planned, "key", head, lambda: state, events.append, {"gpu1": "10.0.0.1"})
 
 

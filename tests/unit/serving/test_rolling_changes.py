@@ -30,8 +30,8 @@ from clusterctl.node.documents import (
 from clusterctl.node.files import NodePaths
 from clusterctl.serving import rollout
 from clusterctl.serving.arguments import Layout
-from clusterctl.serving.rollout import Rollout, as_declared, gateway_let_go
-from clusterctl.serving.service import PlannedService, difference
+from clusterctl.serving.rollout import Rollout, gateway_let_go
+from clusterctl.serving.service import PlannedReplica, difference
 from clusterctl.survey.survey import Survey
 from clusterctl.transport.base import CommandResult
 from clusterctl.transport.lock import ClusterLock
@@ -147,18 +147,18 @@ class World:
         again: tuple[int, ...] = (),
     ) -> None:
         survey = self.survey()
-        planned = [
-            PlannedService(
+        replicas = [
+            PlannedReplica(
                 document=each,
-                layout=Layout(1, 1, (f"gpu{each.replica}",), 1, keeps_tp_in_host=True, reason=""),
+                layout=Layout(1, 1, (host,), 1, keeps_tp_in_host=True, reason=""),
+                host=host,
+                old=survey.documents[host].get(each.name),
+                again=each.replica in again,
             )
             for each in wanted
+            for host in (f"gpu{each.replica}",)
         ]
         with ClusterLock(self.transports["gpu1"], "demo", "serve") as lock:
-            replicas = [
-                replace(each, again=each.planned.document.replica in again)
-                for each in as_declared(survey, planned)
-            ]
             final = members(*wanted)
             ending = [survey.replicas[name] for name in surplus]
             Rollout(survey, replicas, ending, final, "key", lock, self.events.append).run()
@@ -171,7 +171,7 @@ def members(*documents: ServiceDocument) -> MembersDocument:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def proven(planned: PlannedService, *_: Any) -> str:
+    def proven(planned: PlannedReplica, *_: Any) -> str:
         return planned.document.name
 
     monkeypatch.setattr(rollout, "prove", proven)
@@ -227,7 +227,7 @@ def test_a_new_replica_that_fails_is_withdrawn() -> None:
 def two_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The version 2 starts, and its ranks are not where they belong."""
 
-    def prove(planned: PlannedService, *_: Any) -> str:
+    def prove(planned: PlannedReplica, *_: Any) -> str:
         if planned.document.argv[-1] == "2":
             raise StepFailed("the ranks are not where the plan puts them")
         return planned.document.name
