@@ -18,8 +18,9 @@ examples of lines. Words in <angle brackets> are filled in from the log. This pa
 
 How often the first cause that it names is the true one was measured on 2026-11-23 with logs from
 public threads, a third of which was held out when the rules were mended. Of that third, it was
-right for {right} of {failures} failures ({share} %), named another cause for {wrong} and none for
-{silent}, and called {sick} of {healthy} healthy starts with frightening lines a failure.
+right for {right} of {failures} failures ({share} %), named another cause for {wrong}, what failed
+and no cause for {unknown}, nothing for {silent}, and called {sick} of {healthy} healthy starts with
+frightening lines a failure.
 Of 149 failures that were gathered on that day, it had been right for 109 (73 %) before a rule was
 mended with any of them. What was the cause was decided before the rules were tried on a log, but
 not independently of those who wrote the rules. One log more, of UCX, is left out: it was taken for
@@ -63,6 +64,7 @@ def page() -> str:
         failures=got.logs - got.healthy,
         share=round(got.right_share),
         wrong=got.wrong,
+        unknown=got.unknown,
         silent=got.silent,
         sick=got.healthy_called_sick or "none",
         healthy=got.healthy,

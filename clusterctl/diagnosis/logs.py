@@ -1,4 +1,4 @@
-"""Search one log for known failures, line by line, in bounded memory."""
+"""Search one log for failures, line by line, in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from itertools import islice
 from typing import BinaryIO
 
 from clusterctl.diagnosis.rules import LEVELS, Pattern, Rule, rules, without_digits
+from clusterctl.diagnosis.unknown import HANDLES, WRAPS, Kind, Start, failure_in, may_fail
 
 LONGEST_LINE = 4000
 """Characters searched per line: progress bars and dumps of settings are longer."""
@@ -33,8 +34,18 @@ _MOST_SHAPES = 200_000
 # vLLM begins, so what an earlier start met is not overcome by this one. A start prints one or more
 # of these, in this order: the next begins with the one that this began with, or one before that.
 _STARTS = (b"vLLM API server version", b"non-default args:", b"Initializing a V1 LLM engine")
+_ARGUMENTS = 1  # of them, which has the settings
 # vLLM serves, or a script got its answers: what this start met was overcome.
 _READY = (b"Application startup complete", b"Uvicorn running on", b"Processed prompts: 100%")
+
+_RELEASE = re.compile(
+    rb"(?:vLLM API server version|V1 LLM engine \(v|vLLM version:?) *v?(\d+\.\d+(?:\.\d+)?)"
+)
+
+# What follows names what may have been, not what was.
+_GUESSES = re.compile(
+    r"(?:possible reasons|(?:root|common) causes?)[^:]{0,40}?(?:include|\.|:)", re.IGNORECASE
+)
 
 _BLOCK = 4096  # lines
 
@@ -66,7 +77,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Finding:
-    """A known failure in a log."""
+    """A failure in a log."""
 
     rule: Rule
     pattern: Pattern
@@ -80,9 +91,18 @@ class Finding:
         return self.rule.id
 
     @property
+    def lasts(self) -> bool:
+        """Whether it still counts when the start goes on to serve."""
+        return self.rule.at == "any" and not self.pattern.passing
+
+    def gives_way(self, joined: bool) -> bool:
+        """Whether the next failure that no rule knows says better what failed."""
+        return self.pattern.level == "said" or (joined and self.pattern.more_follows)
+
+    @property
     def weight(self) -> tuple[int, bool, bool]:
         """How little the finding decides, whenever it was."""
-        return LEVELS.index(self.pattern.level), self.pattern.likely, not self.time
+        return LEVELS[self.pattern.level], self.pattern.likely, not self.time
 
 
 def lines_of(stream: BinaryIO) -> Iterator[bytes]:
@@ -97,78 +117,158 @@ def lines_of(stream: BinaryIO) -> Iterator[bytes]:
 def search(
     lines: Iterable[bytes], file: str, host: str = "", *, last_start: bool = False
 ) -> list[Finding]:
-    """Return the known failures in a log, each cause once for each start of vLLM, in order, and
-    MOST of each rule.
+    """Return the failures in a log, each cause once for each start of vLLM, in order, and MOST of
+    each rule.
 
     What a start of vLLM met and overcame is left out: warnings of starts that went on to serve.
     `last_start` leaves out what earlier starts met, too.
     """
-    done: dict[str, list[Finding]] = {}  # by rules, like those of the current start
-    current: dict[str, list[Finding]] = {}
-    before: deque[bytes] = deque(maxlen=CONTEXT)
-    silent: set[int] = set()  # shapes of lines that cannot match and are no mark
-    met: set[int] = set()  # shapes of lines of this start that match, whatever their digits
-    number, lines = 0, iter(lines)
-    began = len(_STARTS)  # which mark this start began with
-    while block := list(islice(lines, _BLOCK)):
-        shapes = _shapes(block)
-        fresh = {
-            shape: raw for raw, shape in zip(block, shapes, strict=True) if shape not in silent
-        }
-        if not fresh:
-            number += len(block)
-            before.extend(block[-CONTEXT:])
-            continue
-        # Searching a block for a text is ten times as fast as searching its lines for it.
-        joined = b"".join(fresh.values())
-        there: Sequence[tuple[str, Rule, Pattern]] = _patterns()
-        # Colours, and the zeros of UTF-16, may stand inside of a word.
-        if b"\x1b" not in joined and b"\x00" not in joined:
-            # Any line stands for all that differ from it only in digits.
-            small = without_digits(joined.decode("utf-8", "replace")).lower()
-            there = [each for each in there if each[0] in small]
-        for raw, shape in zip(block, shapes, strict=True):
-            number += 1
-            before.append(raw)
-            if shape in silent:
+    return _Search(file, host, last_start).run(lines)
+
+
+class _Search:
+    """The search of one log."""
+
+    def __init__(self, file: str, host: str, last_start: bool) -> None:
+        self._file, self._host, self._last_start = file, host, last_start
+        self._done: dict[str, list[Finding]] = {}  # by rules, like those of the current start
+        self._current: dict[str, list[Finding]] = {}
+        self._before: deque[bytes] = deque(maxlen=CONTEXT)
+        self._silent: set[int] = set()  # shapes of lines that cannot match and are no mark
+        self._met: set[int] = set()  # shapes of this start that match, whatever their digits
+        self._began = len(_STARTS)  # which mark this start began with
+        self._start = Start()
+        self._release = ""  # of vLLM
+        self._chained = ""  # what stands between the last traceback and this one
+
+    def run(self, lines: Iterable[bytes]) -> list[Finding]:
+        number, lines = 0, iter(lines)
+        while block := list(islice(lines, _BLOCK)):
+            shapes = _shapes(block)
+            fresh = {
+                shape: raw
+                for raw, shape in zip(block, shapes, strict=True)
+                if shape not in self._silent
+            }
+            if not fresh:
+                number += len(block)
+                self._before.extend(block[-CONTEXT:])
                 continue
-            begins = next((at for at, mark in enumerate(_STARTS) if mark in raw), len(_STARTS))
-            if begins < len(_STARTS) and begins <= began:
-                began = begins
-                if not last_start:
-                    _keep(done, (one for found in current.values() for one in found))
-                current.clear()
-                met.clear()
-            elif any(mark in raw for mark in _READY):
-                current = {key: some for key, some in current.items() if some[0].rule.at == "any"}
-                met.clear()
-            if shape in met:
-                continue
-            text = plain(raw)
-            candidates = _candidates(text, there)
-            known = _match(text, candidates, before)
-            alike = not any(pattern.tells_alike_apart for _, pattern in candidates)
-            if known is None:
-                if alike and len(silent) < _MOST_SHAPES and not _marked(raw):
-                    silent.add(shape)
-                continue
-            if alike and len(met) < _MOST_SHAPES:
-                met.add(shape)
-            rule, pattern, values = known
-            prefix = _RAY_PREFIX.search(text)
-            where, at = prefix.group(1) if prefix else host, _time(before)
+            there = _there(b"".join(fresh.values()))
+            for raw, shape in zip(block, shapes, strict=True):
+                number += 1
+                self._before.append(raw)
+                if shape not in self._silent:
+                    self._look(number, raw, shape, there)
+        self._end()
+        return sorted((one for found in self._done.values() for one in found), key=_line)
+
+    def _look(
+        self, number: int, raw: bytes, shape: int, there: Sequence[tuple[str, Rule, Pattern]]
+    ) -> None:
+        """Keep what a line shows, or remember that lines like it show nothing."""
+        self._mark(raw)
+        if shape in self._met:
+            return
+
+        text = plain(raw)
+        if guesses := _GUESSES.search(text):
+            text = text[: guesses.end()]
+        candidates = _candidates(text, there)
+        known = _match(text, candidates, self._before, self._release)
+        alike = not any(pattern.tells_alike_apart for _, pattern in candidates)
+        if known is None and may_fail(text):
+            if self._chain(text):
+                return
+            known = self._unknown(text)
+            alike = alike and known is not None
+
+        if known is None:
+            if alike and len(self._silent) < _MOST_SHAPES and not _marked(raw):
+                self._silent.add(shape)
+            return
+        if alike and len(self._met) < _MOST_SHAPES:
+            self._met.add(shape)
+        self._found(number, text, *known)
+
+    def _mark(self, raw: bytes) -> None:
+        """Note that a start of vLLM begins or serves."""
+        begins = next((at for at, mark in enumerate(_STARTS) if mark in raw), len(_STARTS))
+        if begins < len(_STARTS):
+            self._begin(begins, raw)
+        elif any(mark in raw for mark in _READY):
+            self._start = replace(self._start, serves=True)
+            for key, some in self._current.items():
+                self._current[key] = [one for one in some if one.lasts]
+            self._met.clear()
+
+    def _begin(self, begins: int, raw: bytes) -> None:
+        if begins <= self._began:
+            if not self._last_start:
+                self._end()
+            self._began, self._start, self._chained = begins, Start(), ""
+            self._current.clear()
+            self._met.clear()
+        if release := _RELEASE.search(raw):
+            self._release = release[1].decode()
+        if begins == _ARGUMENTS:
+            self._start = replace(self._start, arguments=plain(raw))
+
+    def _end(self) -> None:
+        """Keep what the current start met."""
+        found = [one for some in self._current.values() for one in some]
+        if self._start.serves and all(one.pattern.passing for one in found):
+            found = []  # Long work says so, too.
+        _keep(self._done, found)
+
+    def _chain(self, text: str) -> bool:
+        """Whether the line joins two tracebacks."""
+        if WRAPS in text or HANDLES in text:
+            self._chained = WRAPS if WRAPS in text else HANDLES
+            return True
+        return False
+
+    def _unknown(self, text: str) -> tuple[Rule, Pattern, _Values] | None:
+        """Return what a line shows that no rule knows."""
+        failure = failure_in(text, self._before, self._start)
+        if failure is None:
+            return None
+        if failure.shown.kind is Kind.SAID and any(self._current.values()):
+            return None
+        chained, self._chained = self._chained, ""
+        if chained == WRAPS:
+            return None
+
+        earlier = self._current.get(failure.id, [])
+        joined = chained == HANDLES or failure.shown.kind is Kind.COMPILED
+        while earlier and earlier[-1].gives_way(joined):
+            earlier.pop()
+        return failure.rule, failure.pattern, _Values()
+
+    def _found(self, number: int, text: str, rule: Rule, pattern: Pattern, values: _Values) -> None:
+        prefix = _RAY_PREFIX.search(text)
+        where, at = prefix.group(1) if prefix else self._host, _time(self._before)
+        cause, fix = pattern.cause, pattern.fix
+        if pattern.text:
             values |= {"host": where or "a host", "time": at[6:] or "an unknown time"}
-            cause = pattern.cause.format_map(values)
-            if any(one.cause == cause for one in current.get(rule.id, ())):
-                continue
-            harmless = _Values(
-                {name: value for name, value in values.items() if _WORD.fullmatch(value)}
-            )
-            fix = pattern.fix.format_map(harmless)
-            evidence = Evidence(file, number, text.strip(), where)
-            _keep(current, [Finding(rule, pattern, cause, fix, evidence, at)])
-    _keep(done, (one for found in current.values() for one in found))
-    return sorted((one for found in done.values() for one in found), key=_line)
+            cause = cause.format_map(values)
+            harmless = {name: value for name, value in values.items() if _WORD.fullmatch(value)}
+            fix = fix.format_map(_Values(harmless))
+        if any(one.cause == cause for one in self._current.get(rule.id, ())):
+            return
+        evidence = Evidence(self._file, number, text.strip(), where)
+        _keep(self._current, [Finding(rule, pattern, cause, fix, evidence, at)])
+
+
+def _there(joined: bytes) -> Sequence[tuple[str, Rule, Pattern]]:
+    """Return the patterns that lines of a block may match: searching a block for a text is ten
+    times as fast as searching its lines for it."""
+    # Colours, and the zeros of UTF-16, may stand inside of a word.
+    if b"\x1b" in joined or b"\x00" in joined:
+        return _patterns()
+    # Any line stands for all that differ from it only in digits.
+    small = without_digits(joined.decode("utf-8", "replace")).lower()
+    return [each for each in _patterns() if each[0] in small]
 
 
 def _shapes(block: Sequence[bytes]) -> list[int]:
@@ -248,12 +348,12 @@ def _candidates(
 
 
 def _match(
-    text: str, candidates: Iterable[tuple[Rule, Pattern]], before: deque[bytes]
+    text: str, candidates: Iterable[tuple[Rule, Pattern]], before: deque[bytes], release: str
 ) -> tuple[Rule, Pattern, _Values] | None:
     """Return the first rule and pattern that match the line, and the words of its slots."""
     context = None
     for rule, pattern in candidates:
-        match = pattern.expression.search(text)
+        match = pattern.expression.search(text) if pattern.is_for(release) else None
         if match and (pattern.after or pattern.without):
             context = context or b"".join(before).decode("utf-8", "replace")
             if pattern.after and not any(each in context for each in pattern.after):

@@ -11,8 +11,9 @@ from typing import Any
 
 import yaml
 
-LEVELS = ("root", "link", "report", "request")
-"""How deep a finding goes: the first level that a log has holds its cause."""
+LEVELS = {"root": 0, "link": 1, "raised": 1, "said": 2, "report": 3, "request": 4}
+"""How deep a finding goes: the first level that a log has holds its cause. Of an exception that no
+rule knows (`raised`) and a failure between ranks (`link`), the first by time."""
 
 _PARTS = re.compile(r"\{(\w+)(\.\.\.)?\}|\.\.\.")
 _LONGEST_GAP = 600  # characters between two parts of a pattern
@@ -30,8 +31,11 @@ class Pattern:
     cause: str  # `{name}` stands for what the pattern finds
     fix: str
     likely: bool = False
+    more_follows: bool = False  # what is joined to it says better what failed
+    passing: bool = False  # healthy starts that take long say it, too
     after: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    releases: tuple[str, ...] = ()
     only: dict[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -43,9 +47,16 @@ class Pattern:
     @cached_property
     def tells_alike_apart(self) -> bool:
         """Whether of two lines that differ only in digits one may match and the other not."""
-        if self.only or self.after or self.without:
+        if self.only or self.after or self.without or self.releases:
             return True
         return any(without_digits(part) != part for part in _literals(self.text))
+
+    def is_for(self, release: str) -> bool:
+        """Whether a release of vLLM has this wording for this cause; true if it is not known."""
+        if not self.releases or not release:
+            return True
+        first, last = map(_numbers, self.releases)
+        return first <= _numbers(release) <= last
 
     @cached_property
     def expression(self) -> re.Pattern[str]:
@@ -76,6 +87,11 @@ class Rule:
     at: str = "start"  # `start`: overcome if the same start goes on to serve; `any`: at any time
 
 
+def _numbers(release: str) -> tuple[int, ...]:
+    """Return the numbers of a release by which rules differ: (0, 19) of 0.19.1."""
+    return tuple(int(each) for each in re.findall(r"\d+", release)[:2])
+
+
 def without_digits(text: str) -> str:
     """Return the text as lines have it in common that differ only in digits."""
     return text.translate(_NO_DIGITS)
@@ -98,7 +114,7 @@ def rules() -> tuple[Rule, ...]:
 
 
 def _rule(entry: dict[str, Any]) -> Rule:
-    inherited = {"level": entry.pop("level", LEVELS[0])}
+    inherited = {"level": entry.pop("level", "root")}
     inherited |= {key: entry[key] for key in ("cause", "fix")}
     seen = []
     for own in entry.pop("seen"):

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from clusterctl.diagnosis.logs import Evidence, Finding, search
+from clusterctl.diagnosis.unknown import REQUEST, UNKNOWN
 from clusterctl.errors import StepFailed
 
 
@@ -14,7 +15,7 @@ class Cause:
     """A cause, with all lines that show it."""
 
     id: str
-    certainty: str  # certain | likely
+    certainty: str  # certain | likely | unknown: what failed is known, and not why
     cause: str
     fix: str
     evidence: tuple[Evidence, ...]
@@ -37,10 +38,16 @@ def verdict(findings: Iterable[Finding]) -> list[Cause]:
     for found in groups.values():
         first = found[0]
         follows = order[0].id if _level(first) > _level(order[0]) and not _asked(first) else None
-        certainty = "likely" if first.pattern.likely else "certain"
+        certainty = _certainty(first)
         evidence = tuple(each.evidence for each in found)
         causes.append(Cause(first.id, certainty, first.cause, first.fix, evidence, follows))
     return causes
+
+
+def _certainty(finding: Finding) -> str:
+    if finding.id in {UNKNOWN, REQUEST}:
+        return "unknown"
+    return "likely" if finding.pattern.likely else "certain"
 
 
 def _level(finding: Finding) -> int:

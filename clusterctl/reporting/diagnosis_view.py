@@ -8,6 +8,7 @@ from clusterctl.diagnosis.logs import MOST, Evidence
 from clusterctl.diagnosis.verdict import Cause
 from clusterctl.reporting.escaping import one_line
 
+_SURE = {"certain": "", "likely": "probably: ", "unknown": "cause not known: "}
 _SHOWN = 3  # lines of evidence for each cause
 _WIDTH = 200  # characters of such a line
 
@@ -18,8 +19,7 @@ def cause_lines(causes: Sequence[Cause]) -> Iterator[str]:
     for cause in causes:
         if cause.follows_from:
             continue
-        likely = "probably: " if cause.certainty == "likely" else ""
-        yield f"{likely}{cause.cause}  [{cause.id}]"
+        yield f"{_SURE[cause.certainty]}{one_line(cause.cause)}  [{cause.id}]"
         for each in cause.evidence[:_SHOWN]:
             yield f"    {_place(each)}: {one_line(each.text, _WIDTH)}"
         if len(cause.evidence) > _SHOWN:

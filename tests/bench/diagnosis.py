@@ -15,6 +15,7 @@ from pathlib import Path
 
 import yaml
 
+from clusterctl.diagnosis.unknown import REQUEST, UNKNOWN
 from clusterctl.diagnosis.verdict import diagnose
 
 HEALTHY = "healthy"
@@ -51,6 +52,7 @@ class Figures:
     logs: int = 0
     right: int = 0
     wrong: int = 0
+    unknown: int = 0  # the failure is named, and that its cause is not known
     silent: int = 0
     healthy: int = 0
     healthy_called_sick: int = 0
@@ -78,11 +80,13 @@ def measure(among: Iterable[Log]) -> Figures:
     sick = [(cause, named) for cause, named in pairs if cause != HEALTHY]
     healthy = [named for cause, named in pairs if cause == HEALTHY]
     right = sum(cause == named for cause, named in sick)
+    unknown = sum(named in {UNKNOWN, REQUEST} for _, named in sick)
     silent = sum(named == HEALTHY for _, named in sick)
     return Figures(
         len(pairs),
         right,
-        len(sick) - right - silent,
+        len(sick) - right - unknown - silent,
+        unknown,
         silent,
         len(healthy),
         sum(named != HEALTHY for named in healthy),
@@ -91,7 +95,10 @@ def measure(among: Iterable[Log]) -> Figures:
 
 def table() -> Iterator[str]:
     """Yield the figures as lines of a table."""
-    yield f"{'part':34}{'logs':>5}{'right':>12}{'wrong':>7}{'silent':>8}{'healthy called sick':>21}"
+    yield (
+        f"{'part':34}{'logs':>5}{'right':>12}{'wrong':>7}{'unknown':>9}{'silent':>8}"
+        f"{'healthy called sick':>21}"
+    )
     everything = logs()
     dates = sorted({log.gathered for log in everything})
     for held_out, part in ((False, "seen"), (True, "held-out")):
@@ -106,7 +113,7 @@ def table() -> Iterator[str]:
 def row(name: str, got: Figures) -> str:
     right = f"{got.right} ({got.right_share:.0f} %)"
     sick = f"{got.healthy_called_sick} of {got.healthy}"
-    return f"{name:34}{got.logs:5}{right:>12}{got.wrong:7}{got.silent:8}{sick:>21}"
+    return f"{name:34}{got.logs:5}{right:>12}{got.wrong:7}{got.unknown:9}{got.silent:8}{sick:>21}"
 
 
 def failures() -> Iterator[str]:

@@ -215,7 +215,7 @@ def test_lines_that_differ_in_digits_only_are_told_apart_by_them() -> None:
     assert ids("exited with exit code: -1", "exited with exit code: -9") == ["host-oom-ray"]
     assert ids("worker exit code: -15", *["worker exit code: -9"] * 3) == ["host-oom-ray"]
     code = "openai.AuthenticationError: Error code: {} - {{'error': 'no'}}"
-    assert ids(code.format(500), code.format(401)) == ["api-401"]
+    assert ids(code.format(500), code.format(401)) == ["unknown-cause", "api-401"]
 
 
 def test_what_must_stand_before_is_looked_for_at_each_line() -> None:

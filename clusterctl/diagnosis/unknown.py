@@ -1,0 +1,265 @@
+"""What failed in a log that no rule knows: the exception, without what wrapped it, the part that
+raised it, what was running, and the settings that this part reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from clusterctl.diagnosis.parts import Part, part_of, running_in
+from clusterctl.diagnosis.rules import Pattern, Rule
+
+UNKNOWN, REFUSED, REQUEST = "unknown-cause", "setting-refused", "request-failed"
+"""Ids of causes that no rule names."""
+
+WRAPS = "The above exception was the direct cause of"
+HANDLES = "During handling of the above exception"
+"""What stands between two tracebacks of one failure."""
+
+_LONGEST = 300  # characters of a message
+_MOST_FLAGS = 4
+
+# Texts of which a line of a failure has one, in small letters
+_TRIGGER = re.compile(
+    r"error|exception|\.exc\.|\.empty|fatal|aborted|core dumped|segfault|segmentation fault|"
+    r"panicked at|nccl warn"
+)
+
+# What programs put before a line: processes, times, levels, places of code, names of containers
+_TAG = re.compile(r"\([^()]*\bpid=\d+[^()]*\)|\[rank\d+\]")
+_PREFIX = re.compile(
+    r"(?:\s*(?:\([^()]*\bpid=\d+[^()]*\)|\[[^\]]*\]:?|[\w.-]+ *\||"
+    r"(?P<level>ERROR|CRITICAL|FATAL|WARNING|WARN|INFO|DEBUG):?(?=\s)|"
+    r"\d{4}-\d\d-\d\d[T ][\d:.,]+\S*|\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?|\w+\.py:\d+\]?|-(?=\s)) ?)*"
+)
+_GRAVE = frozenset({"ERROR", "CRITICAL", "FATAL"})
+_HARMLESS = frozenset({"INFO", "DEBUG", "WARNING", "WARN"})
+_REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*")
+_SOURCE = re.compile(r"\s*(?:raise|except|return|class|def|if|assert|from|import|with)\b")
+
+_CLASS = r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)"
+_DOTTED = r"(?:[a-z_]\w*\.)+(?:[A-Z]\w*|exc\.\w+)"
+_RAISED = re.compile(
+    rf"(?P<name>{_CLASS}|{_DOTTED})(?:\[\w+\])?"
+    r"(?:: (?P<message>.*)|\((?P<quoted>[\"'].*)\)\s*$|:?\s*$)"
+)
+_EMBEDDED = re.compile(rf"(?:: |with |exception |error )(?P<name>{_CLASS})(?:: |\()(?P<message>.+)")
+_PYDANTIC = re.compile(r"\s*(?:Value|Assertion) error, (?P<message>.+?)(?: \[type=.*)?$")
+_ARGPARSE = re.compile(r"(?:[\w./-]+ ){0,2}[\w./-]+: error: (?P<message>.+)")
+_COMPILER = re.compile(r"\S+(?::\d+(?::\d+)?|\(\d+\)): (?:fatal )?error:? (?P<message>.+)")
+_DIED = re.compile(
+    r"Segmentation fault|Segfault encountered|core dumped|Fatal Python error: |"
+    r"terminate called after|panicked at|^Aborted\b|Check failed: "
+)
+_BARE = re.compile(r"(?:fatal )?error: (?P<message>.+)", re.IGNORECASE)
+_HEADLINE = re.compile(r"Traceback \(most|Error executing method |  File \"")
+_FRAME = re.compile(r'File "(?P<path>[^"]+)", line \d+, in (?P<function>\S+)')
+_ARGUMENTS = re.compile(r"'?(\w+)'?[:=]")
+_FLAG = re.compile(r"--[a-z][a-z0-9-]+|\b[a-z]+(?:_[a-z]+)+\b")
+
+# Programs try something, and what they do when it is refused is what fails.
+_TRIED = frozenset({
+    "KeyError", "AttributeError", "ImportError", "ModuleNotFoundError", "StopIteration", "Empty",
+    "IndexError", "LookupError",
+})  # fmt: skip
+
+# They report what another process raised, whose own text stands elsewhere, or an end on purpose.
+_WRAPPERS = (
+    "RayTaskError", "RayActorError", "RemoteTraceback", "RemoteError", "EngineDeadError",
+    "ProcessRaisedException", "ProcessExitedException", "EngineGenerateError", "KeyboardInterrupt",
+    "SystemExit", "CancelledError", "GeneratorExit", "ClientDisconnect", "BrokenPipeError",
+    "ExceptionGroup", "ChildFailedError",
+)  # fmt: skip
+_WRAPPED = ("See root cause above", "validation error for", "validation errors for")
+
+_REFUSALS = frozenset({
+    "ValueError", "ValidationError", "NotImplementedError", "AssertionError", "TypeError",
+    "RuntimeError",
+})  # fmt: skip
+_OF_REQUESTS = ("/entrypoints/", "/starlette/", "/uvicorn/", "/fastapi/", "/renderers/", "aiohttp")
+_OF_THE_ENGINE = ("/v1/engine/core", "/worker/")
+_FILLED = ("output:", "log:", "error:", "follows:")  # The lines below such an exception say why
+
+
+class Kind(Enum):
+    """How a line shows a failure."""
+
+    RAISED = "an exception"
+    PARSED = "the refusal of a setting by a parser"
+    COMPILED = "an error of a compiler"
+    DIED = "the end of a process"
+    SAID = "a line that speaks of an error"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What one line shows."""
+
+    kind: Kind
+    name: str  # the exception's class without its module; empty if it is none
+    message: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failure that no rule knows."""
+
+    id: str
+    shown: Shown
+    part: Part
+    running: str  # empty if the log does not show it
+    flags: tuple[str, ...]  # that the message names, and that the part reads
+
+    @property
+    def more_follows(self) -> bool:
+        """Whether the lines that follow say better what failed, if they are joined to it."""
+        headline = self.shown.message.rstrip().lower().endswith(_FILLED)
+        return self.shown.name in _TRIED or headline
+
+    @property
+    def cause(self) -> str:
+        said = ": ".join(filter(None, (self.shown.name, self.shown.message)))
+        if self.id == REFUSED:
+            return f"vLLM refuses {', '.join(self.flags) or 'a setting'}: {self.shown.message}"
+        running = f" while {self.running}" if self.running else ""
+        return f"{self.part.name} failed{running}: {said}"
+
+    @property
+    def fix(self) -> str:
+        flags = ", ".join(self.flags)
+        if self.id == REFUSED:
+            return f"change {flags or 'what the line names'} as the line says, or leave it out"
+        search = "search the project's issues for the line"
+        if flags:
+            return f"{search}; this part reads {flags}: leave them out one by one"
+        return f"{search}, and try another release of the image"
+
+    @property
+    def rule(self) -> Rule:
+        at = "any" if self.id == REQUEST else "start"
+        return Rule(self.id, self.cause, self.fix, (self.pattern,), at)
+
+    @property
+    def pattern(self) -> Pattern:
+        level = "said" if self.shown.kind is Kind.SAID else "raised"
+        likely = self.id == REFUSED and self.shown.kind is not Kind.PARSED
+        return Pattern(
+            text="",
+            of="",
+            example="",
+            level="request" if self.id == REQUEST else level,
+            cause=self.cause,
+            fix=self.fix,
+            likely=likely,
+            more_follows=self.more_follows,
+        )
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is known of the start of vLLM that a line belongs to."""
+
+    arguments: str = ""  # the line with its settings
+    serves: bool = False  # it was ready
+
+
+def may_fail(text: str) -> bool:
+    """Whether a line may show a failure, or joins two tracebacks of one."""
+    if not _TRIGGER.search(text.lower()):
+        return False
+    prefix = _PREFIX.match(text)
+    return not (prefix and prefix["level"] in _HARMLESS)
+
+
+def failure_in(text: str, before: Sequence[bytes], start: Start) -> Failure | None:
+    """Return the failure that a line shows, if it does. `before`: the lines up to this one.
+
+    Once the service was ready, what the API server says may concern one request only, and a line
+    without an exception is no failure.
+    """
+    shown = _shown(text)
+    if shown is None or (start.serves and shown.kind is not Kind.RAISED):
+        return None
+    if shown.name.startswith(_WRAPPERS) or shown.name.endswith("Warning"):
+        return None
+    if any(words in shown.message for words in _WRAPPED):
+        return None
+
+    frames = list(_frames(text, before)) if shown.kind is Kind.RAISED else []
+    paths = [frame["path"] for frame in frames]
+    part = part_of(paths, text, shown.message)
+    earlier = [raw.decode("utf-8", "replace") for raw in before]
+    running = running_in([frame["function"] for frame in frames], earlier)
+
+    identity = UNKNOWN
+    if shown.kind is Kind.PARSED or _is_refusal(shown, running, start):
+        identity = REFUSED
+    elif start.serves and _of_a_request(paths):
+        identity = REQUEST
+    return Failure(identity, shown, part, running, _flags(part, shown.message, start.arguments))
+
+
+def _shown(text: str) -> Shown | None:
+    prefix = _PREFIX.match(text)
+    level = prefix["level"] if prefix else None
+    body = text[prefix.end() :] if prefix else text
+    if _SOURCE.match(body):
+        return None
+
+    line = _REPEATED.sub("", body.strip())
+    if match := _PYDANTIC.match(line) or _ARGPARSE.match(line):
+        return _cut(Kind.PARSED, "", match["message"])
+    if match := _RAISED.match(line):
+        message = match["message"] or (match["quoted"] or "")[1:-1]
+        return _cut(Kind.RAISED, match["name"], message)
+    if match := _EMBEDDED.search(line) if level in _GRAVE else None:
+        return _cut(Kind.RAISED, match["name"], match["message"])
+    if match := _COMPILER.match(line):
+        return _cut(Kind.COMPILED, "", match["message"])
+    if _DIED.search(line):
+        return _cut(Kind.DIED, "", line)
+
+    speaks = level in _GRAVE and body[:1] not in {"", " "} and not _HEADLINE.match(body)
+    if speaks or _BARE.match(line) or "NCCL WARN" in text:
+        return _cut(Kind.SAID, "", line)
+    return None
+
+
+def _cut(kind: Kind, name: str, message: str) -> Shown:
+    return Shown(kind, name.rpartition(".")[2], message[:_LONGEST].strip())
+
+
+def _is_refusal(shown: Shown, running: str, start: Start) -> bool:
+    settings = running == "reading the settings" and not start.serves
+    return settings and shown.name in _REFUSALS and bool(shown.message)
+
+
+def _of_a_request(paths: Sequence[str]) -> bool:
+    inside = any(one in path for path in paths for one in _OF_THE_ENGINE)
+    return not inside and any(one in path for path in paths for one in _OF_REQUESTS)
+
+
+def _flags(part: Part, message: str, arguments: str) -> tuple[str, ...]:
+    """Return the flags that the message names and that the part reads: if the log shows which are
+    set, only those."""
+    own = set(_ARGUMENTS.findall(arguments))
+    named = [word for word in _FLAG.findall(message) if word.startswith("--") or word in own]
+    read = [word for word in part.settings if word in own or not own]
+    flags = [f"--{word.lstrip('-').replace('_', '-')}" for word in (*named, *read)]
+    return tuple(dict.fromkeys(flags))[:_MOST_FLAGS]
+
+
+def _frames(text: str, before: Sequence[bytes]) -> Iterator[re.Match[str]]:
+    """Yield the frames of the traceback that ends with this line, innermost first: those of its
+    own process, as ranks write at once."""
+    own = _TAG.findall(text)
+    for raw in list(before)[-2::-1]:
+        line = raw.decode("utf-8", "replace")
+        if _TAG.findall(line) != own:
+            continue
+        if "Traceback (most recent" in line or WRAPS in line or HANDLES in line:
+            return
+        if frame := _FRAME.search(line):
+            yield frame

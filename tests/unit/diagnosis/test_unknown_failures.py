@@ -1,0 +1,272 @@
+"""What failed is named for logs that no rule knows, and nothing is accused in healthy ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterctl.diagnosis.verdict import Cause, diagnose
+
+START = "(APIServer pid=1) INFO 10-01 08:00:00 [utils.py:233] non-default args: {settings}"
+ENGINE = (
+    "(EngineCore pid=7) INFO 10-01 08:00:05 [core.py:105] Initializing a V1 LLM engine (v{}) with"
+)
+READY = "(APIServer pid=1) INFO:     Application startup complete."
+ENDED = "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above."
+
+
+def error(text: str, of: str = "(EngineCore pid=7)") -> str:
+    return f"{of} ERROR 10-01 08:01:00 [core.py:1099] {text}"
+
+
+def traceback(*frames: tuple[str, str], raised: str, of: str = "(EngineCore pid=7)") -> list[str]:
+    """Return the lines of a traceback; `frames`: paths in vLLM's directory, and functions."""
+    lines = [error("Traceback (most recent call last):", of)]
+    for path, function in frames:
+        lines.append(error(f'  File "/usr/lib/python3/{path}", line 12, in {function}', of))
+        lines.append(error(f"    {function}()", of))
+    return [*lines, error(raised, of)]
+
+
+def first(*lines: str) -> Cause:
+    return diagnose(lines)[0]
+
+
+def test_an_exception_is_named_with_its_part_and_what_was_running() -> None:
+    settings = "{'model': 'm', 'kv_transfer_config': {'kv_role': 'kv_both'}, 'max_num_seqs': 8}"
+    cause = first(
+        START.format(settings=settings),
+        ENGINE.format("0.41.0"),
+        *traceback(
+            ("vllm/v1/worker/gpu_worker.py", "initialize_from_config"),
+            ("vllm/distributed/kv_transfer/kv_connector/v1/newlink.py", "register_kv_caches"),
+            raised="newlink.LinkError: no route for block 7",
+        ),
+        ENDED,
+    )
+
+    assert cause.id == "unknown-cause"
+    assert cause.certainty == "unknown"
+    assert cause.cause == (
+        "the KV connector failed while handing the KV cache to the connector: "
+        "LinkError: no route for block 7"
+    )
+    assert "--kv-transfer-config" in cause.fix
+    assert "--max-num-seqs" not in cause.fix
+    assert cause.evidence[0].text.endswith("newlink.LinkError: no route for block 7")
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("vllm/v1/spec_decode/tree.py", "speculative decoding"),
+        ("vllm/model_executor/models/newmodel.py", "the model's code in vLLM"),
+        ("vllm/v1/attention/backends/mla/new.py", "the attention backend"),
+        ("flashinfer/jit/core.py", "FlashInfer"),
+        ("lmcache/v1/cache_engine.py", "the KV connector (LMCache)"),
+        ("deep_ep/buffer.py", "the DeepEP kernels of experts"),
+        ("ray/_private/worker.py", "Ray"),
+        ("torch/distributed/c10d_logger.py", "torch.distributed"),
+        ("transformers/models/auto/configuration_auto.py", "transformers"),
+    ],
+)
+def test_the_innermost_file_shows_the_part(path: str, part: str) -> None:
+    cause = first(*traceback(("vllm/v1/engine/core.py", "run"), (path, "do"), raised="OddError: 1"))
+    assert cause.cause.startswith(f"{part} failed: OddError: 1")
+
+
+def test_the_message_shows_nccl_and_cuda_wherever_they_are_called() -> None:
+    frames = ("vllm/v1/worker/gpu_worker.py", "execute_model")
+    cause = first(*traceback(frames, raised="RuntimeError: CUDA error: an odd one"))
+    assert cause.cause.startswith("CUDA failed while computing a step: RuntimeError: CUDA error")
+
+
+def test_what_wraps_the_first_exception_is_taken_off() -> None:
+    rank = "(EngineCore pid=7) (RayWorkerWrapper pid=9, ip=10.0.0.2)"
+    cause = first(
+        *traceback(("vllm/v1/worker/gpu_worker.py", "load_model"), raised="OddError: a", of=rank),
+        error("The above exception was the direct cause of the following exception:", rank),
+        *traceback(("vllm/v1/worker/gpu_worker.py", "load_model"), raised="RunError: b", of=rank),
+        error("ray.exceptions.RayTaskError(OddError): ray::RayWorkerWrapper.execute_method()"),
+        error("OddError: a"),
+        ENDED,
+    )
+
+    assert cause.cause == "vLLM failed while loading the model: OddError: a"
+    assert cause.evidence[0].host == "10.0.0.2"
+    assert all("RunError" not in one.text for one in cause.evidence)
+
+
+def test_what_failed_after_something_was_tried_counts() -> None:
+    cause = first(
+        *traceback(("vllm/a.py", "get"), raised="KeyError: 'x'"),
+        error("During handling of the above exception, another exception occurred:"),
+        *traceback(("vllm/a.py", "make"), raised="OddError: cannot make x"),
+    )
+    assert cause.cause == "vLLM failed: OddError: cannot make x"
+
+
+def test_the_first_by_time_counts_over_all_ranks() -> None:
+    early = "(Worker pid=3, ip=10.0.0.3) ERROR 10-01 08:00:30 [w.py:1] EarlyError: first"
+    late = "(Worker pid=4, ip=10.0.0.4) ERROR 10-01 08:00:31 [w.py:1] LateError: then"
+    assert "EarlyError" in first(late, early).cause
+
+
+def test_ranks_that_write_at_once_keep_their_tracebacks() -> None:
+    one, other = "(Worker_TP0 pid=1)", "(Worker_TP1 pid=2)"
+    mine = traceback(("flashinfer/jit/core.py", "build"), raised="OddError: x", of=one)
+    theirs = traceback(("vllm/lora/worker.py", "add"), raised="OddError: y", of=other)
+    mixed = [line for pair in zip(mine, theirs, strict=True) for line in pair]
+
+    cause = first(*mixed)
+
+    assert cause.cause == "FlashInfer failed: OddError: x"
+
+
+def test_a_compilers_line_counts_and_not_the_headline_above_it() -> None:
+    cause = first(
+        error("RuntimeError: Ninja build failed. Ninja output:"),
+        error("FAILED: sampling.cuda.o"),
+        error("/usr/include/new.cuh(41): error: identifier odd is undefined"),
+        ENDED,
+    )
+    assert cause.cause.endswith("failed: identifier odd is undefined")
+
+
+@pytest.mark.parametrize(
+    ("line", "certainty", "flags"),
+    [
+        ("  Value error, --new-size 7 must be even [type=value_error, input_value=7]", "certain",
+         "--new-size"),
+        ("vllm serve: error: argument --new-mode: invalid choice: 'x'", "certain", "--new-mode"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_vllm_refuses_is_named(line: str, certainty: str, flags: str) -> None:
+    cause = first(line)
+    assert (cause.id, cause.certainty) == ("setting-refused", certainty)
+    assert cause.cause.startswith(f"vLLM refuses {flags}: ")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Segmentation fault (core dumped)",
+        "thread 'main' panicked at src/lib.rs:7: odd",
+        "gpu1:41:52 [0] new.cc:7 NCCL WARN something odd",
+        error("the new part gave up"),
+        "torch._dynamo.exc.Unsupported: call of odd",
+    ],
+)
+def test_no_log_that_ends_badly_is_passed_over(line: str) -> None:
+    assert first(ENGINE.format("0.41.0"), line).id == "unknown-cause"
+
+
+def test_a_line_that_speaks_of_an_error_gives_way_to_the_exception() -> None:
+    (cause,) = diagnose([error("worker failed"), error("OddError: 1"), error("it is over")])
+    assert [one.text for one in cause.evidence] == [error("OddError: 1")]
+
+
+HEALTHY = [
+    START.format(settings="{'model': 'm'}"),
+    "(EngineCore pid=7) INFO 10-01 08:03:00 [shm_broadcast.py:698] No available shared memory "
+    "broadcast block found in 60 seconds. This typically happens when some processes are hanging",
+    "(EngineCore pid=7) INFO 10-01 08:03:10 [network_utils.py:248] Port 100 is already in use, "
+    "trying port 101",
+    "(EngineCore pid=7) WARNING 10-01 08:03:11 [autotune.py:9] tactic 3 failed: RuntimeError: odd",
+    *traceback(("vllm/utils/hub.py", "get"), raised="OddError: the first try failed"),
+    READY,
+]
+
+
+def test_a_start_that_went_on_to_serve_has_no_cause() -> None:
+    assert diagnose(HEALTHY) == []
+    assert diagnose([*HEALTHY, HEALTHY[1]]) == [], "long work after the start"
+
+
+def test_the_same_lines_count_in_a_start_that_did_not_end() -> None:
+    assert [one.id for one in diagnose(HEALTHY[:2])] == ["engine-dead-stall"]
+    assert first(*HEALTHY[:-1]).id == "unknown-cause"
+
+
+def test_what_a_request_met_is_not_the_services_failure() -> None:
+    frames = ("vllm/entrypoints/openai/serving_chat.py", "create")
+    cause = first(*HEALTHY, *traceback(frames, raised="OddError: no such tool"))
+    assert (cause.id, cause.follows_from) == ("request-failed", None)
+
+
+RAY_RANK = "(EngineCore pid=7) (RayWorkerWrapper pid=9, ip=10.0.0.2)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (
+            [
+                ENGINE.format("0.18.1"),
+                *traceback(
+                    ("vllm/v1/worker/gpu_model_runner.py", "initialize_attn_backend"),
+                    raised="KeyError: 'model.layers.7.self_attn.attn' [repeated 3x across cluster]",
+                    of=RAY_RANK,
+                ),
+            ],
+            "pipeline-kv-groups",
+        ),
+        (
+            [
+                ENGINE.format("0.33.0"),
+                *traceback(
+                    ("vllm/v1/worker/gpu_model_runner.py", "initialize_attn_backend"),
+                    raised="KeyError: 'model.layers.7.self_attn.attn'",
+                ),
+            ],
+            "unknown-cause",
+        ),
+        (
+            [READY, error("RuntimeError: Remote NIXL agent engine ID mismatch. Expected a, got b")],
+            "nixl-other-engine",
+        ),
+        (
+            [error("ValueError: group 1: MambaSpec with mamba_cache_mode='none' cannot be kept")],
+            "connector-needs-align",
+        ),
+        (
+            [
+                "a:1:2 [0] ibvwrap.cc:262 NCCL WARN Call to ibv_modify_qp failed with 110 "
+                "Connection timed out, on dev r0:1, local GID index 3, local GID ::ffff:10.9.1.1, "
+                "remote GID ::ffff:10.9.2.1"
+            ],
+            "nccl-port-pairing",
+        ),
+        (
+            [
+                "a:1:2 [0] ibvwrap.cc:262 NCCL WARN Call to ibv_modify_qp failed with 110 "
+                "Connection timed out, on dev r0:1, local GID index 3, local GID ::ffff:10.9.1.1, "
+                "remote GID ::ffff:10.9.1.2"
+            ],
+            "nccl-remote-error-ib",
+        ),
+        (
+            [
+                error("RuntimeError: Ninja build failed. Ninja output:"),
+                error('/c/cuda_toolkit.h:41:6: error: #error "CUDA compiler and CUDA toolkit '
+                      'headers are incompatible"'),
+            ],
+            "cuda-headers-differ",
+        ),
+        (
+            [error("ValueError: Free memory on device cuda:0 (99.8/119.64 GiB) on startup is less "
+                   "than desired GPU memory utilization (0.9, 107.6 GiB).")],
+            "gpu-memory-shared",
+        ),
+        (
+            [error("ValueError: Free memory on device cuda:0 (59.8/139.81 GiB) on startup is less "
+                   "than desired GPU memory utilization (0.9, 125.8 GiB).")],
+            "gpu-already-used",
+        ),
+        (
+            [READY, error("AttributeError: 'NewForCausalLM' object has no attribute 'pooler'")],
+            "pooler-missing",
+        ),
+    ],
+)  # fmt: skip
+def test_what_came_with_the_releases_of_2026_is_told_apart(lines: list[str], expected: str) -> None:
+    assert first(*lines).id == expected
