@@ -13,7 +13,7 @@ from importlib.resources import files as resource_files
 from clusterctl import deadlines
 from clusterctl.errors import CommandFailed, CommandTimedOut, RequirementsNotMet
 from clusterctl.facts.gpu_probe import NVIDIA, GpuProbe
-from clusterctl.facts.model import ENGINE_ROOT
+from clusterctl.facts.model import CONTAINERD_ROOT, ENGINE_ROOT
 from clusterctl.facts.parse import Probe, parse_probe
 from clusterctl.facts.sections import split_sections
 from clusterctl.transport.base import Transport
@@ -53,7 +53,7 @@ def probe(
     Raises ConnectionFailed (also for a wrong sudo password, which the user must correct),
     CommandTimedOut, and CommandFailed when the host has no POSIX shell.
     """
-    arguments = [f"disk={path}" for path in dict.fromkeys((ENGINE_ROOT, *disks))]
+    arguments = [f"disk={path}" for path in dict.fromkeys((ENGINE_ROOT, CONTAINERD_ROOT, *disks))]
     arguments += [f"file={path}" for path in files]
     arguments += [f"image={image}"] if image else []
     for argument in arguments:
@@ -67,7 +67,7 @@ def probe(
         # that fell off the bus.
         rest = replace(question, arguments=(*question.arguments, "skip=gpus")).ask(sudo=sudo)
     silent = f"{gpu_probe.program} does not answer (waited {timeout:g} s)"
-    gpus = replace(rest.facts.gpus, gpus=(), error=silent)
+    gpus = replace(rest.facts.gpus, gpus=(), error=silent, silent=True)
     return replace(rest, facts=replace(rest.facts, gpus=gpus))
 
 

@@ -7,11 +7,11 @@ does not report, and older drivers.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import GpuFacts, GpuProcess, GpuReport, Xid
+from clusterctl.facts.tables import table
 from clusterctl.units import GIB
 
 _LINE = re.compile(
@@ -20,30 +20,27 @@ _LINE = re.compile(
 _LOADED = "NVRM: loading"
 
 
-@dataclass(frozen=True)
-class Meaning:
-    what: str
-    reboot: bool = False  # Only a reboot helps, not a reset of the GPU
-    waits: bool = False  # The GPU keeps working; a reset can wait until it is idle
+# By code, from NVIDIA's catalog
+_XIDS: Mapping[str, Mapping[str, str]] = table("xids")["xids"]
+
+# NVIDIA's immediate actions that a GPU needs before it is used again; other Xids need none
+_RESET = frozenset({"RESET_GPU", "WORKFLOW_XID_48", "WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR"})
+_REBOOT = frozenset({"RESTART_BM", "RESTART_VM"})
+
+# Of the others: the GPU keeps working, but it or its memory ages
+_NOTED = frozenset({63, 92, 94, 157, 160, 161, 164, 165, 168})
 
 
-CATALOG = {
-    48: Meaning("memory error that ECC could not correct"),
-    62: Meaning("its internal microcontroller halted"),
-    63: Meaning("a bad row of its memory is to be replaced", waits=True),
-    64: Meaning("a bad row of its memory could not be replaced"),
-    74: Meaning("NVLink error"),
-    79: Meaning("it fell off the PCI bus", reboot=True),
-    92: Meaning("many memory errors that ECC corrected", waits=True),
-    94: Meaning("memory error that ended one program only", waits=True),
-    95: Meaning("memory error that may have touched every program"),
-    109: Meaning("it did not switch between programs in time"),
-    110: Meaning("security fault"),
-    119: Meaning("its firmware (GSP) did not answer in time"),
-    120: Meaning("its firmware (GSP) failed"),
-    140: Meaning("memory error that was not recovered from"),
-    143: Meaning("it could not be initialized"),
-}
+def meaning(xid: Xid) -> str:
+    """Return what happened, in NVIDIA's words."""
+    return _XIDS[str(xid.code)]["what"] if str(xid.code) in _XIDS else "not in NVIDIA's catalog"
+
+
+def is_serious(xid: Xid) -> bool:
+    """Whether the GPU must be reset, or the host rebooted. Of NVLink 5 (144 to 150), the driver
+    itself says whether an error is fatal."""
+    action = _XIDS.get(str(xid.code), {}).get("action", "")
+    return action in _RESET | _REBOOT and " nonfatal " not in f" {xid.text.lower()} "
 
 
 def parse_xids(lines: Sequence[str]) -> tuple[Xid, ...]:
@@ -87,17 +84,13 @@ def gpu_faults(report: GpuReport) -> Iterator[RequirementsNotMet]:
             "does not span instances",
             hint=f"sudo nvidia-smi -i {split} -mig 0",
         )
-    # Without the fabric manager of an NVSwitch machine CUDA fails with error 802.
-    waiting = [g for g in report.gpus if g.fabric_state in ("Not Started", "In Progress")]
-    if report.fabric_manager not in (None, "active") or waiting:
-        if report.fabric_manager not in (None, "active"):
-            state = report.fabric_manager
-        else:
-            state = f"GPU {waiting[0].index}: {waiting[0].fabric_state}"
+    yield from _fabric_problems(report)
+    if exclusive := [gpu for gpu in report.gpus if gpu.compute_mode in _NOT_SHARED]:
+        numbers = ",".join(str(gpu.index) for gpu in exclusive)
         yield RequirementsNotMet(
-            f"has NVSwitches, and NVIDIA's fabric manager is not ready ({state})",
-            hint="sudo systemctl enable --now nvidia-fabricmanager (package "
-            "nvidia-fabricmanager, of the driver's version)",
+            f"compute mode of GPU {numbers} is {exclusive[0].compute_mode}: CUDA refuses a rank "
+            "while another program, such as a monitor, uses the GPU",
+            hint=f"sudo nvidia-smi -i {numbers} -c DEFAULT",
         )
     strangers = foreign(report)
     if sum(process.memory or 0 for process in strangers) >= FOREIGN_MEMORY:
@@ -108,19 +101,67 @@ def gpu_faults(report: GpuReport) -> Iterator[RequirementsNotMet]:
         )
 
 
+_NOT_SHARED = frozenset({"Exclusive_Process", "Exclusive_Thread", "Prohibited"})
+
+# NVLink 5 (compute capability 10.x) has its switches managed over InfiniBand's kernel interfaces:
+# NVIDIA Fabric Manager User Guide, "NVLink Subnet Manager"
+_NVLINK_5 = "10."
+
+
+def _fabric_problems(report: GpuReport) -> Iterator[RequirementsNotMet]:
+    """Yield a problem if the fabric of an NVSwitch machine is not up: CUDA fails with error 802."""
+    waiting = [gpu for gpu in report.gpus if gpu.fabric_state in ("Not Started", "In Progress")]
+    manager = report.fabric_manager
+    if manager in (None, "active") and not waiting:
+        return
+    start = (
+        "sudo systemctl enable --now nvidia-fabricmanager (package nvidia-fabricmanager, of the "
+        "driver's version)"
+    )
+    if any(gpu.compute_capability.startswith(_NVLINK_5) for gpu in report.gpus):
+        start = (
+            "NVLink 5 needs the package nvlsm and the module ib_umad besides "
+            "nvidia-fabricmanager of the driver's version: sudo modprobe ib_umad; sudo systemctl "
+            "restart nvidia-fabricmanager; journalctl -u nvidia-fabricmanager shows what it lacks"
+        )
+    if manager in (None, "active"):
+        manager = f"GPU {waiting[0].index}: {waiting[0].fabric_state}"
+    yield RequirementsNotMet(
+        f"has NVSwitches, and NVIDIA's fabric manager is not ready ({manager})", hint=start
+    )
+
+
+def serious_xids(report: GpuReport) -> list[Xid]:
+    """Return the last serious Xid error of each GPU."""
+    return list({xid.bus: xid for xid in report.xids if is_serious(xid)}.values())
+
+
+def xid_notes(report: GpuReport) -> Iterator[str]:
+    """Note Xids after which a GPU keeps working, and those that the driver has dealt with."""
+    for xid in dict.fromkeys(report.xids):
+        said = f"the GPU at {xid.bus} reported Xid {xid.code}: {meaning(xid)}"
+        if xid.code in _NOTED or (not is_serious(xid) and "nonfatal" in xid.text.lower()):
+            yield said
+        elif is_serious(xid) and (gpu := _gpu_of(xid, report)) and gpu.recovery == NO_RECOVERY:
+            yield f"{said}; nvidia-smi now says: GPU recovery action None"
+
+
+def _gpu_of(xid: Xid, report: GpuReport) -> GpuFacts | None:
+    return next((gpu for gpu in report.gpus if same_bus(xid.bus, gpu.pci_bus)), None)
+
+
 def _xid_errors(report: GpuReport) -> Iterator[RequirementsNotMet]:
     """Yield the last serious Xid error of each GPU that has no recovery state of the driver."""
-    serious = (xid for xid in report.xids if xid.code in CATALOG and not CATALOG[xid.code].waits)
-    for bus, xid in {xid.bus: xid for xid in serious}.items():
-        gpu = next((gpu for gpu in report.gpus if same_bus(bus, gpu.pci_bus)), None)
+    for xid in serious_xids(report):
+        gpu = _gpu_of(xid, report)
         if gpu and gpu.recovery:
             continue  # the driver's state is more reliable than an old line of the log
-        meaning = CATALOG[xid.code]
-        name = _name(gpu) if gpu else f"the GPU at {bus}"
+        name = _name(gpu) if gpu else f"the GPU at {xid.bus}"
+        reboot = _XIDS[str(xid.code)]["action"] in _REBOOT
         yield RequirementsNotMet(
-            f"{name} reported Xid {xid.code}: {meaning.what}",
-            hint="sudo reboot" if meaning.reboot else RESET.format(bus=bus) + AFTER_HEALING,
-            detail=f"Xid {xid.code} ({bus}): {xid.text}",
+            f"{name} reported Xid {xid.code}: {meaning(xid)}",
+            hint="sudo reboot" if reboot else RESET.format(bus=xid.bus) + AFTER_HEALING,
+            detail=f"Xid {xid.code} ({xid.bus}): {xid.text}",
         )
 
 

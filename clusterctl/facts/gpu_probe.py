@@ -15,23 +15,28 @@ from clusterctl.facts.system import parse_memory
 
 NOUVEAU = "/sys/module/nouveau"
 
-# In the order of probe_gpus.sh; older drivers print only the first nine or five
+# In the order of probe_gpus.sh; older drivers print only the first thirteen, nine or five
 FIELDS = (
     "index", "uuid", "name", "memory.total", "driver_version",
     "memory.used", "mig.mode.current", "compute_cap", "pci.bus_id",
     "ecc.errors.uncorrected.volatile.total", "persistence_mode", "fabric.state",
-    "gpu_recovery_action",
+    "gpu_recovery_action", "compute_mode",
 )  # fmt: skip
 
 NOT_FOUND = "nvidia-smi is not installed"
 # GPUs that use the CPU's memory, for which nvidia-smi prints [N/A] (skypilot #10177)
 SHARING_MODELS = frozenset({"gb10", "orin", "thor"})
 
-_GPU_LINE = re.compile(r"\d+, *GPU-")
+# An index and a UUID, which has no prefix on a Jetson
+_GPU_LINE = re.compile(r"\d+, *(?:GPU-|[0-9a-fA-F]{8}-)")
+_PROCESS_LINE = re.compile(r"(\w*)\t((?:GPU-|[0-9a-fA-F]{8}-)\S*), (\d+), (.*), ([^,]*)")
 _GPU_NODE = re.compile(r"/dev/nvidia\d+")
 # Further nodes that CUDA needs; the last two appear when it is first used
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 _NVIDIA_VENDOR = "0x10de"
+_PASSED = re.compile(r"/sys/bus/pci/drivers/vfio-pci/([0-9a-f:.]+)")
+_IOMMU = re.compile(r"/sys/bus/pci/drivers/nvidia/[0-9a-f:.]+/iommu_group/type")
+_OF_KERNEL = re.compile(r"/lib/modules/([^/]+)/")
 
 
 def nvidia_report(answer: Answer, files: Files, paths: Sequence[str]) -> GpuReport:
@@ -52,38 +57,56 @@ def nvidia_report(answer: Answer, files: Files, paths: Sequence[str]) -> GpuRepo
         )
     nodes = sorted(path for path in paths if _GPU_NODE.fullmatch(path))
     manager = answer.lines("fabric_manager")
+    log = answer.lines("kernel_log")
+    kernels = (_OF_KERNEL.match(line) for line in answer.lines("nvidia_modules"))
+    secure = answer.lines("secure_boot")
+    passed = (match[1] for match in map(_PASSED.fullmatch, paths) if match)
     return replace(
         report,
         gpus=found,
-        xids=answer.read("the kernel's log", (), parse_xids, answer.lines("kernel_log")),
+        xids=answer.read("the kernel's log", (), parse_xids, log),
         processes=answer.read("GPU processes", (), _parse_processes, answer.lines("gpu_processes")),
         nouveau=NOUVEAU in paths,
         module=first_line(files, "/sys/module/nvidia/version"),
         # A container needs CUDA's control nodes, too, even if they do not exist yet.
         nodes=(*nodes, *CONTROL_NODES) if nodes else (),
         fabric_manager=manager[0].strip() if manager else None,
+        log=tuple(line.partition("] ")[2] or line for line in log if "NVRM: Xid" not in line),
+        passed_through=tuple(device for device in passed if device in _on_bus(files)),
+        module_kernels=tuple(match[1] for match in kernels if match),
+        secure_boot=secure[0].strip() == "1" if secure else None,
+        iommu=tuple(of[0].strip() for path, of in files.items() if _IOMMU.fullmatch(path) and of),
+        acs_bridges=tuple(line.split()[0] for line in answer.lines("acs")),
     )
 
 
 def _parse_gpus(section: Section | None, files: Files) -> GpuReport:
     """Return the GPUs and nvidia-smi's messages. Raises ValueError or LookupError if a GPU's line
     has too few fields."""
-    # NVIDIA's devices whose class is VGA (0300) or 3D (0302) controller
-    on_bus = sum(
-        lines[0].strip() == _NVIDIA_VENDOR and bool(files.get(path.replace("vendor", "class")))
-        for path, lines in files.items()
-        if path.startswith("/sys/bus/pci/") and path.endswith("/vendor")
-    )
+    on_bus = len(_on_bus(files))
     if section is None:
         return GpuReport((), NOT_FOUND, on_bus)
     if section.status == TIMED_OUT:
-        return GpuReport((), "nvidia-smi does not answer", on_bus)
+        return GpuReport((), "nvidia-smi does not answer", on_bus, silent=True)
     gpus = tuple(_gpu(line) for line in section.lines if _GPU_LINE.match(line))
     # A GPU that fell off the bus, or a corrupt infoROM, is reported as text among the GPUs' lines.
     words = " ".join(line.strip() for line in section.lines if not _GPU_LINE.match(line))
     if not gpus and not words:
         words = f"nvidia-smi ended with {section.status} and said nothing"
     return GpuReport(gpus, words or None, on_bus)
+
+
+def _on_bus(files: Files) -> list[str]:
+    """Return the PCI addresses of NVIDIA's devices whose class is VGA (0300) or 3D (0302)
+    controller."""
+    vendors = (
+        path for path in files if path.startswith("/sys/bus/pci/") and path.endswith("/vendor")
+    )
+    return [
+        path.split("/")[-2]
+        for path in vendors
+        if files[path][0].strip() == _NVIDIA_VENDOR and files.get(path.replace("vendor", "class"))
+    ]
 
 
 def _gpu(line: str) -> GpuFacts:
@@ -103,6 +126,7 @@ def _gpu(line: str) -> GpuFacts:
         persistence=persistence == "Enabled" if persistence else None,
         fabric_state=_known(value.get("fabric.state", "")),
         recovery=_known(value.get("gpu_recovery_action", "")),
+        compute_mode=_known(value.get("compute_mode", "")),
     )
 
 
@@ -139,12 +163,12 @@ def _with_rows(gpus: Sequence[GpuFacts], section: Section) -> tuple[GpuFacts, ..
 
 def _parse_processes(lines: Sequence[str]) -> tuple[GpuProcess, ...]:
     """Parse `container TAB uuid, pid, name, MiB` lines; a name may contain commas."""
-    found = []
-    for container, _, line in (each.partition("\t") for each in lines if "\tGPU-" in each):
-        gpu, pid, *name, memory = line.split(", ")
-        process = GpuProcess(gpu, int(pid), ", ".join(name), _mebibytes(memory), container.strip())
-        found.append(process)
-    return tuple(found)
+    matches = (_PROCESS_LINE.fullmatch(line) for line in lines)
+    return tuple(
+        GpuProcess(match[2], int(match[3]), match[4], _mebibytes(match[5]), match[1])
+        for match in matches
+        if match
+    )
 
 
 ReadReport = Callable[[Answer, Files, Sequence[str]], GpuReport]

@@ -4,85 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from operator import eq, ge, gt, le, lt
 
 from clusterctl.errors import RequirementsNotMet
-from clusterctl.facts.gpu_faults import CATALOG, describe_processes, foreign, gpu_faults
-from clusterctl.facts.gpu_probe import NOT_FOUND
-from clusterctl.facts.model import GpuFacts, HostFacts
+from clusterctl.facts.cuda import needed_driver, no_code_for, too_old
+from clusterctl.facts.gpu_causes import why_no_gpu
+from clusterctl.facts.gpu_faults import describe_processes, foreign, gpu_faults, xid_notes
+from clusterctl.facts.model import GpuFacts, GpuReport, HostFacts
 from clusterctl.facts.network_requirements import usable_devices
 from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.units import GIB
-
-# Driver branch to the newest CUDA that it supports: `CUDA Version` in nvidia-smi's heading, and the
-# table of drivers in the CUDA toolkit's release notes
-NEWEST_CUDA = {
-    450: (11, 0), 455: (11, 1), 460: (11, 2), 465: (11, 3), 470: (11, 4), 495: (11, 5),
-    510: (11, 6), 515: (11, 7), 520: (11, 8), 525: (12, 0), 530: (12, 1), 535: (12, 2),
-    545: (12, 3), 550: (12, 4), 555: (12, 5), 560: (12, 6), 565: (12, 7), 570: (12, 8),
-    575: (12, 9), 580: (13, 0), 590: (13, 1),
-}  # fmt: skip
-
-# Oldest driver for any minor version of a CUDA (minor version compatibility: CUDA Compatibility
-# guide, table 1)
-FIRST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
-
-_CONDITION = re.compile(r"(cuda|driver)\s*(>=|<=|=|<|>)\s*([0-9.]+)")
-
-
-def too_old(driver: str, env: Mapping[str, str]) -> str | None:
-    """Return what the image requires, for the user, if `driver` cannot run it; None if it can, or
-    if either is unknown. `env`: the image's environment."""
-    ours = _numbers(driver)
-    if not ours:
-        return None
-    if wanted := env.get("NVIDIA_REQUIRE_CUDA"):
-        alternatives = [_CONDITION.findall(words) for words in wanted.split()]
-        known = [conditions for conditions in alternatives if conditions]
-        branches = [branch for branch in NEWEST_CUDA if branch <= ours[0]]
-        # A driver that the table does not have is assumed to be good enough.
-        if not known or not branches or ours[0] >= max(NEWEST_CUDA) + 5:
-            return None
-        cuda = NEWEST_CUDA[max(branches)]
-        if any(_hold(conditions, ours, cuda) for conditions in known):
-            return None
-        named = [value for conditions in known for what, _, value in conditions if what == "cuda"]
-        return f"CUDA {named[0]}" if named else wanted
-    version = env.get("CUDA_VERSION", "")
-    first = FIRST_DRIVER.get(_numbers(version)[0]) if _numbers(version) else None
-    return f"CUDA {version}" if first and ours < _numbers(first) else None
-
-
-def needed_driver(env: Mapping[str, str]) -> str | None:
-    """The oldest driver branch that supports the image's CUDA, such as `570`; None if unknown."""
-    words = re.search(r"cuda>=([0-9.]+)", env.get("NVIDIA_REQUIRE_CUDA", ""))
-    version = _numbers(words[1] if words else env.get("CUDA_VERSION", ""))[:2]
-    if not version:
-        return None
-    if not words and version[0] in FIRST_DRIVER:
-        return FIRST_DRIVER[version[0]]
-    return next((str(branch) for branch, cuda in NEWEST_CUDA.items() if cuda >= version), None)
-
-
-_OPERATORS = {">=": ge, "<=": le, "=": eq, "<": lt, ">": gt}
-
-
-def _hold(
-    conditions: Sequence[tuple[str, str, str]], driver: Sequence[int], cuda: Sequence[int]
-) -> bool:
-    """Whether all conditions hold. Brands are ignored: images list the same drivers for each."""
-    for what, operator, value in conditions:
-        wanted = _numbers(value)
-        # Compare as many numbers as are wanted: 535.161 equals 535.
-        ours = tuple(driver if what == "driver" else cuda)[: len(wanted)]
-        if not _OPERATORS[operator](ours, wanted):
-            return False
-    return True
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in re.findall(r"\d+", version))
-
 
 # Fraction by which memory may differ from the declared: names are rounded, the driver keeps some.
 # An L4 of "24 GiB" shows 23034 MiB (6 % less), an H200 of "141 GB" 143771 MiB.
@@ -90,11 +20,6 @@ MEMORY_TOLERANCE = 0.10
 
 # Words that distinguish models: an RTX 3090 is not an RTX 3090 Ti
 TELLING_WORDS = frozenset({"ti", "super", "laptop", "max", "mobile", "ada", "d"})
-
-NOUVEAU_GONE = (
-    "printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' | "
-    "sudo tee /etc/modprobe.d/blacklist-nouveau.conf; {rebuild}; sudo reboot"
-)
 
 
 def gpu_problems(
@@ -108,7 +33,9 @@ def gpu_problems(
     if not host.gpus:
         return
     yield from _declared_problems(inventory, host, facts)
-    driver = facts.gpus.gpus[0].driver if facts.gpus.gpus else ""
+    if not facts.gpus.gpus:
+        return
+    driver = facts.gpus.gpus[0].driver
     if wanted := too_old(driver, image_env or {}):
         branch = needed_driver(image_env or {})
         yield RequirementsNotMet(
@@ -116,6 +43,9 @@ def gpu_problems(
             hint=f"clusterctl bootstrap {inventory.file} --install-driver FILE.run with driver "
             f"{branch or 'newer'} or later; or an image for an older CUDA",
         )
+    missing = (no_code_for(gpu, image_env or {}) for gpu in facts.gpus.gpus)
+    for cause, fix in dict.fromkeys(found for found in missing if found):
+        yield RequirementsNotMet(cause, hint=fix)
     yield from gpu_faults(facts.gpus)
 
 
@@ -126,11 +56,11 @@ def _declared_problems(
     report = facts.gpus
     declared, seen = f"the inventory declares {_count(len(host.gpus))}", len(report.gpus)
     if not seen:
-        why = "the kernel's nouveau driver holds them" if report.nouveau else report.error
+        cause = why_no_gpu(facts, str(inventory.file))
         yield RequirementsNotMet(
-            f"{declared}, but none can be used: {why}",
-            hint=_driver_hint(inventory, facts),
-            detail=report.error if report.nouveau else None,
+            f"{declared}, but none can be used: {cause.what}",
+            hint=cause.fix,
+            detail=cause.evidence,
         )
     elif seen < min(len(host.gpus), report.pci_devices):
         yield RequirementsNotMet(
@@ -192,13 +122,37 @@ def gpu_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[st
         )
     if strangers := foreign(report):
         yield f"other processes use its GPUs: {describe_processes(strangers)}"
-    for xid in report.xids:
-        if xid.code in CATALOG and CATALOG[xid.code].waits:
-            yield f"the GPU at {xid.bus} reported Xid {xid.code}: {CATALOG[xid.code].what}"
+    yield from xid_notes(report)
+    yield from _peer_notes(report)
     if any(gpu.unified for gpu in report.gpus):
         yield "its GPU has no memory of its own: the host's memory is counted as the GPU's"
     if any(gpu.memory is None for gpu in report.gpus):
         yield "nvidia-smi does not say how much memory a GPU has: not compared with the inventory"
+
+
+def _peer_notes(report: GpuReport) -> Iterator[str]:
+    """Note what sends GPUs' traffic with each other through the CPU, or makes it hang: NCCL's
+    troubleshooting guide, "GPU Direct"."""
+    count = len(report.gpus)
+    if count < 2:
+        return
+    if translating := [kind for kind in report.iommu if kind.startswith("DMA")]:
+        yield (
+            f"the IOMMU translates ({translating[0]}) what its {count} GPUs send each other over "
+            "PCIe, which is slow or hangs: boot with iommu=pt; if all-reduces hang before that: "
+            "NCCL_P2P_DISABLE=1 in the inventory's env"
+        )
+    if report.acs_bridges:
+        yield (
+            f"PCI bridges ({', '.join(report.acs_bridges[:4])}{_more(report.acs_bridges[4:])}) "
+            "redirect requests between devices (ACS), so GPUs do not reach each other directly: "
+            "switch ACS off in the firmware's setup; if all-reduces hang before that: "
+            "NCCL_P2P_DISABLE=1 in the inventory's env"
+        )
+
+
+def _more(rest: Sequence[str]) -> str:
+    return f" and {len(rest)} more" if rest else ""
 
 
 def describe(gpus: Sequence[GpuFacts]) -> str:
@@ -245,41 +199,3 @@ def _gib(size: int) -> str:
 
 def _count(number: int) -> str:
     return "1 GPU" if number == 1 else f"{number} GPUs"
-
-
-# Part of nvidia-smi's message, in lower case, and the fix
-_COMPLAINTS = (
-    ("version mismatch", "the driver was upgraded under the running kernel module: sudo reboot"),
-    ("does not answer", "a GPU hangs: sudo dmesg | grep -i xid; then sudo reboot"),
-    (
-        "unknown error",
-        "NVML may not open /dev/nvidia*: sudo systemctl restart nvidia-persistenced; if that does "
-        "not help: sudo reboot (a host that is a container itself must be created again)",
-    ),
-    ("insufficient permissions", "run as root: set ssh.user: root, or give the user sudo"),
-    ("no devices were found", "sudo dmesg | grep -i nvrm; then sudo reboot"),
-)
-
-
-def _driver_hint(inventory: Inventory, facts: HostFacts) -> str:
-    error = facts.gpus.error or ""
-    if facts.gpus.nouveau:
-        return without_nouveau(facts)
-    if hint := next((hint for words, hint in _COMPLAINTS if words in error.lower()), None):
-        return hint
-    if error != NOT_FOUND:
-        return "sudo modprobe nvidia; if that fails: sudo dmesg | grep -i nvrm"
-    if facts.gpus.pci_devices == 0:
-        return "no NVIDIA GPU is on its PCI bus: lspci -d 10de:; set gpus: 0 in the inventory"
-    install = "install the NVIDIA driver, then: sudo reboot; nvidia-smi -L"
-    if facts.os.id == "ubuntu":
-        install = "install the driver: sudo ubuntu-drivers install --gpgpu; sudo reboot"
-    elif "debian" in (facts.os.id, *facts.os.like):
-        install = "install the driver: sudo apt-get install nvidia-driver; sudo reboot"
-    return f"{install}; or: clusterctl bootstrap {inventory.file} --install-driver FILE.run"
-
-
-def without_nouveau(facts: HostFacts) -> str:
-    """Commands that keep nouveau from loading."""
-    rebuild = "sudo update-initramfs -u" if facts.os.debian_like else "sudo dracut --force"
-    return NOUVEAU_GONE.format(rebuild=rebuild)

@@ -30,6 +30,7 @@ class GpuFacts:
     remap_pending: bool = False
     remap_failed: bool = False  # It has a bad row of memory, and no spare one
     unified: bool = False  # It shares the host's memory: `memory` is the host's
+    compute_mode: str = ""  # `Default`, `Exclusive_Process`, `Prohibited`; empty if not reported
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,20 @@ class GpuReport:
     nodes: tuple[str, ...] = ()
     # State of nvidia-fabricmanager in systemd; None on a host without NVSwitches
     fabric_manager: str | None = None
+    silent: bool = False  # nvidia-smi did not answer in time
+    # Lines of the kernel's log about the driver and its module, without Xids, oldest first
+    log: tuple[str, ...] = ()
+    passed_through: tuple[str, ...] = ()  # PCI addresses of GPUs that vfio-pci holds
+    module_kernels: tuple[str, ...] = ()  # Kernels whose directory has the driver's module
+    secure_boot: bool | None = None  # None if the firmware does not tell, as without EFI
+    # How the IOMMU treats each GPU: `DMA`, `DMA-FQ` (it translates), `identity`
+    iommu: tuple[str, ...] = ()
+    acs_bridges: tuple[str, ...] = ()  # PCI bridges that redirect requests between devices (ACS)
 
 
 # Docker's default data root: always measured, since the host may not have an engine yet
 ENGINE_ROOT = "/var/lib/docker"
+CONTAINERD_ROOT = "/var/lib/containerd"  # Where the containerd image store has images
 
 
 @dataclass(frozen=True)
@@ -256,6 +267,9 @@ class HostFacts:
     systemd: bool = True  # It is the init system, which starts Docker
     selinux: str = ""  # `enforcing` or `permissive`; empty where the kernel runs without SELinux
     runtimes: tuple[str, ...] = ()  # Other installed container runtimes: `podman`, `k3s`, ...
+    # Ports that the kernel gives to outgoing connections: the first and the last; () if not known
+    ephemeral_ports: tuple[int, ...] = ()
+    containerd_root: str = CONTAINERD_ROOT
     # The address of this host that SSH connected to; empty under sudo, which hides it
     ssh_ip: str = ""
     # One sentence for each fact that could not be read; its field has the empty value: 0, "", () or

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import HostFacts, NicFacts, RdmaDevice
-from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.model import Host, Inventory, RayPorts
 from clusterctl.inventory.unsafe import is_public
 
 VERBS_NODES = "/dev/infiniband/uverbs"
@@ -166,18 +166,66 @@ def _holds(nic: NicFacts, ip: str) -> bool:
     return any(ip_address(address.ip) == wanted for address in nic.addresses)
 
 
+# Ray passes over a busy port of the workers' range (WorkerPool::GetNextFreePort), so only their
+# number matters: a worker for each CPU, and as many again for actors and jobs.
+_WORKERS_PER_CPU = 2
+_LEAST_WORKERS = 64
+
+
 def port_problems(
     inventory: Inventory, host: Host, facts: HostFacts
 ) -> Iterator[RequirementsNotMet]:
-    """Yield an error if a program on the host already listens on ports that Ray needs."""
+    """Yield an error if a program on the host already listens on a port that Ray must have, or on
+    so many of the workers' that too few are left."""
     ports = inventory.ray_ports
     purposes = (*HEAD_ONLY, *EVERY_NODE) if host.role == "head" else EVERY_NODE
     needed = {getattr(ports, purpose): f"ray_ports.{purpose}" for purpose in purposes}
-    for port in range(ports.min_worker, ports.max_worker + 1):
-        needed[port] = "a worker's"
     taken = {port: needed[port] for port in needed if port in facts.listening_ports}
     if taken:
         yield PortsTaken(host.name, taken)
+    whole = range(ports.min_worker, ports.max_worker + 1)
+    busy = {port for port in facts.listening_ports if port in whole}
+    wanted = max(_LEAST_WORKERS, _WORKERS_PER_CPU * facts.cpus)
+    if busy and len(whole) - len(busy) < min(wanted, len(whole)):
+        first = _free_range(ports, facts, len(whole))
+        yield RequirementsNotMet(
+            f"{len(busy)} of the {len(whole)} ports of Ray's workers ({whole[0]} to {whole[-1]}) "
+            f"are taken, and its {facts.cpus} CPUs need {wanted}",
+            hint=f"set ray_ports: {{min_worker: {first}, max_worker: {first + len(whole) - 1}}}; "
+            f"see by whom: sudo ss -ltnp 'sport >= :{whole[0]} and sport <= :{whole[-1]}'",
+        )
+
+
+def _free_range(ports: RayPorts, facts: HostFacts, size: int) -> int:
+    """Return the first port of the next range of `size` without a listener or another port of Ray,
+    below the ephemeral ones if there is one."""
+    others = {port for name, port in ports if name not in ("min_worker", "max_worker")}
+    used = others | {*facts.listening_ports}
+    last = (facts.ephemeral_ports or (32768,))[0]
+    starts = [*range(ports.max_worker + 1, last - size, 100), *range(10100, last - size, 100)]
+    free = (start for start in starts if used.isdisjoint(range(start, start + size)))
+    return next(free, ports.max_worker + 1)
+
+
+def ephemeral_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[str]:
+    """Note fixed ports of Ray that the kernel may give to an outgoing connection first: then Ray
+    cannot listen there until that connection ends."""
+    if not facts.ephemeral_ports:
+        return
+    first, last = facts.ephemeral_ports
+    ports = inventory.ray_ports
+    purposes = (*HEAD_ONLY, *EVERY_NODE) if host.role == "head" else EVERY_NODE
+    fixed = sorted(getattr(ports, purpose) for purpose in purposes)
+    inside = [port for port in fixed if first <= port <= last]
+    if inside or first <= ports.max_worker:
+        top = max([*fixed, ports.max_worker])
+        begin = 32768 if top < 32768 < last else top + 1
+        yield (
+            f"net.ipv4.ip_local_port_range begins at {first}, below ports of Ray "
+            f"({', '.join(map(str, [*inside, f'{ports.min_worker}-{ports.max_worker}']))}): an "
+            "outgoing connection may hold one of them when Ray starts; sudo sysctl -w "
+            f"net.ipv4.ip_local_port_range='{begin} {last}' (and in /etc/sysctl.d to keep it)"
+        )
 
 
 class PortsTaken(RequirementsNotMet):

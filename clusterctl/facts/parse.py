@@ -127,6 +127,8 @@ def _host_facts(
         systemd="/run/systemd/system" in paths,
         selinux=_SELINUX.get(first_line(files, "/sys/fs/selinux/enforce"), ""),
         runtimes=tuple(shell.get("runtimes", "").split()),
+        containerd_root=system.parse_containerd_root(files),
+        ephemeral_ports=read("the range of ephemeral ports", (), system.parse_ephemeral, files),
         ssh_ip=read("SSH's address", "", nics.parse_ssh_ip, shell.get("ssh", "")),
         unknown=tuple(answer.unknown),
     )

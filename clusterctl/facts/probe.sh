@@ -63,18 +63,20 @@ whole_files() {
     /sys/class/infiniband/*/ports/*/rate \
     /sys/class/infiniband/*/ports/*/gid_attrs/types/* \
     /sys/class/infiniband/*/ports/*/gid_attrs/ndevs/* \
-    /sys/bus/pci/drivers/nvidia/*/numa_node \
+    /sys/bus/pci/drivers/nvidia/*/numa_node /sys/bus/pci/drivers/nvidia/*/iommu_group/type \
+    /proc/sys/net/ipv4/ip_local_port_range \
     /sys/fs/cgroup/cgroup.controllers /sys/module/nvidia/version /sys/fs/selinux/enforce
 }
 
 # Listening sockets (state 0A), the default IPv6 route, NVIDIA's and display devices on PCI, and
-# the GIDs that are not all zero: a port has up to 256, most of them unused.
+# the GIDs that are not all zero: a port has up to 256, most of them unused; containerd's root.
 chosen_lines() {
   section lines
   grep -s -H -e '^MemTotal:' -e '^Uid:' -e '^Cpus_allowed_list:' \
     -e ' 0A [0-9A-F]*:' -e '^00000000000000000000000000000000 00 ' \
-    -e '^0x10de$' -e '^0x030[02]' -e '^[0:]*[1-9a-f][0-9a-f:]*$' \
+    -e '^root *=' -e '^0x10de$' -e '^0x030[02]' -e '^[0:]*[1-9a-f][0-9a-f:]*$' \
     /proc/meminfo /proc/self/status /proc/net/tcp /proc/net/tcp6 /proc/net/ipv6_route \
+    /etc/containerd/config.toml \
     /sys/bus/pci/devices/*/vendor /sys/bus/pci/devices/*/class \
     /sys/class/infiniband/*/ports/*/gids/*
 }
@@ -86,7 +88,8 @@ paths() {
     /sys/class/infiniband/* /sys/class/infiniband/*/device/net/* /dev/infiniband/* \
     /sys/module/nvidia_peerme[m] \
     /etc/cdi/* /var/run/cdi/* \
-    /dev/nvidia* /sys/module/nouvea[u] /sys/fs/cgroup/device[s] /run/systemd/syste[m]
+    /dev/nvidia* /sys/module/nouvea[u] /sys/bus/pci/drivers/vfio-pci/*:* \
+    /sys/fs/cgroup/device[s] /run/systemd/syste[m]
 }
 
 shell_facts() {
@@ -225,7 +228,8 @@ engine() {
 }
 
 engine_contents() {
-  disks "$1"
+  containerd=$(sed -n 's/^root *= *["'\'']\(\/[^"'\'']*\)["'\''].*/\1/p' /etc/containerd/config.toml)
+  disks "$1" ${containerd:+"$containerd"}
   ids=$(bounded docker ps -aq --no-trunc --filter label=clusterctl.cluster 2>&1)
   status=$?
   section "containers $status"

@@ -5,17 +5,31 @@
 gpu_fields=index,uuid,name,memory.total,driver_version
 gpu_fields_more=memory.used,mig.mode.current,compute_cap,pci.bus_id
 gpu_fields_health=ecc.errors.uncorrected.volatile.total,persistence_mode,fabric.state,\
-gpu_recovery_action
+gpu_recovery_action,compute_mode
 
 # Without persistence mode nvidia-smi needs a second or more per GPU; the rest does not wait.
 with_gpus() {
   smi=nvidia-smi
   found "$smi" || smi=/usr/lib/wsl/lib/nvidia-smi
   if found "$smi"; then
+    patient
     gpus "$smi" | { "$@" </dev/null; cat; }
   else
     "$@"
   fi
+}
+
+# Sets $smi_limit: without persistence mode a healthy host of eight GPUs took 25 s.
+patient() {
+  smi_limit=$limit
+  [ -e /run/nvidia-persistenced/socket ] && return
+  for gpu in /sys/bus/pci/drivers/nvidia/*:*; do
+    [ -e "$gpu" ] && smi_limit=$((smi_limit + limit / 2))
+  done
+}
+
+smi_bounded() {
+  if found timeout; then timeout "$smi_limit" "$@"; else "$@"; fi
 }
 
 # Without persistence mode an nvidia-smi that runs alone sets every GPU up again, for a second or
@@ -28,7 +42,7 @@ gpus() {
 gpu_list() {
   for fields in "$gpu_fields,$gpu_fields_more,$gpu_fields_health" \
     "$gpu_fields,$gpu_fields_more" "$gpu_fields"; do
-    said=$(bounded "$1" "--query-gpu=$fields" --format=csv,noheader,nounits 2>&1)
+    said=$(smi_bounded "$1" "--query-gpu=$fields" --format=csv,noheader,nounits 2>&1)
     status=$?
     case $said in *'not a valid field'*) ;; *) break ;; esac
   done
@@ -37,7 +51,7 @@ gpu_list() {
 }
 
 gpu_rows() {
-  said=$(bounded "$1" --format=csv,noheader \
+  said=$(smi_bounded "$1" --format=csv,noheader \
     --query-remapped-rows=gpu_bus_id,remapped_rows.pending,remapped_rows.failure 2>&1)
   section "gpu_rows $?"
   printf '%s\n' "$said"
@@ -45,7 +59,7 @@ gpu_rows() {
 
 # Each process after the ID of its container, which stands in the name of its control group.
 gpu_processes() {
-  said=$(bounded "$1" --format=csv,noheader,nounits \
+  said=$(smi_bounded "$1" --format=csv,noheader,nounits \
     --query-compute-apps=gpu_uuid,pid,process_name,used_gpu_memory 2>&1)
   section "gpu_processes $?"
   printf '%s\n' "$said" | while IFS= read -r line; do
@@ -56,13 +70,43 @@ gpu_processes() {
   done
 }
 
-# What stays to be said when nvidia-smi hangs: a GPU that fell off the bus does that to it.
+# What stays to be said when nvidia-smi hangs or finds no GPU: why the kernel drives none.
 gpu_kernel_log() {
-  [ -d /sys/module/nvidia ] || return 0
+  if [ ! -d /sys/module/nvidia ]; then
+    grep -q -s '^0x10de$' /sys/bus/pci/devices/*/vendor || return 0
+    driver_on_disk
+  fi
   section kernel_log
-  { bounded dmesg || bounded journalctl -k -b -q --no-pager; } |
-    grep -e 'NVRM: Xid' -e 'NVRM: loading' | tail -n 60
+  log=$({ bounded dmesg || bounded journalctl -k -b -q --no-pager; } |
+    grep -e NVRM -e 'is rejected' -e 'Key was rejected' -e 'module loading is restricted' \
+      -e 'BAR [0-9].*can.t assign')
+  printf '%s\n' "$log" | grep -v -e 'NVRM: Xid' -e 'NVRM: loading' | tail -n 20
+  printf '%s\n' "$log" | grep -e 'NVRM: Xid' -e 'NVRM: loading' | tail -n 60
+  between_gpus
   [ -e /dev/nvidia-nvswitchctl ] || return 0
   section fabric_manager
   bounded systemctl is-active nvidia-fabricmanager
+}
+
+driver_on_disk() {
+  section nvidia_modules
+  grep -l -s '/nvidia\.ko' /lib/modules/*/modules.dep
+  for variable in /sys/firmware/efi/efivars/SecureBoot-*; do
+    [ -r "$variable" ] || continue
+    section secure_boot
+    od -An -t u1 -j 4 -N 1 "$variable" # after four bytes of attributes
+  done
+}
+
+# Bridges that send what one device sends another up to the CPU, where there are several GPUs.
+between_gpus() {
+  set -- /sys/bus/pci/drivers/nvidia/*:*
+  [ $# -gt 1 ] && found lspci || return 0
+  section acs
+  bounded lspci -vvv -d ::0604 | while IFS= read -r line; do
+    case $line in
+      [0-9a-f]*) bridge=${line%% *} ;;
+      *ACSCtl:*ReqRedir+*) printf '%s ReqRedir\n' "$bridge" ;;
+    esac
+  done
 }

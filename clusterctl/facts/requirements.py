@@ -15,6 +15,7 @@ from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.cluster_requirements import cluster_notes, cluster_problems
 from clusterctl.facts.model import ENGINE_ROOT, HostFacts
 from clusterctl.facts.network_requirements import (
+    ephemeral_notes,
     name_notes,
     network_problems,
     port_problems,
@@ -136,6 +137,7 @@ def notes(
             *name_notes(its),
             *rdma_notes(inventory, host, its),
             *public_notes(inventory, its),
+            *ephemeral_notes(inventory, host, its),
             *devices.notes(inventory, host, its),
             *_software_notes(its, inventory.file),
             *(f"not known: {text}" for text in its.unknown),
@@ -255,10 +257,19 @@ def _limit_problems(facts: HostFacts) -> Iterator[RequirementsNotMet]:
         )
 
 
+def _image_root(facts: HostFacts) -> str:
+    """Return the directory where the engine unpacks images: with the containerd image store that is
+    containerd's, whatever data-root is (moby #50517)."""
+    if facts.engine.containerd_store:
+        return facts.containerd_root
+    return facts.engine.data_root or ENGINE_ROOT
+
+
 def _full_disks(inventory: Inventory, facts: HostFacts) -> Iterator[RequirementsNotMet]:
     """Yield one problem for each full file system, however many of the paths are on it."""
     reported: set[tuple[int, int]] = set()
-    for path in ("/", facts.engine.data_root or ENGINE_ROOT, inventory.models):
+    roots = dict.fromkeys((_image_root(facts), facts.engine.data_root or ENGINE_ROOT))
+    for path in ("/", *roots, inventory.models):
         disk = facts.disk(path)
         if disk is None or disk.free >= DISK_NEEDED or (disk.total, disk.free) in reported:
             continue
@@ -280,13 +291,19 @@ def _room_problems(
         needed, source = round(image_size * STORE_FACTOR) + SLACK, "measured, unpacked and packed"
     else:
         needed, source = image_size + SLACK, "measured"
-    root = facts.engine.data_root or ENGINE_ROOT
+    root = _image_root(facts)
     disk = facts.disk(root)
     if disk is not None and disk.free < needed:
+        move = "move data-root (/etc/docker/daemon.json)"
+        if facts.engine.containerd_store:
+            move = (
+                "move containerd's root, which holds images here, not data-root: root = "
+                "'/DISK/containerd' in /etc/containerd/config.toml"
+            )
         yield RequirementsNotMet(
             f"{disk.free / GIB:.1f} GiB are free at {root}, and the image needs "
             f"{needed / GIB:.0f} GiB ({source})",
-            hint=f"make room: docker system prune --all; df -h {root}; or move data-root",
+            hint=f"make room: docker system prune --all; df -h {root}; or {move}",
         )
 
 

@@ -77,7 +77,7 @@ def split_sections(text: str, marker: str) -> Answer:
 
 
 # grep's `path:line`; of the requested paths, only those of PCI devices contain colons
-_NAMED_LINE = re.compile(r"(/sys/bus/pci/(?:devices|drivers/nvidia)/[^/]*/[a-z_]+|/[^:]*):(.*)")
+_NAMED_LINE = re.compile(r"(/sys/bus/pci/(?:devices|drivers/nvidia)/[^/]*/[a-z_/]+|/[^:]*):(.*)")
 
 
 def files_in(answer: Answer) -> dict[str, list[str]]:

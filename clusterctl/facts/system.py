@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 
-from clusterctl.facts.model import Disk, Os
+from clusterctl.facts.model import CONTAINERD_ROOT, Disk, Os
 from clusterctl.facts.sections import Files, Section, first_line
 from clusterctl.transport.python import OLDEST
 
@@ -119,6 +119,23 @@ def parse_clock(section: Section | None, end: Section | None) -> float:
     # A busybox without nanoseconds prints the format's letters.
     seconds = float(now if re.fullmatch(r"\d+\.\d+", now) else now.partition(".")[0])
     return seconds + float(end.lines[0]) - float(uptime)
+
+
+_TOML_ROOT = re.compile(r"""root *= *["'](/[^"']*)["']""")
+
+
+def parse_containerd_root(files: Files) -> str:
+    """Return the directory of containerd's image store, which its configuration may name."""
+    lines = files.get("/etc/containerd/config.toml") or ()
+    named = (found[1] for found in map(_TOML_ROOT.match, lines) if found)
+    return next(named, CONTAINERD_ROOT)
+
+
+def parse_ephemeral(files: Files) -> tuple[int, ...]:
+    """Return the first and the last port; () if they are not known. Raises ValueError."""
+    words = first_line(files, "/proc/sys/net/ipv4/ip_local_port_range").split()
+    first, last = map(int, words or (0, 0))
+    return (first, last) if words else ()
 
 
 def parse_sudo(section: Section) -> str | None:

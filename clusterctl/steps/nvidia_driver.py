@@ -14,7 +14,7 @@ from typing import Protocol
 from clusterctl import deadlines
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError
-from clusterctl.facts.gpu_requirements import without_nouveau
+from clusterctl.facts.gpu_causes import without_nouveau
 from clusterctl.steps.files import LOOK_AT_FILES, RemoteFile, make_private, root_script
 from clusterctl.steps.package_manager import own_manager, target
 from clusterctl.steps.package_sources import CACHE

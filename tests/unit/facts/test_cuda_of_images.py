@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.facts.gpu_requirements import needed_driver, too_old
+from clusterctl.facts.cuda import needed_driver, too_old
 
 REQUIRE = (
     "cuda>=12.8 brand=unknown,driver>=470,driver<471 brand=grid,driver>=470,driver<471 "

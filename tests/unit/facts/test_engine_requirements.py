@@ -115,10 +115,15 @@ def test_room_for_the_image(
 
 
 def test_the_containerd_store_needs_half_as_much_again(healthy: HostFacts) -> None:
-    facts = replace(healthy, disks=(Disk("/data/docker", 500 * GIB, 25 * GIB),))
-    problem = only(*found(facts, image_size=20 * GIB))
+    """Where containerd has its images, whatever data-root says."""
+    disks = (Disk("/data/docker", 500 * GIB, 400 * GIB), Disk("/", 500 * GIB, 25 * GIB))
+    problem = only(*found(replace(healthy, disks=disks), image_size=20 * GIB))
     assert "the image needs 31 GiB (measured, unpacked and packed)" in problem.summary
-    assert "at /data/docker" in problem.summary
+    assert "at /var/lib/containerd" in problem.summary
+    assert "/etc/containerd/config.toml" in str(problem.hint)
+
+    moved = replace(healthy, disks=disks, containerd_root="/data/docker/images")
+    assert found(moved, image_size=20 * GIB) == []
 
 
 @pytest.mark.parametrize("argument", ["with_image", "ours"])

@@ -134,7 +134,7 @@ def test_a_gpu_that_fell_off_the_bus(said: Said) -> None:
         "fell off the bus"
     )
     assert "GPU is lost" in str(lines.detail)
-    assert xid.summary == "the GPU at 0000:28:00 reported Xid 79: it fell off the PCI bus"
+    assert xid.summary == "the GPU at 0000:28:00 reported Xid 79: GPU has fallen off the bus"
     assert xid.hint == "sudo reboot"
 
 
@@ -168,7 +168,7 @@ def test_xids_that_blame_a_program_or_can_wait_stop_nothing(said: Said) -> None:
     facts = said(kernel_log=(0, log))
     assert found(facts) == []
     assert noted(facts) == (
-        "gpu1: the GPU at 0000:18:00 reported Xid 63: a bad row of its memory is to be replaced"
+        "gpu1: the GPU at 0000:18:00 reported Xid 63: GPU memory remapping event"
     )
 
 

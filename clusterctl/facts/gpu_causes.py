@@ -1,0 +1,218 @@
+"""Why none of a host's NVIDIA GPUs can be used: the first cause that the kernel, the PCI bus or
+nvidia-smi give evidence of. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from clusterctl.facts.gpu_faults import meaning, serious_xids
+from clusterctl.facts.gpu_probe import NOT_FOUND
+from clusterctl.facts.model import GpuReport, HostFacts
+
+
+@dataclass(frozen=True)
+class GpuCause:
+    """`what` follows "none can be used: "; `evidence`: lines that show it, if `what` does not."""
+
+    what: str
+    fix: str
+    evidence: str | None = None
+
+
+def why_no_gpu(facts: HostFacts, file: str) -> GpuCause:
+    """Return the cause. `file`: path of the inventory, for commands in fixes."""
+    found = next(_by_kernel(facts), None) or _by_nvidia_smi(facts, file)
+    if found.evidence is None and found.what != facts.gpus.error:
+        return GpuCause(found.what, found.fix, facts.gpus.error)
+    return found
+
+
+def _by_kernel(facts: HostFacts) -> Iterator[GpuCause]:
+    report = facts.gpus
+    if report.nouveau:
+        yield GpuCause("the kernel's nouveau driver holds them", without_nouveau(facts))
+    if report.passed_through:
+        yield GpuCause(
+            f"vfio-pci holds {', '.join(report.passed_through)} for virtual machines",
+            "see what gives them to it: grep -r vfio /etc/modprobe.d /proc/cmdline; remove that, "
+            "rebuild the initramfs and reboot; or take the host out of the inventory",
+        )
+    if line := _line(report, r"is rejected|Key was rejected|module loading is restricted"):
+        yield GpuCause(
+            "the kernel refuses the driver's module, whose signature it does not trust",
+            _enrol(facts),
+            line,
+        )
+    if line := _line(report, r"requires use of the NVIDIA open kernel modules"):
+        yield GpuCause(
+            "its GPU needs NVIDIA's open kernel modules, and the proprietary ones are loaded",
+            _packages(facts, "-open"),
+            line,
+        )
+    if line := _line(report, r"not supported by open nvidia.ko|GPU System Processor \(GSP\)"):
+        yield GpuCause(
+            "its GPU is older than NVIDIA's open kernel modules support, and those are loaded",
+            _packages(facts, ""),
+            line,
+        )
+    if line := _line(report, r"supported through the NVIDIA .* Legacy drivers"):
+        yield GpuCause(
+            "its GPU needs an older branch of NVIDIA's driver than the one that is loaded",
+            "install the branch that the line names; vLLM's images need driver 525 or later",
+            line,
+        )
+    if xids := serious_xids(report):
+        words = ", ".join(f"Xid {xid.code} of {xid.bus} ({meaning(xid)})" for xid in xids)
+        state = "nvidia-smi did not answer in time" if report.silent else report.error
+        yield GpuCause(
+            f"{state}, and the kernel's log has {words}",
+            "sudo reboot; if it comes back, power the host off and on, then have the GPU examined",
+            "\n".join(f"Xid {xid.code} ({xid.bus}): {xid.text}" for xid in xids),
+        )
+    if report.silent:
+        yield _slow_or_hung(report)
+    if not report.module and report.module_kernels and not _has_module(facts):
+        kernel = facts.os.kernel
+        yield GpuCause(
+            f"the driver has no module for the running kernel {kernel}, only for "
+            f"{', '.join(report.module_kernels)}",
+            f"sudo {_headers(facts)}; sudo dkms autoinstall (or install the driver's package for "
+            "this kernel); sudo modprobe nvidia",
+        )
+    if line := _line(report, r"RmInitAdapter failed|rm_init_adapter failed"):
+        yield _not_initialised(report, line)
+
+
+def _slow_or_hung(report: GpuReport) -> GpuCause:
+    gpus = max(report.pci_devices, 1)
+    return GpuCause(
+        "nvidia-smi did not answer in time, and the kernel's log has no Xid: it is slow without "
+        f"persistence mode ({gpus} GPU{'s' if gpus > 1 else ''} to initialize), or hangs",
+        "see which: time sudo nvidia-smi -L. If it ends: sudo systemctl enable --now "
+        "nvidia-persistenced (or: sudo nvidia-smi -pm 1). If not: sudo reboot",
+    )
+
+
+def _not_initialised(report: GpuReport, line: str) -> GpuCause:
+    memory = _line(report, r"BAR\d is 0M|can't assign|this PCI I/O region")
+    if memory:
+        return GpuCause(
+            "the firmware gave the GPU no address space for its memory; the kernel's log says: "
+            f"{line}",
+            'switch "Above 4G Decoding" on in the firmware\'s setup, or boot with pci=realloc',
+            f"{memory}\n{line}",
+        )
+    return GpuCause(
+        f"the driver cannot initialize the GPU; the kernel's log says: {line}",
+        "sudo reboot; if it stays, power the host off and on; another driver branch or the GPU's "
+        "seat and power are next",
+    )
+
+
+def _has_module(facts: HostFacts) -> bool:
+    return facts.os.kernel in facts.gpus.module_kernels
+
+
+def _line(report: GpuReport, pattern: str) -> str:
+    """Return the last line of the kernel's log that has `pattern`, or ""."""
+    return next((line for line in reversed(report.log) if re.search(pattern, line)), "")
+
+
+# Part of nvidia-smi's message, in lower case, and the fix
+_COMPLAINTS = (
+    ("version mismatch", "the driver was upgraded under the running kernel module: sudo reboot"),
+    (
+        "unknown error",
+        "NVML may not open /dev/nvidia*: sudo systemctl restart nvidia-persistenced; if that does "
+        "not help: sudo reboot (a host that is a container itself must be created again)",
+    ),
+    ("insufficient permissions", "run as root: set ssh.user: root, or give the user sudo"),
+    (
+        "no devices were found",
+        "the driver is loaded and drives no GPU; why: sudo dmesg | grep -i nvrm; then sudo reboot",
+    ),
+)
+
+
+def _by_nvidia_smi(facts: HostFacts, file: str) -> GpuCause:
+    report = facts.gpus
+    error = report.error or ""
+    if fix := next((fix for words, fix in _COMPLAINTS if words in error.lower()), None):
+        return GpuCause(error, fix)
+    if error == NOT_FOUND:
+        return GpuCause(error, _install(facts, file))
+    if report.module:
+        return GpuCause(error, "see what the driver says: sudo dmesg | grep -i nvrm")
+    return _not_loaded(facts)
+
+
+def _not_loaded(facts: HostFacts) -> GpuCause:
+    """Nothing shows why the module is not loaded: the command that does, and what follows."""
+    refused = "" if facts.gpus.secure_boot is not False else " (but Secure Boot is off)"
+    on = (
+        "Secure Boot is on"
+        if facts.gpus.secure_boot
+        else "mokutil --sb-state shows whether it is on"
+    )
+    return GpuCause(
+        "the driver's kernel module is not loaded",
+        "sudo modprobe nvidia shows why. 'Key was rejected': Secure Boot does not trust its "
+        f"signature{refused}; {on}; {_enrol(facts)}. 'not found': no module for this kernel; "
+        f"sudo {_headers(facts)}; sudo dmesg | tail shows any other reason",
+    )
+
+
+def _enrol(facts: HostFacts) -> str:
+    """Commands that make Secure Boot trust the key that the module was signed with."""
+    key = "/var/lib/shim-signed/mok/MOK.der" if facts.os.id == "ubuntu" else "/var/lib/dkms/mok.pub"
+    return (
+        f"enrol its key: sudo mokutil --import {key} (it is there if DKMS signed the module); sudo "
+        "reboot, and choose Enroll MOK on the console; or switch Secure Boot off in the firmware"
+    )
+
+
+def _headers(facts: HostFacts) -> str:
+    kernel = facts.os.kernel
+    if facts.os.debian_like:
+        return f"apt-get install linux-headers-{kernel}"
+    return f"dnf install kernel-devel-{kernel}"
+
+
+def _packages(facts: HostFacts, flavour: str) -> str:
+    """Return how to install the other kernel modules: `-open`, or "" for the proprietary ones."""
+    branch = facts.gpus.module.partition(".")[0] or "BRANCH"
+    kind = "open" if flavour else "proprietary"
+    if facts.os.id == "ubuntu":
+        return f"sudo apt-get install nvidia-driver-{branch}{flavour}; sudo reboot"
+    if facts.os.debian_like:
+        package = "nvidia-open" if flavour else "cuda-drivers"
+        return f"sudo apt-get install {package} (NVIDIA's repository); sudo reboot"
+    return (
+        f"sudo dnf install nvidia-open-dkms (open) or kmod-nvidia-latest-dkms (proprietary): here "
+        f"the {kind} one, in place of the other; sudo reboot. By .run file: -M {kind}"
+    )
+
+
+def _install(facts: HostFacts, file: str) -> str:
+    if facts.gpus.pci_devices == 0:
+        return "no NVIDIA GPU is on its PCI bus: lspci -d 10de:; set gpus: 0 in the inventory"
+    install = "install the NVIDIA driver, then: sudo reboot; nvidia-smi -L"
+    if facts.os.id == "ubuntu":
+        install = "install the driver: sudo ubuntu-drivers install --gpgpu; sudo reboot"
+    elif "debian" in (facts.os.id, *facts.os.like):
+        install = "install the driver: sudo apt-get install nvidia-driver; sudo reboot"
+    return f"{install}; or: clusterctl bootstrap {file} --install-driver FILE.run"
+
+
+_NOUVEAU_GONE = (
+    "printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' | "
+    "sudo tee /etc/modprobe.d/blacklist-nouveau.conf; {rebuild}; sudo reboot"
+)
+
+
+def without_nouveau(facts: HostFacts) -> str:
+    """Commands that keep nouveau from loading."""
+    rebuild = "sudo update-initramfs -u" if facts.os.debian_like else "sudo dracut --force"
+    return _NOUVEAU_GONE.format(rebuild=rebuild)

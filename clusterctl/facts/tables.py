@@ -1,0 +1,17 @@
+"""Tables of what makers publish, which age: JSON files with their source and the date of its state.
+`scripts/table_ages.py` lists the old ones."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files as resource_files
+from typing import Any
+
+
+@cache
+def table(name: str) -> dict[str, Any]:
+    """Return clusterctl/facts/tables/NAME.json."""
+    file = resource_files("clusterctl.facts").joinpath(f"tables/{name}.json")
+    document: dict[str, Any] = json.loads(file.read_text())
+    return document
