@@ -1,40 +1,62 @@
 #!/usr/bin/env bash
-# Sets up all it needs and runs every test: style, types, unit, contract (real sshd, dockerd and
-# Ray on this machine), the lab (whole hosts), and the first command on odd machines.
+# Sets up all it needs and runs the tests.
 #
-#     scripts/test.sh            everything but what follows
-#     scripts/test.sh quick      without the lab
-#     scripts/test.sh long       what the lab takes long for: the fabric, images without Ray, hosts
-#                                without internet, the articles, the ways from a laptop and through a
-#                                bastion, containers that attack their hosts, more faults and their
-#                                verdicts, a slow host: an hour or two
-#     scripts/test.sh gpu        on a machine with two NVIDIA GPUs: the main job, a fault, and a table of
-#                                speeds and memory, estimated and measured (docs/lab.md): 25 minutes
-#     scripts/test.sh machines   all rows of the matrix of machines (docs/lab.md): 40 minutes
+#     scripts/test.sh            the core: style, types, unit, contract (real sshd, dockerd and Ray on
+#                                this machine), and in the lab, on whole hosts, what the README promises
+#     scripts/test.sh quick      the core without the lab: no root needed
+#     scripts/test.sh slice [N]  one part of everything else, at most 40 minutes; without N, the list
+#     scripts/test.sh ci         the core, then one slice, which changes with each commit
+#     scripts/test.sh gpu        on a machine with NVIDIA GPUs: the main job, faults, speeds and memory
 set -euo pipefail
 cd "$(dirname "$0")/.."
-scripts/setup.sh --tests
-export PATH="$PWD/.venv/bin:$PATH"
+
+core_in_the_lab=(
+    tests/lab/test_main_job.py
+    tests/lab/test_replicas.py
+    tests/lab/test_security.py
+    tests/lab/test_security_of_containers.py
+    tests/lab/test_faults.py
+    tests/lab/test_engine_faults.py
+    tests/lab/test_image_push.py
+)
 
 section() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
 
-if [ "${1:-}" = long ]; then
-    section 'lab: what takes long'
-    pytest -q tests/lab/test_{fabric,derived_image,without_internet,articles,losses,main_job,security_of_containers,slow_host,verdicts,walks}.py
-    exit
-fi
-if [ "${1:-}" = gpu ]; then
-    section 'whole hosts with GPUs'
-    # Without one, every test would be skipped
-    [ "${CLUSTERCTL_GPU_TESTS:-}" = cpu ] || nvidia-smi -L
-    pytest -v tests/gpu
-    exit
-fi
-if [ "${1:-}" = machines ]; then
-    section 'machines: every row'
-    pytest -q tests/machines
-    exit
-fi
+slices() { grep -v '^#' tests/slices.txt; }
+
+run_slice() { # N
+    local minutes arguments words
+    read -r minutes arguments < <(slices | sed -n "$1p")
+    [ -n "$arguments" ] || { slices | cat -n >&2 && exit 2; }
+    section "slice $1 of $(slices | wc -l), $minutes minutes when last timed: $arguments"
+    mapfile -t words < <(xargs -n 1 <<<"$arguments")
+    pytest -q "${words[@]}" && return
+
+    # A fault that comes now and then is a bug to find, and no reason to throw the run away.
+    section "red once: what failed runs once more, alone"
+    pytest -q --last-failed --last-failed-no-failures=none "${words[@]}"
+    printf 'red once, then green: find out why\n'
+}
+
+scripts/setup.sh --tests
+export PATH="$PWD/.venv/bin:$PATH"
+
+case "${1:-}" in
+    slice)
+        [ -n "${2:-}" ] || { slices | cat -n && exit; }
+        run_slice "$2"
+        exit
+        ;;
+    gpu)
+        section 'whole hosts with GPUs'
+        # Without one, every test would be skipped
+        [ "${CLUSTERCTL_GPU_TESTS:-}" = cpu ] || nvidia-smi -L
+        pytest -v tests/gpu
+        exit
+        ;;
+    '' | quick | ci) ;;
+    *) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;
+esac
 
 section 'style'
 ruff format --check .
@@ -57,11 +79,9 @@ pytest -q -n 2 --dist loadfile tests/contract
 
 if [ "${1:-}" != quick ]; then
     section 'lab: whole hosts'
-    pytest -q -x -m 'not long' tests/lab
-    section 'machines: refusals and odd places'
-    pytest -q -m 'not matrix' tests/machines
-else
-    section 'machines: refusals and odd places'
-    pytest -q -m 'not matrix and not lab' tests/machines
+    pytest -q --maxfail 3 -m 'not long' "${core_in_the_lab[@]}"
+fi
+if [ "${1:-}" = ci ]; then
+    run_slice $(($(git rev-list --count HEAD) % $(slices | wc -l) + 1))
 fi
 section 'done'

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -90,12 +90,38 @@ class VllmCommand(Command):
         return ours, flags
 
 
+class CommandsByPurpose(TyperGroup):
+    """A group whose help lists its commands under headings, in the order of registration."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write one section per `rich_help_panel`; commands without one are under Commands."""
+        shown = {name: self.commands[name] for name in self.list_commands(ctx)}
+        panels = {name: getattr(each, "rich_help_panel", None) for name, each in shown.items()}
+        width = max(map(len, shown))
+        limit = formatter.width - width - 4
+        for title in dict.fromkeys(panels.values()):
+            with formatter.section(title if isinstance(title, str) else "Commands"):
+                formatter.write_dl(
+                    [
+                        (name.ljust(width), each.get_short_help_str(limit))
+                        for name, each in shown.items()
+                        if panels[name] == title
+                    ]
+                )
+
+
 class Commands(typer.Typer):
     """A group of commands; without a subcommand it shows its help."""
 
     def __init__(self, help: str, **settings: Any) -> None:  # noqa: A002 - typer's own word
         # Rich help would take longer than the rest of `--help` together.
-        super().__init__(help=help, no_args_is_help=True, rich_markup_mode=None, **settings)
+        super().__init__(
+            help=help,
+            cls=CommandsByPurpose,
+            no_args_is_help=True,
+            rich_markup_mode=None,
+            **settings,
+        )
 
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **settings: Any

@@ -64,7 +64,6 @@ def test_hosts_of_a_closed_umask_are_as_others(
     assert "CLUSTERCTL_LAB_DIR=/var/lib/clusterctl-lab clusterctl lab down" in other.stdout
 
 
-@pytest.mark.matrix
 def test_forwarding_is_off_and_the_name_server_never_answers(
     seeded: Machine, ready: Callable[..., Path], record_property: Callable[[str, object], None]
 ) -> None:
@@ -73,7 +72,6 @@ def test_forwarding_is_off_and_the_name_server_never_answers(
     record_property("seconds", round(ran.seconds))
 
 
-@pytest.mark.matrix
 def test_all_that_is_odd_at_once(
     seeded: Machine, ready: Callable[..., Path], record_property: Callable[[str, object], None]
 ) -> None:
@@ -101,7 +99,6 @@ def busy(machine: Machine, load: int) -> Iterator[None]:
         process.communicate()
 
 
-@pytest.mark.matrix
 def test_the_machine_has_six_other_things_to_do(
     seeded: Machine, ready: Callable[..., Path], record_property: Callable[[str, object], None]
 ) -> None:
@@ -124,7 +121,6 @@ STAGES = (
 )
 
 
-@pytest.mark.matrix
 def test_a_run_that_is_killed_at_any_stage_is_run_again(
     seeded: Machine, ready: Callable[..., Path], record_property: Callable[[str, object], None]
 ) -> None:

@@ -34,7 +34,6 @@ def test_a_clone_in_a_path_with_spaces_with_a_closed_umask_in_the_c_locale(
         assert ran.status == 0, ran.text
 
 
-@pytest.mark.matrix
 def test_home_cannot_be_written_to_and_there_is_little_temporary_space(
     bare: Machine, clone: Callable[..., Path], python: Callable[..., None]
 ) -> None:
@@ -52,7 +51,6 @@ def test_home_cannot_be_written_to_and_there_is_little_temporary_space(
         assert "Traceback" not in ran.stdout
 
 
-@pytest.mark.matrix
 def test_a_set_up_that_was_killed_is_made_again(
     bare: Machine, clone: Callable[..., Path], python: Callable[..., None]
 ) -> None:
@@ -68,7 +66,6 @@ def test_a_set_up_that_was_killed_is_made_again(
     assert bare.run(".venv/bin/clusterctl", "--version", cwd=place).status == 0
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
 def test_the_pythons_that_clusterctl_promises(
     bare: Machine, clone: Callable[..., Path], python: Callable[..., None], version: str
