@@ -52,7 +52,7 @@ from clusterctl.steps.secrets import (
     SecretsMade,
     secret_path,
 )
-from clusterctl.steps.service_documents import ServiceDocumentsReadable
+from clusterctl.steps.service_documents import ServiceDocumentsReadable, documents_copied
 from clusterctl.steps.trusted_ca import TrustedCa
 from clusterctl.survey.cluster import Cluster, require_fit, single
 from clusterctl.survey.formation import Formed, await_formation, clock_of
@@ -111,6 +111,7 @@ def cluster_stages(
         for name, documents in cluster.survey.unreadable.items()
     }
     services = ServiceDocumentsReadable(inventory.cluster, broken)
+    copied = documents_copied(inventory.cluster, cluster.survey.not_copied)
     token, key = (secret_path(inventory.cluster, name) for name in (RAY_TOKEN, API_KEY))
     token_copied, key_copied = (
         SecretCopied(HeadSecret(cluster.head, path)) for path in (token, key)
@@ -142,13 +143,13 @@ def cluster_stages(
             names_in_it = (host.address, own_ip, host.name, *names_in_it)
         made = GatewayCertificate(inventory.cluster, inventory.gateway, names_in_it)
         others = tuple(name for name in workers if name in gateways)
-        copied = tuple(
+        certificate_copied = tuple(
             SecretCopied(HeadSecret(cluster.head, path, made), "gateway certificate")
             for path in (public, pem)
         )
         certificates = [
             Stage("Gateway", heads, (made,)),
-            *([Stage("Gateways of other hosts", others, copied)] if others else []),
+            *([Stage("Gateways of other hosts", others, certificate_copied)] if others else []),
         ]
     without = tuple(name for name in names if not (inventory.gateway.tls and name in gateways))
     return (
@@ -156,6 +157,7 @@ def cluster_stages(
         Stage("Directories", names, (directories,)),
         # Before node.json: a supervisor that has it again takes missing services for stopped.
         Stage("Services", names, (services,)),
+        Stage("Copies of documents", heads, (copied,)),
         Stage("Node files", together, (files,)),
         *([Stage("GPUs in the image", names, gpu_proof)] if gpu_proof else []),
         Stage("Secrets of the cluster", heads, (SecretsMade([token, key]),)),

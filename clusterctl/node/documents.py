@@ -25,12 +25,16 @@ On a host, for the cluster NAME:
     /opt/clusterctl/VERSION-HASH/node.pyz        this package, runnable
     /var/lib/clusterctl/caches/NAME/             compile caches and downloads of the container
     /var/lib/clusterctl/measured/NAME/           what commands measured; head only, in no container
+    /var/lib/clusterctl/declared/NAME/           a copy of each document that commands wrote on any
+                                                 host, likewise: what is restored, or moved to
+                                                 another host, comes from here
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import typing
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Tuple, Type, TypeVar
@@ -305,17 +309,28 @@ class GatewayState:
     keys_in_effect: str = ""  # SHA-256 of keys.json, as it is followed now
 
 
-DELETED = "it was deleted"  # UnreadableDocument.why of a document that was deleted
+# Reasons of UnreadableDocument, besides the errors of JSON
+DELETED = "it was deleted"
+CHANGED = "it is not what a command wrote"
 
 
 @dataclass(frozen=True)
 class UnreadableDocument:
-    """A document that the supervisor cannot read."""
+    """A document that the supervisor cannot read, or must not follow."""
 
     file: str  # `node.json`, `keys.json`, `services/NAME.json`, `members/NAME.json`
     why: str
     # Its last readable text, which the supervisor keeps using; empty if there was none.
     last_good: str = ""
+
+
+# Of services; `.` and `-` also in the middle
+SERVICE_NAME = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
+
+
+def is_service_name(name: str) -> bool:
+    """Whether a name may be that of a service: it becomes a file's name on the hosts."""
+    return bool(re.fullmatch(SERVICE_NAME, name)) and ".." not in name
 
 
 def kind_of(file: str) -> Any:
@@ -328,6 +343,26 @@ def kind_of(file: str) -> Any:
     if not name.endswith(".json"):
         return None
     return {"services": ServiceDocument, "members": MembersDocument}.get(directory)
+
+
+def read_document(file: str, text: str) -> Any:
+    """Return the document `file`, a path below `config_dir`, which is named as its file is.
+
+    Raises ValueError if `text` is no such document, or names another service.
+    """
+    kind = kind_of(file)
+    if kind is None:
+        raise ValueError(f"{file} is no document")
+    document = from_json(kind, text)
+    if kind in (ServiceDocument, MembersDocument):
+        name = document.service if kind is MembersDocument else document.name
+        if not is_service_name(service_of(name)) or file.rpartition("/")[2] != f"{name}.json":
+            raise ValueError(f"it is named {name[:80]!r}, which is not the name of its file")
+    if kind is ServiceDocument and document.name != replica_name(
+        document.service, document.replica
+    ):
+        raise ValueError(f"it is named {document.name}, and is replica {document.replica}")
+    return document
 
 
 @dataclass(frozen=True)
@@ -410,6 +445,12 @@ def cache_dir(cluster: str) -> str:
 def measured_dir(cluster: str) -> str:
     """Return the directory on the head of what commands measured, which no container sees."""
     return f"{PRIVATE}/measured/{cluster}"
+
+
+def declared_dir(cluster: str) -> str:
+    """Return the directory on the head with a copy of each document that a command wrote, which no
+    container sees."""
+    return f"{PRIVATE}/declared/{cluster}"
 
 
 def to_json(document: Any) -> str:

@@ -25,6 +25,7 @@ from clusterctl.node.documents import (
     config_dir,
     from_json,
     log_dir,
+    read_document,
     run_dir,
     to_json,
 )
@@ -236,7 +237,7 @@ class Declared:
         try:
             data = path.read_bytes()
             if data != self._read_last.get(name):
-                self._good[name] = from_json(kind, data.decode())
+                self._good[name] = read_document(name, data.decode())
                 self._unreadable.pop(name, None)
                 self._read_last[name] = data
         except FileNotFoundError:

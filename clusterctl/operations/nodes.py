@@ -8,7 +8,15 @@ from clusterctl.containers.drivers import driver_for
 from clusterctl.engine.plan import OnFailure, Stage
 from clusterctl.engine.step import Step
 from clusterctl.inventory.model import Inventory
-from clusterctl.node.documents import PRIVATE, cache_dir, config_dir, log_dir, measured_dir, run_dir
+from clusterctl.node.documents import (
+    PRIVATE,
+    cache_dir,
+    config_dir,
+    declared_dir,
+    log_dir,
+    measured_dir,
+    run_dir,
+)
 from clusterctl.node.package import ROOT
 from clusterctl.packages.bundle import open_bundles
 from clusterctl.ray_cluster.node_files import admission
@@ -50,7 +58,9 @@ def removal_stages(
     containers = (ContainersAbsent(inventory.cluster, engines),)
     aside = OnFailure.SET_HOST_ASIDE
     own = config_dir(inventory.cluster)
-    files = PathsAbsent("node files", (own, run_dir(inventory.cluster)))
+    files = PathsAbsent(
+        "node files", (own, run_dir(inventory.cluster), declared_dir(inventory.cluster))
+    )
     after_engine = NotStartedAfterEngine(inventory.cluster)
     common = (
         Stage("Restarts of Docker", names, (after_engine,), aside),

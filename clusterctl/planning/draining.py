@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, UsageError, raise_all
 from clusterctl.models.location import ModelLocation
 from clusterctl.models.name import Model
-from clusterctl.node.documents import Member, MembersDocument, ServiceDocument
+from clusterctl.node.documents import Member, MembersDocument, ServiceDocument, from_json
 from clusterctl.planning.question import question_again
 from clusterctl.planning.replicas import (
     ReplicaPorts,
@@ -132,7 +132,7 @@ def _moves_of(
         members = replace(service.listed, members=away)
         return ServiceMoves(service.name, (), (), (), given_up, members)
 
-    pattern = (*leaving, *staying)[0].document
+    pattern = _as_written(survey, (*leaving, *staying)[0])
     public = service.listed.port if service.listed else pattern.port
     asked = question_again(survey, pattern, without=(host,))
     many = len(leaving) + len(lost)
@@ -155,6 +155,19 @@ def _moves_of(
         asked.model,
         location,
     )
+
+
+def _as_written(survey: Survey, replica: Replica) -> ServiceDocument:
+    """Return what a command wrote for a replica: its host's own file may say anything. Raises
+    RequirementsNotMet if the head has no copy of it."""
+    file = f"services/{replica.name}.json"
+    if file not in survey.written:
+        raise RequirementsNotMet(
+            f"no copy of {file} is kept there, from which {replica.name} could be moved",
+            host=survey.inventory.head.name,
+            hint=f"clusterctl bootstrap {survey.inventory.file}",
+        )
+    return from_json(ServiceDocument, survey.written[file])
 
 
 def _list_of(

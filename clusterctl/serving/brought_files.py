@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl.errors import ClusterctlError, UsageError, raise_all
+from clusterctl.errors import ClusterctlError, StepFailed, UsageError, raise_all
 from clusterctl.node.documents import ServiceDocument, config_dir
 from clusterctl.serving.request import ServiceRequest
 from clusterctl.serving.vllm_flags import Argument, parse_arguments
@@ -27,6 +27,7 @@ LARGEST = 2**20  # bytes; the longest chat templates have 20 kB
 
 _TEMPLATE = re.compile(r"[{}\n]")  # of a chat template given in place of its file
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+_BROUGHT = re.compile(r"[0-9a-f]{16}-[A-Za-z0-9._-]{1,200}")
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,12 @@ def _read(file: Path, argument: Argument, cluster: str) -> BroughtFile:
         ) from None
     if data is None:
         raise UsageError(f"{argument.flag} {file} ({argument.origin}) is larger than 1 MiB")
-    digest = hashlib.sha256(data).hexdigest()[:16]
-    return BroughtFile(f"{directory(cluster)}/{digest}-{_UNSAFE.sub('-', file.name)}", data)
+    name = _UNSAFE.sub("-", file.name)[-200:]
+    return BroughtFile(f"{directory(cluster)}/{_digest(data)}-{name}", data)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def bring(
@@ -106,9 +111,23 @@ def bring(
 
 def carry(document: ServiceDocument, cluster: str, source: Transport, to: Transport) -> None:
     """Write the files that were brought for a service on a host that it moves to, which may be
-    newer than they are. `source`: a host that has them."""
-    flags = (one for one in parse_arguments(document.argv[3:]) if one.key in FILE_FLAGS)
-    paths = [path for one in flags for path in one.values if path.startswith(directory(cluster))]
-    held = ((path, source.read_file(path)) for path in paths)
-    files = tuple(BroughtFile(path, data) for path, data in held if data is not None)
-    bring(files, cluster, {to.host.name: to})
+    newer than they are. `source`: a host that has them.
+
+    Raises StepFailed for a file that is not there as it was brought: its name has its digest.
+    """
+    folder, files = directory(cluster), []
+    for flag in parse_arguments(document.argv[3:]):
+        paths = [path for path in flag.values if path.startswith(f"{folder}/")]
+        for path in paths if flag.key in FILE_FLAGS else ():
+            name = path.removeprefix(f"{folder}/")
+            data = source.read_file(path) if _BROUGHT.fullmatch(name) else None
+            if data is None or not name.startswith(f"{_digest(data)}-"):
+                raise StepFailed(
+                    f"{flag.flag} of {document.name} names {path}, which is not there as `serve` "
+                    "brought it",
+                    host=source.host.name,
+                    hint=f"clusterctl serve {document.model} --name {document.service}, with the "
+                    f"flags that it has and its {flag.flag}, brings the file again",
+                )
+            files.append(BroughtFile(path, data))
+    bring(tuple(files), cluster, {to.host.name: to})

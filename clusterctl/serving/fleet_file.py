@@ -30,13 +30,12 @@ from clusterctl.inventory.document import Document, FileKind, Trail, dotted, fil
 from clusterctl.inventory.load import EXTENSION, report_problem, with_texts
 from clusterctl.inventory.schema import DRAFT, readable
 from clusterctl.inventory.values import EnvName, EnvValue
+from clusterctl.node.documents import SERVICE_NAME, is_service_name
 from clusterctl.serving.config_file import read_config_file
 from clusterctl.serving.request import (
     ANY_HOST,
-    SERVICE_NAME,
     Options,
     ServiceRequest,
-    is_service_name,
     read_request,
 )
 from clusterctl.serving.vllm_flags import Argument, normal_name

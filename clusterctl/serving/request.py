@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from clusterctl.errors import ClusterctlError, UsageError, raise_all
+from clusterctl.node.documents import is_service_name
 from clusterctl.serving.release_flags import is_vllm_flag
 from clusterctl.serving.vllm_flags import (
     EXPERT_PARALLEL,
@@ -17,8 +18,6 @@ from clusterctl.serving.vllm_flags import (
     lay_over,
     without,
 )
-
-SERVICE_NAME = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 
 _KEY = re.compile(r"^[!-~]+\Z")
 
@@ -227,11 +226,6 @@ def _abbreviated(key: str) -> str | None:
     if key.startswith("-") or is_vllm_flag(f"--{key}"):
         return None
     return next((flag for flag in (*_SERVICE_FLAGS, *_REFUSED) if flag.startswith(key)), None)
-
-
-def is_service_name(name: str) -> bool:
-    """Return whether `name` can be a service's name, which is also a file name on the head."""
-    return bool(re.fullmatch(SERVICE_NAME, name)) and ".." not in name
 
 
 def service_name(served_name: str) -> str:

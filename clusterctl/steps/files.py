@@ -11,7 +11,14 @@ from pathlib import PurePosixPath
 from clusterctl import deadlines
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import CommandFailed
-from clusterctl.node.documents import PRIVATE, cache_dir, log_dir, measured_dir, run_dir
+from clusterctl.node.documents import (
+    PRIVATE,
+    cache_dir,
+    declared_dir,
+    log_dir,
+    measured_dir,
+    run_dir,
+)
 from clusterctl.transport.base import ABSENT
 
 
@@ -83,6 +90,10 @@ def node_directories(cluster: str, version: str) -> tuple[Directory, ...]:
         Directory(cache_dir(cluster), 0o700),
         Directory(f"{PRIVATE}/measured", 0o700),
         Directory(measured_dir(cluster), 0o700),
+        Directory(f"{PRIVATE}/declared", 0o700),
+        Directory(declared_dir(cluster), 0o700),
+        Directory(f"{declared_dir(cluster)}/services", 0o700),
+        Directory(f"{declared_dir(cluster)}/members", 0o700),
         Directory("/opt/clusterctl"),
         Directory(f"/opt/clusterctl/{version}"),
     )
@@ -207,7 +218,7 @@ class FilesPresent:
 
 
 # Directories below PRIVATE
-OWN_FILES = ("blobs", "caches", "digests", "measured", "packages", "saved", "weights")
+OWN_FILES = ("blobs", "caches", "declared", "digests", "measured", "packages", "saved", "weights")
 
 # Caches, packages and blobs of version 0.1, all of it written by node containers
 OLD_CACHES = "/var/cache/clusterctl"

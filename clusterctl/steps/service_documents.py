@@ -1,27 +1,32 @@
-"""Step that restores unreadable documents of services from what the supervisor read last."""
+"""Steps for the documents of services: those that were damaged, deleted or changed are restored
+from the head's copies, and the head has a copy of each."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 
 from clusterctl.engine.step import Change, HostView
 from clusterctl.node.documents import (
+    CHANGED,
     DELETED,
     UnreadableDocument,
     config_dir,
-    from_json,
-    kind_of,
+    declared_dir,
+    read_document,
 )
-from clusterctl.steps.files import LOOK_AT_FILES, root_script
+from clusterctl.steps.files import FilesPresent, RemoteFile, root_script
 from clusterctl.transport.base import ABSENT
 
 # The directory stays: `serve` writes documents into it.
 REMOVE_FILE = 'rm -f -- "$1"'
 
+_WHY = {DELETED: "which was deleted", CHANGED: f"which {CHANGED.removeprefix('it ')}"}
+
 
 class ServiceDocumentsReadable:
-    """Step: each document of `unreadable`, by host, is readable again, or removed if no earlier
-    version is known: then no service uses it."""
+    """Step: each document of `unreadable`, by host, is as a command wrote it; one that cannot be
+    read, and that no command wrote, is removed."""
 
     title = "service documents"
 
@@ -34,7 +39,7 @@ class ServiceDocumentsReadable:
     def check(self, view: HostView) -> Change | None:
         words = [
             f"{'restore' if document.last_good else 'remove'} {document.file}, "
-            + ("which was deleted" if document.why == DELETED else "which cannot be read")
+            + _WHY.get(document.why, "which cannot be read")
             for document, _ in self._broken(view)
         ]
         return Change("; ".join(words)) if words else None
@@ -50,19 +55,31 @@ class ServiceDocumentsReadable:
                 root_script(view, REMOVE_FILE, path, doing=f"removing {path}")
 
     def _broken(self, view: HostView) -> list[tuple[UnreadableDocument, str]]:
-        """Return documents still unreadable or deleted, with the digest of their content."""
+        """Return the documents that are still not as they should be, with the digest of their
+        content now."""
         found = []
         for document in self._unreadable.get(view.host.name, ()):
-            path = f"{self._directory}/{document.file}"
-            seal = root_script(view, LOOK_AT_FILES, path, doing="looking at files")
-            digest = seal.partition(" ")[2]
-            if document.why == DELETED:
-                found += [] if digest else [(document, ABSENT)]
-            elif digest:
-                try:
-                    from_json(
-                        kind_of(document.file), (view.transport.read_file(path) or b"").decode()
-                    )
-                except ValueError:
-                    found.append((document, digest.strip()))
+            data = view.transport.read_file(f"{self._directory}/{document.file}")
+            good = document.last_good.encode()
+            if data is None and good:
+                found.append((document, ABSENT))
+            elif data is not None and (data != good if good else not _is_readable(document, data)):
+                found.append((document, hashlib.sha256(data).hexdigest()))
         return found
+
+
+def _is_readable(document: UnreadableDocument, data: bytes) -> bool:
+    try:
+        read_document(document.file, data.decode())
+    except ValueError:
+        return False
+    return True
+
+
+def documents_copied(cluster: str, copies: Mapping[str, bytes]) -> FilesPresent:
+    """Return the step that makes the head's copies of documents, by their path, that an earlier
+    version wrote."""
+    files = [
+        RemoteFile(f"{declared_dir(cluster)}/{file}", data, 0o600) for file, data in copies.items()
+    ]
+    return FilesPresent("copies of documents", lambda _: files)

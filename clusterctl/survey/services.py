@@ -117,19 +117,17 @@ def declared_replicas(
     lists      the head's lists of members, by service
     states     by host and name, as reported there
 
-    If several hosts declare the same replica, the one counts that its list names, else the head: a
-    host speaks for itself only.
+    A host speaks for itself only: of a worker's documents those count that the head's list has on
+    that worker, and the head's own unless the list has the replica elsewhere.
     """
     found: dict[str, Replica] = {}
-    ranked: dict[str, tuple[bool, bool]] = {}
     for host, declared in documents.items():
         for name, document in declared.items():
             member = member_of(document, lists.get(document.service))
-            doubt = (member is None or member.host != host, host != head)
-            if name in ranked and ranked[name] <= doubt:
-                continue
-            ranked[name] = doubt
-            found[name] = Replica(document, host, states.get(host, {}).get(name), member)
+            listed_here = member is not None and member.host == host
+            if listed_here or (host == head and name not in found):
+                found[name] = Replica(document, host, states.get(host, {}).get(name), member)
+
     ordered = sorted(found.values(), key=lambda each: (each.document.service, each.number))
     return {replica.name: replica for replica in ordered}
 

@@ -9,6 +9,7 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.inventory.model import Host
 from clusterctl.network.pairs.judgement import CARRIES
 from clusterctl.node.documents import (
+    CHANGED,
     DELETED,
     BrokenNic,
     GatewayState,
@@ -292,8 +293,10 @@ def _host_row(
     if container and renamed:
         problems.append(f"the node container was renamed to {container.name}")
     for document in unreadable:
-        deleted = document.why == DELETED
-        why = "was deleted" if deleted else f"cannot be read ({document.why})"
+        if document.why == CHANGED:
+            problems.append(f"{document.file} is not what a command wrote, and is followed there")
+            continue
+        why = "was deleted" if document.why == DELETED else f"cannot be read ({document.why})"
         problems.append(
             f"{document.file} {why}; the supervisor follows what it held before"
             if document.last_good

@@ -28,19 +28,22 @@ from clusterctl.inventory.model import Host, Inventory
 from clusterctl.network.choice import resolve
 from clusterctl.node.contract import breaches
 from clusterctl.node.documents import (
+    CHANGED,
     DELETED,
     DrainedHosts,
-    KeysDocument,
     MembersDocument,
-    NodeDocument,
     NodeState,
     Rank,
     ServiceDocument,
     ServiceState,
     UnreadableDocument,
+    declared_dir,
     from_json,
     kind_of,
+    read_document,
+    replica_name,
     run_dir,
+    service_of,
 )
 from clusterctl.node.files import LEAST_FREE, NodePaths
 from clusterctl.ray_cluster.nodes import container_name, expected_nodes
@@ -91,6 +94,8 @@ def take_survey(
         f"{paths.members}/*.json",
         str(paths.keys),
         drained_file(inventory.cluster),
+        f"{declared_dir(inventory.cluster)}/*.json",
+        f"{declared_dir(inventory.cluster)}/*/*.json",
         record_file(inventory.image),
     )
     wanted = (*own, *files)
@@ -337,17 +342,64 @@ class Survey:
         }
 
     @cached_property
+    def written(self) -> dict[str, str]:
+        """The documents that commands wrote on any host, by their path below `config_dir`: the
+        copies in the head's own directory. A container sees and reports others at most."""
+        cluster = self.inventory.cluster
+        found = documents_in(declared_dir(cluster), self.head.files if self.head else {})
+        return {file: text for file, text in found.items() if is_document(file, text)}
+
+    def written_for(self, host: str) -> dict[str, str]:
+        """Return those that belong on `host`."""
+        on_head = host == self.inventory.head.name
+        return {
+            file: text
+            for file, text in self.written.items()
+            if (self._named_host(file) == host if file.startswith("services/") else on_head)
+        }
+
+    def _named_host(self, file: str) -> str:
+        """Return the host of a document of a service: where the head's list of members has the
+        replica, else the head."""
+        name = file.rpartition("/")[2].removesuffix(".json")
+        known = self._lists.get(service_of(name))
+        for member in known.members if known else ():
+            if replica_name(service_of(name), member.replica) == name:
+                return member.host
+        return self.inventory.head.name
+
+    @cached_property
+    def not_copied(self) -> dict[str, bytes]:
+        """Documents of which the head has no copy, by their path below `config_dir`: those that an
+        earlier version wrote."""
+        config = str(NodePaths(self.inventory.cluster).config)
+        return {
+            file: text.encode()
+            for host, answer in self.answers.items()
+            for file, text in documents_in(config, answer.files).items()
+            if file not in self.written and file != "node.json" and is_document(file, text)
+            and (self._named_host(file) if file.startswith("services/")
+                 else self.inventory.head.name) == host
+        }  # fmt: skip
+
+    @cached_property
     def unreadable(self) -> dict[str, tuple[UnreadableDocument, ...]]:
         """Unreadable documents by host; hosts without any are left out."""
         cluster = self.inventory.cluster
-        found = {name: tuple(unreadable_in(cluster, probe)) for name, probe in self.answers.items()}
+        found = {
+            name: tuple(unreadable_in(cluster, probe, self.written_for(name)))
+            for name, probe in self.answers.items()
+        }
         return {name: documents for name, documents in found.items() if documents}
 
     @cached_property
     def documents(self) -> dict[str, dict[str, ServiceDocument]]:
         """The documents of services and replicas on each host that answered, by name."""
         cluster = self.inventory.cluster
-        return {name: services_in(cluster, probe) for name, probe in self.answers.items()}
+        return {
+            name: services_in(cluster, probe, self.written_for(name))
+            for name, probe in self.answers.items()
+        }
 
     @cached_property
     def replicas(self) -> dict[str, Replica]:
@@ -397,15 +449,11 @@ class Survey:
 
     @cached_property
     def _lists(self) -> dict[str, MembersDocument]:
-        """The list of members of each service with replicas, by the service's name."""
-        directory = str(NodePaths(self.inventory.cluster).members)
-        found = {}
-        for path, data in sorted((self.head.files if self.head else {}).items()):
-            if data is not None and path.startswith(f"{directory}/"):
-                with suppress(ValueError):  # `serve` replaces a damaged one
-                    document = from_json(MembersDocument, data.decode(errors="replace"))
-                    found[document.service] = document
-        return found
+        """The list of members of each service with replicas, by the service's name; of one that was
+        deleted or damaged, what a command wrote."""
+        config = str(NodePaths(self.inventory.cluster).config)
+        on_head = documents_in(config, self.head.files if self.head else {})
+        return {**members_in(self.written), **members_in(on_head)}
 
 
 def drained_file(cluster: str) -> str:
@@ -464,55 +512,80 @@ def require_formed(survey: Survey) -> NodeState:
     return state
 
 
-def services_in(cluster: str, answer: Probe) -> dict[str, ServiceDocument]:
-    """Return the services in the probed documents, by name. For an unreadable document, return the
-    version that the supervisor read last and still uses."""
-    directory = str(NodePaths(cluster).services)
-    texts = {
-        path: data.decode(errors="replace")
-        for path, data in sorted(answer.files.items())
-        if path.startswith(directory) and data is not None
-    }
-    for document in unreadable_in(cluster, answer):
-        path = f"{NodePaths(cluster).config}/{document.file}"
-        if path in texts or (document.why == DELETED and path.startswith(directory)):
-            texts[path] = document.last_good
-    found = [from_json(ServiceDocument, text) for text in texts.values() if text]
-    return {document.name: document for document in found}
+def documents_in(directory: str, files: Mapping[str, bytes | None]) -> dict[str, str]:
+    """Return the documents below a directory among probed files, by their path there."""
+    found = {}
+    for path, data in sorted(files.items()):
+        file = path.removeprefix(f"{directory}/")
+        if data is not None and file != path and kind_of(file):
+            found[file] = ""  # As good as no JSON, if it is no text
+            with suppress(UnicodeDecodeError):
+                found[file] = data.decode()
+    return found
 
 
-def _is_credible(reported: UnreadableDocument) -> bool:
-    """Whether this can be a document that the supervisor has read: its report comes from a
-    container, and bootstrap writes the documents of services again."""
-    kind = kind_of(reported.file)
-    if kind is None or kind is NodeDocument or not reported.last_good:
-        return kind is not None
+def is_document(file: str, text: str) -> bool:
     try:
-        document = from_json(kind, reported.last_good)
+        read_document(file, text)
     except ValueError:
         return False
-    if kind in (KeysDocument, DrainedHosts):
-        return kind is KeysDocument  # The supervisor does not read the other one
-    name = document.service if kind is MembersDocument else document.name
-    return reported.file.partition("/")[2] == f"{name}.json"
+    return True
 
 
-def unreadable_in(cluster: str, answer: Probe) -> list[UnreadableDocument]:
-    """Return the unreadable documents among the probed files, with the version that the supervisor
-    read last."""
+def members_in(documents: Mapping[str, str]) -> dict[str, MembersDocument]:
+    """Return the lists of members among documents, by service; `serve` replaces a damaged one."""
+    found = {}
+    for file, text in documents.items():
+        if file.startswith("members/"):
+            with suppress(ValueError):
+                document = read_document(file, text)
+                found[document.service] = document
+    return found
+
+
+def services_in(
+    cluster: str, answer: Probe, written: Mapping[str, str]
+) -> dict[str, ServiceDocument]:
+    """Return the services in the probed documents, by name; for one that is deleted or unreadable,
+    what a command wrote (`written`), which the supervisor still follows."""
+    texts = documents_in(str(NodePaths(cluster).config), answer.files)
+    for document in unreadable_in(cluster, answer, written):
+        if document.why != CHANGED:
+            texts[document.file] = document.last_good
+    read = [
+        read_document(file, text)
+        for file, text in texts.items()
+        if text and file.startswith("services/")
+    ]
+    return {document.name: document for document in read}
+
+
+def unreadable_in(
+    cluster: str, answer: Probe, written: Mapping[str, str]
+) -> list[UnreadableDocument]:
+    """Return the documents of a host that are unreadable, deleted, or not what a command wrote.
+
+    `written`: what commands wrote for this host. That a document was deleted is the container's
+    word, which cannot say what was in it.
+    """
     paths = NodePaths(cluster)
     state = read_state(answer.files.get(str(paths.state)))
-    known = {one.file: one for one in state.unreadable if _is_credible(one)} if state else {}
+    claims = {one.file: one for one in (state.unreadable if state else ())}
+    # Written anew by each bootstrap, from the inventory; what the supervisor has is only shown.
+    node = claims.get("node.json", UnreadableDocument("node.json", "")).last_good
+    good = {"node.json": node, **written}
     found = []
-    for path, data in sorted(answer.files.items()):
-        file = path.removeprefix(f"{paths.config}/")
-        kind = kind_of(file)
-        if data is None or kind is None:
-            continue
+    for file, text in documents_in(str(paths.config), answer.files).items():
+        last_good = good.get(file, "")
         try:
-            from_json(kind, data.decode())
+            read_document(file, text)
         except ValueError as error:
-            last_good = known[file].last_good if file in known else ""
             found.append(UnreadableDocument(file, str(error), last_good))
-    gone = [document for document in known.values() if document.why == DELETED]
-    return found + [one for one in gone if answer.files.get(f"{paths.config}/{one.file}") is None]
+        else:
+            if file in written and last_good != text:
+                found.append(UnreadableDocument(file, CHANGED, last_good))
+    gone = {one.file for one in claims.values() if one.why == DELETED}
+    gone = {file for file in gone if answer.files.get(f"{paths.config}/{file}") is None}
+    return found + [
+        UnreadableDocument(file, DELETED, good[file]) for file in sorted(gone & good.keys())
+    ]

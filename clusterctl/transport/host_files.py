@@ -3,9 +3,16 @@
 Node containers write to some directories that root of the host reads, and may put there a link, a
 pipe or an endless file, or put one in the place of another between two looks. So a file is opened
 once, without following a link and without waiting for a writer, and only what was opened counts.
+The same holds for the directories on the way to it, from clusterctl's own on.
 """
 
 from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+# Directories that may themselves be links of root's, such as to a larger disk. Below them
+# clusterctl makes no links, and containers write to some.
+_OURS = ("/etc/clusterctl", "/run/clusterctl", "/var/lib/clusterctl", "/var/log/clusterctl")
 
 # Bytes of a file that is read whole: documents, records, keys; more is an error.
 LARGEST_FILE = 16 * 2**20
@@ -20,10 +27,22 @@ read_end() {
 }
 """
 
+# Shell function: go to the directory $2 below $1. Where a link was followed below $1, the kernel's
+# name of the directory is another one, and stays so whatever happens to the links afterwards.
+ENTER = """\
+enter() {
+  cd -P -- "$1" && below=$(pwd -P) && cd -P -- "$2" && { [ "$2" = . ] || below=${below%/}/$2; } ||
+    return 1
+  [ "$(pwd -P)" = "$below" ] || { echo "a link is on the way, below $1" >&2; return 1; }
+}
+"""
+
 NO_FILE = 66  # EX_NOINPUT of sysexits.h
 # A file that appears or goes between the looks, such as a supervisor's report, is no error.
 READ = f"""\
-{READ_END}
+{READ_END}{ENTER}
+[ -d "$3/$4" ] || exit {NO_FILE}
+enter "$3" "$4" || exit 1
 there() {{ [ -e "$1" ] || [ -L "$1" ]; }}
 there "$1" || exit {NO_FILE}
 [ ! -f "$1" ] || [ "$(stat -c %s -- "$1")" -le "$2" ] ||
@@ -35,19 +54,36 @@ exit {NO_FILE}
 
 # The shell makes the file itself (set -C), and from then on only its descriptor is used: a name
 # could be another file by then.
-PUT = """\
+PUT = f"""\
+{ENTER}
 set -u; umask 077
-[ ! -d "$1" ] || { echo "$1 is a directory" >&2; exit 1; }
+enter "$5" "$6" || exit 1
+[ ! -d "$1" ] || {{ echo "$1 is a directory" >&2; exit 1; }}
 new=$(mktemp -u "$1.XXXXXX") || exit 1
 set -C; exec 3>"$new"; set +C
 trap 'rm -f "$new"' EXIT
 cat >&3 || exit 1
-[ "$(wc -c </proc/self/fd/3)" -eq "$3" ] || { echo "only a part of $1 arrived" >&2; exit 1; }
+[ "$(wc -c </proc/self/fd/3)" -eq "$3" ] || {{ echo "only a part of $1 arrived" >&2; exit 1; }}
 chmod "$2" /proc/self/fd/3 || exit 1
 if [ -n "$4" ]; then
   now=absent; [ ! -e "$1" ] || now=$(sha256sum <"$1" | cut -c1-64)
-  [ "$now" = "$4" ] || { echo "someone else changed $1 meanwhile" >&2; exit 1; }
+  [ "$now" = "$4" ] || {{ echo "someone else changed $1 meanwhile" >&2; exit 1; }}
 fi
 mv -fT "$new" "$1"
 """
 # The size is checked because a lost connection looks like the end of the data to `cat`.
+
+
+def way_to(path: str) -> tuple[str, str, str]:
+    """Return the name of a file for READ and PUT, the directory to start from, and the one below it
+    on whose way no link is followed.
+
+    Raises ValueError for a path that is not absolute, or has `..` in it.
+    """
+    pure = PurePosixPath(path)
+    if not pure.is_absolute() or ".." in pure.parts:
+        raise ValueError(f"{path} is not an absolute path without ..")
+    for base in _OURS:
+        if pure.parent.is_relative_to(base):
+            return f"./{pure.name}", base, str(pure.parent.relative_to(base))
+    return f"./{pure.name}", str(pure.parent), "."

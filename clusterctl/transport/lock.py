@@ -27,6 +27,7 @@ from clusterctl.errors import (
     RequirementsNotMet,
     StepFailed,
 )
+from clusterctl.node.documents import config_dir, declared_dir
 from clusterctl.transport.base import Channel, Closing, Transport, lines
 from clusterctl.transport.local import account
 
@@ -65,23 +66,29 @@ _NOT_MINE, _NOT_BEFORE = 3, 4
 _IF_MINE = """\
 [ "$(cat "$1" 2>/dev/null)" = "$2" ] && ! flock -n 8 8<"$1" || { cat "$1"; exit 3; }
 """
-_REPLACE_IF = """\
+_ANY = "any"  # In place of the digest that a file must have
+REPLACE = f"""\
 set -u; umask 077
-lock=$1 mine=$2 file=$3 before=$4 size=$5
+lock=$1 mine=$2 copy=$3 file=$4 before=$5 size=$6
+[ "$before" != {_ANY} ] || mkdir -p "${{file%/*}}"
 if [ "$size" != gone ]; then
   new=$(mktemp "$file.XXXXXX") || exit 1
   trap 'rm -f "$new"' EXIT
   cat >"$new" && [ "$(wc -c <"$new")" -eq "$size" ] || exit 1
 fi
-set -- "$lock" "$mine"
-%s\
+if [ -n "$lock" ]; then
+  set -- "$lock" "$mine"
+  {_IF_MINE.strip()}
+fi
 now=none
 [ ! -e "$file" ] || now=$(sha256sum <"$file" | cut -c1-64)
-[ "$now" = "$before" ] || exit 4
-if [ "$size" = gone ]; then rm -f "$file"; else mv -f "$new" "$file"; fi
+[ "$before" = {_ANY} ] || [ "$now" = "$before" ] || exit 4
+if [ "$size" = gone ]; then rm -f "$file" "${{copy:-$file}}"; exit; fi
+if [ -n "$copy" ]; then
+  mkdir -p "${{copy%/*}}" && cp "$new" "$copy.new" && mv -f "$copy.new" "$copy" || exit 1
+fi
+mv -f "$new" "$file"
 """
-_REPLACE = _REPLACE_IF % _IF_MINE
-_REPLACE_ELSEWHERE = _REPLACE_IF % ""
 # The data arrives first and the checks run last: no client can be suspended between the checks
 # and the change.
 
@@ -175,18 +182,35 @@ class ClusterLock(Closing):
         file (None): compare-and-swap, only if it still holds `before` (None: it does not exist) and
         this run still holds the lock.
 
-        On the head it is one round trip, atomic; for another host the head is asked before. Raises
-        ConnectionFailed when the lock was lost, StepFailed when the file has changed or cannot be
-        written.
+        The head keeps a copy of each document (`declared_dir`). On the head all of it is one round
+        trip, atomic; for another host the head is asked before, and keeps the copy afterwards.
+        Raises ConnectionFailed when the lock was lost, StepFailed when the file has changed or
+        cannot be written.
         """
-        host = on or self._head
-        script = _REPLACE
-        if host.host.name != self._head.host.name:
-            self.ensure_held()
-            script = _REPLACE_ELSEWHERE
-        size = "gone" if data is None else str(len(data))
+        documents, copies = config_dir(self._cluster), declared_dir(self._cluster)
+        copy = path.replace(documents, copies, 1) if path.startswith(f"{documents}/") else ""
         known = "none" if before is None else hashlib.sha256(before).hexdigest()
-        argv = ["sh", "-c", script, "clusterctl-write", self._path, self._mine, path, known, size]
+        if on is None or on.host.name == self._head.host.name:
+            self._write(self._head, path, data, known, lock=self._path, copy=copy)
+            return
+        self.ensure_held()
+        self._write(on, path, data, known)
+        if copy:
+            self._write(self._head, copy, data, _ANY, lock=self._path)
+
+    def _write(
+        self,
+        host: Transport,
+        path: str,
+        data: bytes | None,
+        known: str,
+        *,
+        lock: str = "",
+        copy: str = "",
+    ) -> None:
+        size = "gone" if data is None else str(len(data))
+        words = (lock, self._mine, copy, path, known, size)
+        argv = ["sh", "-c", REPLACE, "clusterctl-write", *words]
         result = host.run(argv, stdin=data or b"", sudo=True)
         if result.status == _NOT_MINE:
             raise self._lost(result.stdout)

@@ -30,7 +30,7 @@ from clusterctl.transport.command import (
     Wire,
 )
 from clusterctl.transport.credentials import SUDO_PASSWORD, Credentials
-from clusterctl.transport.host_files import LARGEST_FILE, NO_FILE, PUT, READ
+from clusterctl.transport.host_files import LARGEST_FILE, NO_FILE, PUT, READ, way_to
 from clusterctl.transport.target import target_of
 
 # Exit statuses of coreutils' `timeout`: after SIGTERM, after SIGKILL.
@@ -135,13 +135,16 @@ class ShellTransport(Transport):
         sudo: bool = False,
         before: str | None = None,
     ) -> None:
-        argv = ("sh", "-c", PUT, "put", path, f"{mode:o}", str(len(data)), before or "")
+        name, base, below = way_to(path)
+        words = (name, f"{mode:o}", str(len(data)), before or "", base, below)
+        argv = ("sh", "-c", PUT, "put", *words)
         result = self.run(argv, stdin=data, sudo=sudo, timeout=deadlines.COMMAND + len(data) / 1e6)
         if not result.ok:
             raise self._refused(f"{path} could not be written", path, result)
 
     def read_file(self, path: str, *, sudo: bool = True) -> bytes | None:
-        argv = ("sh", "-c", READ, "read", path, str(LARGEST_FILE))
+        name, base, below = way_to(path)
+        argv = ("sh", "-c", READ, "read", name, str(LARGEST_FILE), base, below)
         result = self.run(argv, sudo=sudo, timeout=deadlines.SMALL_FILE)
         if result.status == NO_FILE:
             return None

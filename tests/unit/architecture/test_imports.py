@@ -24,7 +24,8 @@ ALLOWED = {
     "node": {"errors"},
     # Names alone: which there are is known below what they do.
     "inventory": {"accelerators.names", "errors"},
-    "transport": {"inventory", "errors"},
+    # Where documents and their copies are
+    "transport": {"inventory", "node.documents", "errors"},
     "facts": {"transport", "inventory", "errors"},
     "containers": {"transport", "inventory", "errors"},
     "engine": {"facts", "transport", "inventory", "errors"},

@@ -39,7 +39,7 @@ def reports(facts: HostFacts) -> dict[str, Said]:
         "tiny", ["tiny"], 9000, [Member(1, "gpu1", "10.0.0.1", 8000)], listen="10.0.0.9"
     )
     files = {str(NodePaths("demo").members / "tiny.json"): to_json(members).encode()}
-    services = (SERVICE, replace(SERVICE, name="tiny@2"), replace(SERVICE, name="other"))
+    services = (SERVICE, replace(SERVICE, name="tiny@2", replica=2), replace(SERVICE, name="other"))
     state = found["gpu1"].state
     assert state is not None
     state = replace(state, gateway=GatewayState("up", listens=["10.0.0.9:9000"]))

@@ -14,6 +14,7 @@ from clusterctl.engine.plan import Stage, plan
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import ClusterctlError, StepFailed
 from clusterctl.inventory.model import GatewayAccess
+from clusterctl.node.documents import declared_dir
 from clusterctl.operations import rolling
 from clusterctl.operations.rolling import ReturnToGateway, Rolling, left_out, spares
 from clusterctl.serving import rollout
@@ -167,7 +168,8 @@ def _first_as_if_all_were_ready(survey: Callable[[World], Survey]) -> Callable[[
 
 def test_a_damaged_list_of_members_is_nobody_to_wait_for(bootstrap: Bootstrap) -> None:
     world = World(document(1), document(2))
-    world.files["gpu1"][MEMBERS] = b"{"
+    copy = f"{declared_dir('demo')}/members/tiny.json"
+    world.files["gpu1"] |= {MEMBERS: b"{", copy: world.files["gpu1"][MEMBERS]}
     step = Replaced(world)
     bootstrap(world, step)
     assert world.story == ["replace gpu2"]

@@ -14,6 +14,7 @@ from clusterctl.node.documents import (
     MembersDocument,
     ServiceDocument,
     UnreadableDocument,
+    declared_dir,
     to_json,
 )
 from clusterctl.steps.engines import Engines
@@ -99,7 +100,13 @@ def test_the_key_and_the_documents_of_its_replicas() -> None:
     survey = survey_of(
         inventory,
         {
-            "gpu1": Said(facts["gpu1"], files={"/etc/clusterctl/demo/members/tiny.json": members}),
+            "gpu1": Said(
+                facts["gpu1"],
+                files={
+                    "/etc/clusterctl/demo/members/tiny.json": members,
+                    f"{declared_dir('demo')}/{known.file}": to_json(SECOND).encode(),
+                },
+            ),
             "gpu2": Said(facts["gpu2"], state=replace(STATE, unreadable=[known]), files=broken),
             # What its root declares there, to get the key
             "gpu3": Said(facts["gpu3"], services=(replace(SECOND, name="x", replica=1),)),

@@ -8,6 +8,7 @@ import pytest
 
 from clusterctl.errors import DoesNotFit, RequirementsNotMet, UsageError
 from clusterctl.node.documents import DrainedHosts, to_json
+from clusterctl.node.files import NodePaths
 from clusterctl.planning.draining import moves_from, require_known
 from clusterctl.survey.survey import drained_file
 from tests.unit.planning.test_prepared_service import Cluster
@@ -69,7 +70,12 @@ def test_a_service_that_is_only_becoming_one_of_replicas_stays_where_ray_placed_
     """As `serve --replicas 2` leaves it that was ended before it restarted the first one."""
     cluster = Cluster("nvidia")
     first = cluster.prepare(tp=1).document
-    second = cluster.prepare(tp=1, replicas="2").replicas[1].document
+    plan = cluster.prepare(tp=1, replicas="2")
+    second = plan.replicas[1].document
+    assert plan.members
+    members = replace(plan.members, members=plan.members.members[1:])  # Written before it starts
+    path = f"{NodePaths('demo').members}/qwen.json"
+    cluster.head_files[path] = to_json(members).encode()
     (moves,) = moves_from(cluster.survey(first, second), "gpu2")
 
     assert [each.document for each in moves.staying] == [first]

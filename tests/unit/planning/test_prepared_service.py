@@ -14,7 +14,13 @@ from clusterctl.facts.model import Address, GpuFacts, GpuReport, NicFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import GatewayAccess, Gpu, Host, Inventory
 from clusterctl.models.name import resolve
-from clusterctl.node.documents import NodeState, RayNode, ServiceDocument, to_json
+from clusterctl.node.documents import (
+    NodeState,
+    RayNode,
+    ServiceDocument,
+    declared_dir,
+    to_json,
+)
 from clusterctl.node.files import NodePaths
 from clusterctl.node.rank_placement import NODE_IPS
 from clusterctl.planning.replicas import as_declared
@@ -82,7 +88,9 @@ class Cluster:
 
         def declare(document: ServiceDocument) -> None:
             host = "gpu2" if document.host == "10.0.0.2" else "gpu1"
-            files[host][f"{paths.services}/{document.name}.json"] = to_json(document).encode()
+            data = to_json(document).encode()
+            files[host][f"{paths.services}/{document.name}.json"] = data
+            files["gpu1"][f"{declared_dir('demo')}/services/{document.name}.json"] = data
 
         for each in declared:
             if isinstance(each, ServicePlan):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import ClusterctlError, Problems
+from clusterctl.errors import ClusterctlError, Problems, StepFailed
 from clusterctl.inventory.model import Host
 from clusterctl.serving.brought_files import LARGEST, carry, with_brought
 from clusterctl.serving.request import Options, ServiceRequest, read_request
@@ -81,3 +81,24 @@ def test_a_replica_takes_its_files_to_a_host_that_is_newer_than_they_are(
     new = FakeTransport(Host(name="gpu5", address="192.0.2.5")).on(starts("install", "-d"))
     carry(document, "demo", head, new)
     assert new.files == {file.path: (b"{{ a }}", 0o600, True)}
+
+
+@pytest.mark.parametrize(
+    ("path", "held"),
+    [
+        ("/etc/clusterctl/demo/files/../../../../var/lib/clusterctl/caches/demo/d/job", "x"),
+        ("/etc/clusterctl/demo/files/0123456789abcdef-t.jinja", "other than was brought"),
+        ("/etc/clusterctl/demo/files/d/0123456789abcdef-t.jinja", "x"),
+        ("/etc/clusterctl/demo/files/t.jinja", "x"),
+        ("/etc/clusterctl/demo/files/", "x"),
+    ],
+)
+def test_a_replica_takes_nothing_that_was_not_brought(path: str, held: str) -> None:
+    """What lies there by another name, or with another content, is no file of a service."""
+    document = build_service(replace(launch(), request=request("--chat-template", path)))
+    head = FakeTransport().on(lambda argv: argv[0] == "cat", stdout=held)
+    new = FakeTransport(Host(name="gpu5", address="192.0.2.5"))
+    with pytest.raises(StepFailed, match="not there as `serve` brought it"):
+        carry(document, "demo", head, new)
+    assert not new.files
+    assert not new.calls

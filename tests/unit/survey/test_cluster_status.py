@@ -26,6 +26,7 @@ from clusterctl.node.documents import (
     ServiceDocument,
     ServiceState,
     UnreadableDocument,
+    declared_dir,
     to_json,
 )
 from clusterctl.reporting.status_view import status_document, status_screen
@@ -330,7 +331,11 @@ def test_a_document_that_cannot_be_read_is_named_and_what_serves_is_shown(
     assert head.state
     cut = to_json(SERVICE).encode()[:40]
     known = UnreadableDocument("services/tiny.json", "cut short", to_json(SERVICE))
-    files = {f"{ETC}/services/tiny.json": cut, f"{ETC}/services/new.json": b"garbage"}
+    files = {
+        f"{ETC}/services/tiny.json": cut,
+        f"{ETC}/services/new.json": b"garbage",
+        f"{declared_dir('demo')}/services/tiny.json": to_json(SERVICE).encode(),
+    }
     reports["gpu1"] = replace(head, state=replace(head.state, unreadable=[known]), files=files)
     status = assess(survey_of(INVENTORY, reports))
     new, tiny = status.problems
