@@ -16,14 +16,13 @@ from clusterctl.errors import (
     UsageError,
     raise_all,
 )
-from clusterctl.facts.candidates import candidates
 from clusterctl.facts.gather import probe
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Host, Inventory, Nics, Ssh
 from clusterctl.inventory.values import shown, value_problem
-from clusterctl.network.choice import OutsideSubnet, resolve
-from clusterctl.network.fabric_choice import Option, Undecided, shared_subnets
+from clusterctl.network.choice import resolve
+from clusterctl.network.fabric_choice import NoNetwork, Option, Undecided
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.survey.inventory_text import Found, Wishes, choose_head, doubts, inventory_names
 from clusterctl.transport.connect import Connections
@@ -170,11 +169,8 @@ def choose_networks(
         except ClusterctlError as error:
             found = error.errors if isinstance(error, Problems) else (error,)
             for problem in found:
-                if isinstance(problem, OutsideSubnet):
-                    # The values of --subnet that all hosts share
-                    shared = shared_subnets({name: candidates(it) for name, it in facts.items()})
-                    others = [it.subnet for it in shared if it.subnet != inventory.network.subnet]
-                    said = " or ".join(f"--subnet {other}" for other in others)
+                if isinstance(problem, NoNetwork) and inventory.network.subnet:
+                    said = " or ".join(f"--subnet {subnet}" for subnet in problem.subnets)
                     problem.hint = f"{said}; {_NO_SUBNET}" if said else _NO_SUBNET
             ties = [problem for problem in found if isinstance(problem, Undecided)]
             if len(ties) < len(found):

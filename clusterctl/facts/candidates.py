@@ -6,20 +6,31 @@ that reaches its peers through Wi-Fi works until the Wi-Fi drops.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from ipaddress import IPv4Interface, ip_address
 
 from clusterctl.facts.model import HostFacts, NicFacts
 
-# Name prefixes of interfaces that programs create: they have addresses, but reach no other host of
-# the cluster at full speed
+VPN = "a VPN"
+WIRELESS = "wireless"
+
+# Names of interfaces that programs create. They have addresses, but reach no other host of the
+# cluster at full speed. One that stands on hardware is the host's own, whatever its name.
 _MADE_BY = {
-    "Docker": ("docker", "br-"),
-    "a container engine": ("veth", "podman", "lxc", "lxd"),
-    "libvirt": ("virbr", "vnet"),
-    "Kubernetes": ("cni", "flannel", "cali", "kube"),
-    "a VPN": ("tailscale", "wg", "zt", "tun", "tap"),
+    "Docker": r"docker\d+$|docker_gwbridge$|br-[0-9a-f]{12}$",
+    "a container engine": r"veth|podman|lxc|lxd|incus",
+    "libvirt": r"virbr|vnet",
+    "Kubernetes": r"cni|flannel|cali|cilium|kube|nodelocaldns",
+    VPN: r"tailscale|wg|zt|tun|tap|nordlynx",
 }
+
+# Kinds of interfaces, as `ip -d` names them
+_TUNNELS = ("wireguard", "tun")
+_STACKED = ("bond", "team", "vlan", "bridge")
+
+# Open vSwitch: the kernel shows its members below this interface, and nothing below its bridges
+_OVS = "ovs-system"
 
 
 @dataclass(frozen=True)
@@ -89,40 +100,106 @@ def _own_objection(facts: HostFacts, nic: NicFacts) -> str | None:
     """Return why the interface cannot be used, judging it alone; None if it can."""
     if nic.kind == "loopback":
         return "the loopback"
-    for maker, prefixes in _MADE_BY.items():
-        if nic.name.startswith(prefixes):
-            return f"made by {maker}"
+    if maker := maker_of(facts, nic):
+        return f"made by {maker}"
     if nic.state not in ("up", "unknown"):
         return "down"
+
     if not _ipv4(nic):
-        above = (upper for upper in map(facts.nic, nic.upper) if upper and _ipv4(upper))
-        if bond := next(above, None):
-            return f"part of {bond.name}"
+        above = (upper for upper in map(facts.nic, nic.upper) if upper)
+        if holder := next((upper for upper in above if _ipv4(upper)), None):
+            return f"part of {holder.name}"
+        if _OVS in nic.upper:
+            return "part of an Open vSwitch bridge"
         if ipv6_addresses(nic):
             return "has IPv6 only"
         return "has a link-local address only" if nic.addresses else "has no address"
-    return "wireless" if nic.kind == "wlan" else None
+
+    return WIRELESS if nic.kind == "wlan" else None
+
+
+def maker_of(facts: HostFacts, nic: NicFacts) -> str | None:
+    """Return the kind of program that made the interface; None for the host's own ones."""
+    if _over_physical(facts, nic):
+        return None
+    if nic.kind in _TUNNELS:
+        return VPN
+    return next((maker for maker, names in _MADE_BY.items() if re.match(names, nic.name)), None)
 
 
 def _over_physical(facts: HostFacts, nic: NicFacts) -> bool:
-    """Whether the NIC is physical, or a bond, VLAN or bridge with a physical interface below it."""
-    if nic.kind in ("bond", "vlan", "bridge"):
-        return any(_over_physical(facts, lower) for lower in _lowers(facts, nic))
-    return nic.kind == "physical"
+    """Whether the NIC is hardware, or a bond, team, VLAN or bridge that stands on it."""
+    if nic.kind in ("physical", "wlan"):
+        return True
+    below = _lowers(facts, nic)
+    if nic.kind == "virtual":
+        # A team, which the kernel does not name. A macvlan's parent keeps its own address.
+        below = [lower for lower in below if lower.kind == "physical" and not _ipv4(lower)]
+    elif nic.kind not in (*_STACKED, "openvswitch"):
+        return False
+    return any(_over_physical(facts, lower) for lower in below)
 
 
 def _lowers(facts: HostFacts, nic: NicFacts) -> list[NicFacts]:
-    return [lower for lower in map(facts.nic, nic.lower) if lower is not None]
+    """Return the interfaces right below; for a bridge of Open vSwitch, all members of those."""
+    names = nic.lower
+    if not names and nic.kind in ("virtual", "openvswitch") and _ipv4(nic):
+        switch = facts.nic(_OVS)
+        names = switch.lower if switch else ()
+    return [lower for lower in map(facts.nic, names) if lower is not None]
 
 
 def _ipv4(nic: NicFacts) -> tuple[IPv4Interface, ...]:
-    """Global addresses, without link-local ones (169.254.0.0/16), whatever their scope."""
-    found = (
+    """Addresses that may be routed: global, and not link-local ones, whatever their scope."""
+    return tuple(
+        address
+        for address in _ipv4_of_scope(nic, "global")
+        if not address.is_link_local  # such as 169.254.0.0/16
+    )
+
+
+def link_local(nic: NicFacts) -> tuple[IPv4Interface, ...]:
+    """The interface's link-local IPv4 addresses, which reach what one cable or switch joins."""
+    found = (*_ipv4_of_scope(nic, "global"), *_ipv4_of_scope(nic, "link"))
+    return tuple(address for address in found if address.is_link_local)
+
+
+def _ipv4_of_scope(nic: NicFacts, scope: str) -> tuple[IPv4Interface, ...]:
+    return tuple(
         IPv4Interface(f"{address.ip}/{address.prefix}")
         for address in nic.addresses
-        if address.scope == "global" and ":" not in address.ip
+        if address.scope == scope and ":" not in address.ip
     )
-    return tuple(interface for interface in found if not interface.is_link_local)
+
+
+def direct_links(facts: HostFacts) -> tuple[Candidate, ...]:
+    """Return the hardware interfaces that are up and have link-local addresses only, with a known
+    speed: the ends of cables between hosts, and a BMC's port to its own host."""
+    linked = (nic for nic in facts.nics if nic.kind == "physical" and nic.state == "up")
+    return tuple(
+        as_candidate(facts, nic)
+        for nic in linked
+        if nic.speed and link_local(nic) and not _ipv4(nic)
+    )
+
+
+# The PCI domain in a name that systemd gave: enP2p1s0f0np0 is in domain 2, enp1s0f0np0 in 0
+_DOMAIN = re.compile(r"^(en|ib)P[0-9a-f]+(p\d+s\d+f\d+np\d+)$")
+
+
+def one_port(first: str, second: str) -> bool:
+    """Whether two NICs are halves of one port, by their names. An adapter on two PCIe links, as in
+    a DGX Spark, shows each port once for each link, with the same address in two domains."""
+    plain = [_DOMAIN.sub(r"\1\2", name) for name in (first, second)]
+    return first != second and plain[0] == plain[1]
+
+
+def loopback_address(facts: HostFacts) -> str | None:
+    """Return an address on the loopback that others can reach, as hosts with BGP have one; None
+    without one."""
+    loopbacks = (nic for nic in facts.nics if nic.kind == "loopback")
+    found = (str(address.ip) for nic in loopbacks for address in _ipv4_of_scope(nic, "global"))
+    return next((ip for ip in found if not ip.startswith("127.")), None)
 
 
 def ipv6_addresses(nic: NicFacts) -> tuple[str, ...]:
@@ -139,7 +216,7 @@ def as_candidate(facts: HostFacts, nic: NicFacts) -> Candidate:
     numa = _numa_node(facts, nic)
     return Candidate(
         nic=nic.name,
-        addresses=_ipv4(nic),
+        addresses=_ipv4(nic) or link_local(nic),
         speed=_speed(facts, nic),
         rdma=_rdma(facts, nic),
         numa_node=numa,
@@ -158,7 +235,7 @@ def speed_of(facts: HostFacts, name: str) -> int | None:
 def _speed(facts: HostFacts, nic: NicFacts) -> int | None:
     """Mbit/s: of a bridge, its members' fastest; of IPoIB, its RDMA port's; of others, what they
     report. None for virtual ones, whose drivers report a made-up speed (veth: 10 Gbit/s)."""
-    if nic.kind == "virtual":
+    if nic.kind not in ("physical", "wlan") and not _over_physical(facts, nic):
         return None
     if nic.speed is not None and nic.kind != "bridge":
         return nic.speed

@@ -114,7 +114,9 @@ class NicFacts:
     mtu: int
     state: str  # operstate: `up`, `down`, `unknown`
     speed: int | None  # Mbit/s; None if the driver does not report it (virtual NICs)
-    kind: str  # `physical`, `wlan`, `virtual`, `bridge`, `bond`, `vlan`, `loopback`
+    # `physical`, `wlan`, `bridge`, `bond`, `vlan`, `loopback`; of others what `ip -d` calls them
+    # (`team`, `openvswitch`, `wireguard`, `dummy`, ...), `virtual` if it does not
+    kind: str
     numa_node: int | None
     addresses: tuple[Address, ...]
     # NICs below this one: the members of a bond or bridge, the parent of a VLAN
@@ -123,6 +125,16 @@ class NicFacts:
 
     def has_address_in(self, subnet: IPv4Network | IPv6Network) -> bool:
         return any(ip_address(address.ip) in subnet for address in self.addresses)
+
+
+@dataclass(frozen=True)
+class HostRoute:
+    """An IPv4 route of the main table."""
+
+    nic: str
+    network: IPv4Network
+    metric: int
+    direct: bool  # Without a gateway: to a network of the NIC's own
 
 
 @dataclass(frozen=True)
@@ -154,6 +166,7 @@ class RdmaDevice:
     active: bool  # One of its ports is up
     rate: str  # As the kernel prints it: `200 Gb/sec (4X HDR)`
     ports: tuple[RdmaPort, ...] = ()  # By number; `link_layer` and `rate` are those of the first
+    node_type: str = ""  # `1: CA`, `4: RNIC` (iWARP), `7: unspecified` (EFA), ...
 
 
 @dataclass(frozen=True)
@@ -272,6 +285,10 @@ class HostFacts:
     containerd_root: str = CONTAINERD_ROOT
     # The address of this host that SSH connected to; empty under sudo, which hides it
     ssh_ip: str = ""
+    routes: tuple[HostRoute, ...] = ()
+    # What rules over incoming connections: `firewalld`, `ufw`, `iptables` or `nftables`;
+    # empty if none of them does
+    firewall: str = ""
     # One sentence for each fact that could not be read; its field has the empty value: 0, "", () or
     # None.
     unknown: tuple[str, ...] = ()
@@ -293,5 +310,9 @@ class HostFacts:
         return next((nic for nic in self.nics if nic.name == name), None)
 
     def nic_with(self, ip: str) -> NicFacts | None:
-        """Return the NIC that holds `ip`, or None."""
-        return next((nic for nic in self.nics if any(a.ip == ip for a in nic.addresses)), None)
+        """Return the NIC that holds `ip`, which may be a name, or None."""
+        try:
+            wanted = str(ip_address(ip))
+        except ValueError:
+            return None
+        return next((nic for nic in self.nics if any(a.ip == wanted for a in nic.addresses)), None)

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from ipaddress import ip_address
 
 from clusterctl.errors import RequirementsNotMet
-from clusterctl.facts.model import HostFacts, NicFacts, RdmaDevice
+from clusterctl.facts.model import HostFacts, RdmaDevice
 from clusterctl.inventory.model import Host, Inventory, RayPorts
 from clusterctl.inventory.unsafe import is_public
 
@@ -48,10 +47,28 @@ def rdma_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[s
         )
 
 
+def not_for_nccl(device: RdmaDevice) -> str | None:
+    """Return why NCCL's own transport for RDMA cannot use the device, or None. It opens InfiniBand
+    and Ethernet ports only (ncclIbInit in NCCL's net_ib), and iWARP fails when it connects
+    (nccl #622)."""
+    if device.link_layer not in ("InfiniBand", "Ethernet", ""):
+        return (
+            f"{device.name} (link layer {device.link_layer}, as AWS's EFA) needs a plugin in the "
+            "image, such as aws-ofi-nccl"
+        )
+    if device.node_type.startswith("4:"):
+        return (
+            f"{device.name} speaks iWARP, which NCCL does not; Intel's adapters can do RoCE: "
+            "options irdma roce_ena=1 in /etc/modprobe.d/irdma.conf"
+        )
+    return None
+
+
 def usable_devices(inventory: Inventory, host: Host, facts: HostFacts) -> list[RdmaDevice]:
-    """Return the active devices; none if the inventory switches RDMA off."""
+    """Return the active devices that NCCL can use; none if the inventory switches RDMA off."""
     wanted = inventory.network.rdma and host.nics.rdma != ()
-    return [device for device in facts.rdma if device.active] if wanted else []
+    found = (device for device in facts.rdma if device.active and not not_for_nccl(device))
+    return list(found) if wanted else []
 
 
 def has_verbs(facts: HostFacts) -> bool:
@@ -66,9 +83,7 @@ EVERY_NODE = (
 HEAD_ONLY = ("gcs", "dashboard", "ray_client")
 
 
-def network_problems(
-    inventory: Inventory, host: Host, facts: HostFacts
-) -> Iterator[RequirementsNotMet]:
+def network_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:
     # If there is no NIC, the probe could not read them, which a note reports.
     if not facts.nics:
         return
@@ -78,7 +93,7 @@ def network_problems(
             named.setdefault(name, []).append(f"nics.{purpose}")
     for name, keys in named.items():
         yield from _nic_problems(facts, name, f"{name} ({', '.join(keys)})")
-    yield from _address_problems(inventory, host, facts)
+    yield from _disagreement(host, facts)
     devices = {device.name: device for device in facts.rdma}
     for name in host.nics.rdma or ():
         if name not in devices:
@@ -129,41 +144,15 @@ def _offer(facts: HostFacts) -> str:
     return ", ".join(addressed or others) or "none"
 
 
-def _address_problems(
-    inventory: Inventory, host: Host, facts: HostFacts
-) -> Iterator[RequirementsNotMet]:
-    """Check node_ip; and network.subnet, which matters only if the host has neither node_ip nor
-    nics.control."""
-    subnet = inventory.network.subnet
-    if host.node_ip is not None:
-        holder = next((nic for nic in facts.nics if _holds(nic, host.node_ip)), None)
-        if holder is None:
-            yield RequirementsNotMet(
-                f"has no address {host.node_ip} (node_ip); it has {_offer(facts)}",
-                hint="correct node_ip in the inventory; on the host: ip -br addr",
-            )
-        elif host.nics.control not in (None, holder.name):
-            yield RequirementsNotMet(
-                f"node_ip {host.node_ip} is on {holder.name}, not on {host.nics.control} "
-                "(nics.control)",
-                hint="make node_ip and nics.control agree, or leave one of them out",
-            )
-    if subnet is None or host.node_ip or host.nics.control:
-        return
-    if not any(nic.has_address_in(subnet) for nic in facts.nics):
+def _disagreement(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:
+    """Yield a problem if the inventory's node_ip is not on its nics.control."""
+    holder = facts.nic_with(host.node_ip) if host.node_ip else None
+    if holder and host.nics.control not in (None, holder.name):
         yield RequirementsNotMet(
-            f"has no address in {subnet} (network.subnet); it has {_offer(facts)}",
-            hint=f"correct network.subnet, or set node_ip for {host.name}",
+            f"node_ip {host.node_ip} is on {holder.name}, not on {host.nics.control} "
+            "(nics.control)",
+            hint="make node_ip and nics.control agree, or leave one of them out",
         )
-
-
-def _holds(nic: NicFacts, ip: str) -> bool:
-    """Whether the NIC has `ip`. Compared as addresses, as IPv6 has several spellings."""
-    try:
-        wanted = ip_address(ip)
-    except ValueError:
-        return False
-    return any(ip_address(address.ip) == wanted for address in nic.addresses)
 
 
 # Ray passes over a busy port of the workers' range (WorkerPool::GetNextFreePort), so only their

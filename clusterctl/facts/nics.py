@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
 from typing import Any
 
-from clusterctl.facts.model import Address, Gid, NicFacts, RdmaDevice, RdmaPort
+from clusterctl.facts.model import Address, Gid, HostRoute, NicFacts, RdmaDevice, RdmaPort
 from clusterctl.facts.sections import Files, Section, first_line
 
 _LOOPBACK_TYPE = "772"  # ARPHRD_LOOPBACK
@@ -55,7 +55,7 @@ def _nic(
     state = link.get("operstate") or first_line(files, f"{directory}/operstate") or "unknown"
     # Drivers without a speed report -1, or 2**32 - 1 when the link is down.
     speed = _natural(first_line(files, f"{directory}/speed")) or 0
-    kind = "physical" if f"{directory}/device" in paths else "virtual"
+    kind = "physical" if f"{directory}/device" in paths else _made_kind(link)
     for special in ("bond", "bridge", "vlan", "wlan"):
         if f"DEVTYPE={special}" in files.get(f"{directory}/uevent", ()):
             kind = special
@@ -73,6 +73,12 @@ def _nic(
         lower=_below(paths, f"{directory}/lower_"),
         upper=_below(paths, f"{directory}/upper_"),
     )
+
+
+def _made_kind(link: dict[str, Any]) -> str:
+    """Return the kind of an interface without hardware, as `ip -d` names it: `team`, `dummy`."""
+    info = link.get("linkinfo") or {}
+    return str(info.get("info_kind") or "virtual")
 
 
 def _below(paths: Iterable[str], prefix: str) -> tuple[str, ...]:
@@ -98,12 +104,12 @@ def _proc_addresses(files: Files) -> list[tuple[str, Address]]:
             leaf = IPv4Address(match[1])
         elif leaf is not None and "/32 host LOCAL" in line:
             local[leaf] = None
-    routes = _routes(files)
+    routes = parse_routes(files)
     found: list[tuple[str, Address]] = []
     for ip in local:
-        for name, network, _, is_direct in routes:
-            if is_direct and network.prefixlen and ip in network:
-                found.append((name, Address(str(ip), network.prefixlen, "global")))
+        for route in routes:
+            if route.direct and route.network.prefixlen and ip in route.network:
+                found.append((route.nic, Address(str(ip), route.network.prefixlen, "global")))
                 break
         else:
             if ip.is_loopback:
@@ -116,16 +122,16 @@ def _proc_addresses(files: Files) -> list[tuple[str, Address]]:
     return found
 
 
-def _routes(files: Files) -> list[tuple[str, IPv4Network, int, bool]]:
-    """Parse /proc/net/route (little-endian hex) to (NIC, network, metric, direct)."""
+def parse_routes(files: Files) -> tuple[HostRoute, ...]:
+    """Parse /proc/net/route, whose addresses are little-endian hex."""
     found = []
     for line in files.get("/proc/net/route", ()):
         fields = line.split()
         if len(fields) < 8 or fields[0] == "Iface" or int(fields[3], 16) & _ROUTE_REJECT:
             continue
         network = IPv4Network((_ipv4(fields[1]), str(_ipv4(fields[7]))), strict=False)
-        found.append((fields[0], network, int(fields[6]), int(fields[2], 16) == 0))
-    return found
+        found.append(HostRoute(fields[0], network, int(fields[6]), int(fields[2], 16) == 0))
+    return tuple(found)
 
 
 def _ipv4(digits: str) -> IPv4Address:
@@ -134,7 +140,8 @@ def _ipv4(digits: str) -> IPv4Address:
 
 def parse_default_nic(files: Files) -> str | None:
     """Return the NIC of the IPv4 default route with the lowest metric, else of the IPv6 one."""
-    defaults = [(metric, name) for name, net, metric, _ in _routes(files) if net.prefixlen == 0]
+    routes = parse_routes(files)
+    defaults = [(route.metric, route.nic) for route in routes if route.network.prefixlen == 0]
     if not defaults:
         # ipv6_route: ..., [5] metric, [8] flags, [9] NIC; the probe sends defaults only
         lines = (line.split() for line in files.get("/proc/net/ipv6_route", ()))
@@ -144,6 +151,18 @@ def parse_default_nic(files: Files) -> str | None:
             if len(fields) == 10 and not int(fields[8], 16) & _ROUTE_REJECT
         ]
     return min(defaults, default=(0, None))[1]
+
+
+def parse_firewall(files: Files, paths: Sequence[str]) -> str:
+    """Return what rules over incoming connections, by units that run or start with the host."""
+    units = {path.rpartition("/")[2] for path in paths if path.endswith(".service")}
+    if "firewalld.service" in units:
+        return "firewalld"
+    if "ENABLED=yes" in files.get("/etc/ufw/ufw.conf", ()):
+        return "ufw"
+    if units & {"iptables.service", "netfilter-persistent.service"}:
+        return "iptables"
+    return "nftables" if "nftables.service" in units else ""
 
 
 def parse_listening(files: Files) -> tuple[int, ...]:
@@ -200,6 +219,7 @@ def parse_rdma(files: Files, paths: Sequence[str]) -> tuple[RdmaDevice, ...]:
             active=any(port.active for port in ports),
             rate=first_line(files, f"{ports_of}{numbers[0]}/rate") if ports else "",
             ports=ports,
+            node_type=first_line(files, f"{_RDMA}{name}/node_type"),
         )
         found.append(device)
     return tuple(found)

@@ -130,5 +130,7 @@ def _host_facts(
         containerd_root=system.parse_containerd_root(files),
         ephemeral_ports=read("the range of ephemeral ports", (), system.parse_ephemeral, files),
         ssh_ip=read("SSH's address", "", nics.parse_ssh_ip, shell.get("ssh", "")),
+        routes=read("routes", (), nics.parse_routes, files),
+        firewall=nics.parse_firewall(files, paths),
         unknown=tuple(answer.unknown),
     )

@@ -59,6 +59,7 @@ whole_files() {
     /sys/class/net/*/speed /sys/class/net/*/mtu /sys/class/net/*/operstate \
     /sys/class/net/*/address /sys/class/net/*/type /sys/class/net/*/uevent \
     /sys/class/net/*/device/numa_node \
+    /sys/class/infiniband/*/node_type \
     /sys/class/infiniband/*/ports/*/state /sys/class/infiniband/*/ports/*/link_layer \
     /sys/class/infiniband/*/ports/*/rate \
     /sys/class/infiniband/*/ports/*/gid_attrs/types/* \
@@ -75,10 +76,11 @@ chosen_lines() {
   grep -s -H -e '^MemTotal:' -e '^Uid:' -e '^Cpus_allowed_list:' \
     -e ' 0A [0-9A-F]*:' -e '^00000000000000000000000000000000 00 ' \
     -e '^root *=' -e '^0x10de$' -e '^0x030[02]' -e '^[0:]*[1-9a-f][0-9a-f:]*$' \
+    -e '^ENABLED=yes' \
     /proc/meminfo /proc/self/status /proc/net/tcp /proc/net/tcp6 /proc/net/ipv6_route \
     /etc/containerd/config.toml \
     /sys/bus/pci/devices/*/vendor /sys/bus/pci/devices/*/class \
-    /sys/class/infiniband/*/ports/*/gids/*
+    /sys/class/infiniband/*/ports/*/gids/* /etc/ufw/ufw.conf
 }
 
 # Names alone say enough here, and the shell lists them without a fork.
@@ -89,7 +91,11 @@ paths() {
     /sys/module/nvidia_peerme[m] \
     /etc/cdi/* /var/run/cdi/* \
     /dev/nvidia* /sys/module/nouvea[u] /sys/bus/pci/drivers/vfio-pci/*:* \
-    /sys/fs/cgroup/device[s] /run/systemd/syste[m]
+    /sys/fs/cgroup/device[s] /run/systemd/syste[m] \
+    /sys/fs/cgroup/system.slice/firewalld.servic[e] \
+    /sys/fs/cgroup/systemd/system.slice/firewalld.servic[e] \
+    /etc/systemd/system/*.wants/nftables.service /etc/systemd/system/*.wants/iptables.service \
+    /etc/systemd/system/*.wants/netfilter-persistent.service
 }
 
 shell_facts() {
@@ -170,7 +176,7 @@ own_name() {
 addresses() {
   found ip || return
   section addresses
-  ip -j addr 2>/dev/null || ip -o addr 2>/dev/null
+  ip -j -d addr 2>/dev/null || ip -o addr 2>/dev/null
 }
 
 sudo_test() {

@@ -109,7 +109,7 @@ def problems(
         its = facts[host.name]
         of_host = [
             *_root_and_processor_problems(host, its),
-            *network_problems(inventory, host, its),
+            *network_problems(host, its),
             *devices.problems(inventory, host, its, image_env),
             *_software_problems(its, brought=brought),
             *_limit_problems(its),

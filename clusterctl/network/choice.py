@@ -5,24 +5,28 @@ rule. Pure: takes inventory and facts, returns a topology.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from ipaddress import IPv4Network, ip_address
+from dataclasses import dataclass, replace
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface
 from typing import TypeVar
 
 from clusterctl.accelerators.registry import accelerator_named
-from clusterctl.errors import ClusterctlError, RequirementsNotMet, raise_all
-from clusterctl.facts.candidates import as_candidate, candidates, speed_of
+from clusterctl.errors import ClusterctlError, Problems, RequirementsNotMet, raise_all
+from clusterctl.facts.candidates import (
+    VPN,
+    as_candidate,
+    candidates,
+    maker_of,
+    one_port,
+    speed_of,
+)
 from clusterctl.facts.model import HostFacts, NicFacts
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.inventory.unsafe import is_public
-from clusterctl.network.fabric_choice import Fabric, choose_fabric, choose_rdma
+from clusterctl.network.fabric_choice import Fabric, NoNetwork, choose_fabric, choose_rdma
+from clusterctl.network.passed_over import passed_over
 from clusterctl.ray_cluster.topology import Node, Topology, shared_addresses
 
 T = TypeVar("T")
-
-
-class OutsideSubnet(RequirementsNotMet):
-    """The host has no address in network.subnet, or more than one."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,79 @@ class ChosenAddress:
 
 
 def resolve(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Topology:
-    """Return the topology of all hosts. Raises RequirementsNotMet, or Problems for several.
+    """Return the topology of all hosts, with the reasons. Raises RequirementsNotMet, or Problems
+    for several. What they offer as a fix was tried with these facts."""
+    try:
+        topology = _resolved(inventory, facts)
+    except (RequirementsNotMet, Problems) as failure:
+        errors = failure.errors if isinstance(failure, Problems) else (failure,)
+        lost = [error for error in errors if isinstance(error, NoNetwork)]
+        if lost:
+            _offer_ways_out(inventory, facts, lost)
+        raise
+
+    if len(topology.nodes) == 1:
+        return topology  # No traffic leaves the host
+
+    hosts = {host.name: host for host in inventory.hosts}
+    reached = {name: ip for name, host in hosts.items() if (ip := _reached(host, facts[name]))}
+    known = {name: facts[name] for name in hosts}
+    lines = passed_over(topology, known, reached, lambda it: _works(inventory, facts, it))
+    return Topology(
+        tuple(
+            replace(node, explain=(*node.explain, lines[node.host])) if node.host in lines else node
+            for node in topology.nodes
+        )
+    )
+
+
+def _offer_ways_out(
+    inventory: Inventory, facts: Mapping[str, HostFacts], lost: list[NoNetwork]
+) -> None:
+    """Add the values of network.subnet with which the choice succeeds to the errors."""
+    known = [facts[host.name] for host in inventory.hosts if host.name in facts]
+    shared = set.intersection(*map(_own_networks, known)) if known else set()
+    order = sorted(shared, key=lambda it: (it.version, it.is_link_local, it))
+    subnets = tuple(str(it) for it in order if _works(inventory, facts, it))
+    hint = None
+    if subnets:
+        hint = "set " + " or ".join(f"network: {{subnet: {it}}}" for it in subnets)
+    elif inventory.network.subnet and _works(inventory, facts, None):
+        hint = "remove network.subnet from the inventory"
+    for error in lost:
+        error.subnets = subnets
+        error.hint = hint or error.hint or "give every host an address of its own in one network"
+
+
+def _own_networks(facts: HostFacts) -> set[IPv4Network | IPv6Network]:
+    """Return the networks of interfaces that are up, without those that containers are in."""
+    nics = (
+        nic
+        for nic in facts.nics
+        if nic.kind != "loopback"
+        and nic.state in ("up", "unknown")
+        and maker_of(facts, nic) in (None, VPN)
+    )
+    networks = {ip_interface(f"{a.ip}/{a.prefix}").network for nic in nics for a in nic.addresses}
+    return {net for net in networks if net.version == 4 or not net.is_link_local}
+
+
+def _works(
+    inventory: Inventory,
+    facts: Mapping[str, HostFacts],
+    subnet: IPv4Network | IPv6Network | None,
+) -> bool:
+    """Whether the choice succeeds with this network.subnet, or without one."""
+    network = inventory.network.model_copy(update={"subnet": subnet})
+    try:
+        _resolved(inventory.model_copy(update={"network": network}), facts)
+    except (RequirementsNotMet, Problems):
+        return False
+    return True
+
+
+def _resolved(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Topology:
+    """Return the topology with the reasons for what was chosen.
 
     An interface that holds a node IP of the inventory also carries NCCL and Gloo, unless the
     inventory names others for them. Otherwise tensors use the fabric (`choose_fabric`), and Ray the
@@ -93,7 +169,7 @@ def resolve(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Topology:
         )
 
     nodes = _for_each(inventory, node)
-    raise_all(shared_addresses(nodes.values()))
+    raise_all(NoNetwork(it.summary, host=it.host) for it in shared_addresses(nodes.values()))
     return Topology(tuple(nodes.values()))
 
 
@@ -187,8 +263,11 @@ def _fabric(
         return None
     if len(facts) == 1 and not any(candidates(of_host) for of_host in facts.values()):
         return None
-    first = {name: chosen.nic for name, chosen in control.items()}
-    return choose_fabric(facts, pinned, first)
+    reached = {name: chosen.ip for name, chosen in control.items()}
+    for host in inventory.hosts:
+        if ip := _reached(host, facts[host.name]):
+            reached.setdefault(host.name, ip)
+    return choose_fabric(facts, pinned, reached)
 
 
 def named_address(inventory: Inventory, host: Host, facts: HostFacts) -> ChosenAddress | None:
@@ -200,7 +279,7 @@ def named_address(inventory: Inventory, host: Host, facts: HostFacts) -> ChosenA
     if host.nics.control:
         name = host.nics.control
         nic = facts.nic(name)
-        ips = [a.ip for a in nic.addresses if a.scope == "global"] if nic else []
+        ips = [ip for each, ip in _addresses(facts) if each is nic]
         if not ips:
             raise RequirementsNotMet(
                 f"nics.control names {name}, which "
@@ -218,14 +297,16 @@ def named_address(inventory: Inventory, host: Host, facts: HostFacts) -> ChosenA
         for nic, ip in _addresses(facts)
         if ip_address(ip).version == subnet.version and ip_address(ip) in subnet
     ]
-    if len({ip for _, ip in inside}) != 1:
-        found = f"has {_listed(inside)} there" if inside else "has no address there"
-        raise OutsideSubnet(
-            f"network.subnet is {subnet}, and the host {found}",
+    own = [place for place in inside if place[1] == _reached(host, facts)]
+    if len(inside) == 2 and one_port(*(nic.name for nic, _ in inside)):
+        own = own or inside[:1]
+    if len({ip for _, ip in inside}) != 1 and not own:
+        raise NoNetwork(
+            f"network.subnet is {subnet}, and the host has {_listed(inside) or 'no address'} there",
             host=host.name,
-            hint=f"set hosts.{host.name}.node_ip to one of {_listed(_addresses(facts))}",
+            hint=f"set hosts.{host.name}.node_ip to one of them" if inside else None,
         )
-    nic, ip = inside[0]
+    nic, ip = (own or inside)[0]
     return ChosenAddress(ip, nic.name, f"its address in {subnet}")
 
 
@@ -241,17 +322,24 @@ def ssh_addresses(
     }
     if len(found) < len(hosts) or len({subnet for _, subnet in found.values()}) > 1:
         return {}
+    if len({chosen.ip for chosen, _ in found.values()}) < len(found):
+        return {}  # One address for all, as behind a NAT
     return {name: chosen for name, (chosen, _) in found.items()}
 
 
 def _ssh_address(host: Host, facts: HostFacts) -> tuple[ChosenAddress, IPv4Network] | None:
-    ip = host.address if facts.nic_with(host.address) else facts.ssh_ip
+    ip = _reached(host, facts)
     for nic in candidates(facts):
         for address in nic.addresses:
             if str(address.ip) == ip:
                 reason = "the address that SSH connects to"
                 return ChosenAddress(ip, nic.nic, reason), address.network
     return None
+
+
+def _reached(host: Host, facts: HostFacts) -> str:
+    """Return the host's address that SSH connects to; empty if it is not known."""
+    return host.address if facts.nic_with(host.address) else facts.ssh_ip
 
 
 def _lone_address(host: Host, facts: HostFacts) -> ChosenAddress:
@@ -289,9 +377,12 @@ def _held(host: Host, facts: HostFacts, ip: str, reason: str) -> ChosenAddress:
 
 
 def _addresses(facts: HostFacts) -> Iterator[tuple[NicFacts, str]]:
+    """Yield the addresses that may become a node's: not those of containers, nor IPv6's link-local
+    ones, which mean nothing without an interface."""
     for nic in facts.nics:
-        if nic.kind != "loopback":
-            yield from ((nic, a.ip) for a in nic.addresses if a.scope == "global")
+        if nic.kind != "loopback" and maker_of(facts, nic) in (None, VPN):
+            found = (a for a in nic.addresses if a.scope == "global" or ":" not in a.ip)
+            yield from ((nic, address.ip) for address in found)
 
 
 def _listed(addresses: Iterator[tuple[NicFacts, str]] | list[tuple[NicFacts, str]]) -> str:

@@ -3,20 +3,35 @@ Pure; the choice of RDMA devices is not tested on such hardware.
 
 Of the subnets in which every host has an address, the one with the fastest slowest link is chosen;
 among equals the one with RDMA, then near the GPUs, then not on the default route, then with the
-larger MTU. If several are still equal, the user has to choose: a guess would be wrong half the
-time, and show up as slowness or a hang.
+larger MTU, then the one that SSH connects to, then the first of two halves of one port. If several
+are still equal, the user has to choose: a guess would be wrong half the time, and show up as
+slowness or a hang.
+
+Two hosts may also have a cable between them with link-local addresses (decision 30). Where hosts
+share no subnet, the interfaces that SSH connects to are used, whatever they are.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
 
 from clusterctl.errors import RequirementsNotMet, raise_all
-from clusterctl.facts.candidates import Candidate, candidates, ipv6_addresses, rejected, speed_text
+from clusterctl.facts.candidates import (
+    Candidate,
+    as_candidate,
+    candidates,
+    direct_links,
+    ipv6_addresses,
+    loopback_address,
+    one_port,
+    rejected,
+    speed_text,
+)
 from clusterctl.facts.model import HostFacts, RdmaDevice, RdmaPort
-from clusterctl.facts.network_requirements import has_verbs
+from clusterctl.facts.network_requirements import has_verbs, not_for_nccl
 from clusterctl.inventory.model import Inventory
 
 # Slowest link in Mbit/s (0: unknown), RDMA, near the GPUs, not on the default route, smallest MTU.
@@ -58,6 +73,7 @@ class SharedSubnet:
         parts = [speed_text(speed or None), f"MTU {mtu}"]
         parts += ["RDMA"] if rdma else []
         parts += ["near the GPUs"] if near else []
+        parts += ["link-local: a direct cable"] if self.subnet.is_link_local else []
         return f"{self.subnet} ({', '.join(parts)})"
 
 
@@ -91,6 +107,13 @@ class Undecided(RequirementsNotMet):
         self.options = tuple(options)
 
 
+class NoNetwork(RequirementsNotMet):
+    """No network joins the hosts as the inventory has it. `subnets`: values for network.subnet with
+    which the choice succeeds."""
+
+    subnets: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Fabric:
     """The interface of each host, and the reason for the choice, which applies to all hosts."""
@@ -102,63 +125,182 @@ class Fabric:
 def choose_fabric(
     facts: Mapping[str, HostFacts],
     named: Mapping[str, Candidate] | None = None,
-    first: Mapping[str, str] | None = None,
+    reached: Mapping[str, str] | None = None,
 ) -> Fabric:
     """Choose the fabric of the hosts in `facts`.
 
-    named  interface of each host for which the inventory names one: the others must reach it
-    first  interface to prefer among equals if there is only one host
-    Raises RequirementsNotMet if no subnet is shared, or several are equally good.
+    named    interface of each host for which the inventory names one: the others must reach it
+    reached  address of each host that SSH connects to, where that is known
+    Raises RequirementsNotMet if no network joins the hosts, or several are equally good.
     """
-    offered = {
-        name: (named[name],) if named and name in named else candidates(of_host)
-        for name, of_host in facts.items()
-    }
+    named, reached = named or {}, reached or {}
+    offered = distinct(
+        {
+            name: (named[name],) if name in named else candidates(of_host)
+            for name, of_host in facts.items()
+        }
+    )
     ranked = shared_subnets(offered)
+    cable = None if named else direct_cable(facts, reached)
+    if cable and (not ranked or cable.rank[0] > ranked[0].rank[0]):
+        ranked = (cable, *ranked)
     if not ranked:
-        # Each host has one interface, in its own subnet: nothing to choose; a router connects them.
-        lone = {name: one[0] for name, one in offered.items() if len(one) == 1}
-        if len(lone) < len(facts) or any(len(nic.addresses) != 1 for nic in lone.values()):
-            raise _no_shared_subnet(facts, offered)
-        places = {name: NicAddress(str(nic.addresses[0].ip), nic) for name, nic in lone.items()}
-        return Fabric(
-            places, "the only usable interface of every host; a router joins their subnets"
-        )
-    best, *others = ranked
-    tied = [each for each in ranked if each.rank == best.rank]
-    if len(tied) > 1 and len(facts) > 1:
-        options = []
-        for shared in tied:
-            nics = {name: alike[0].nic.nic for name, alike in shared.places.items()}
-            names = ", ".join(f"{name} {nic}" for name, nic in nics.items())
-            options.append(Option(f"{shared}: {names}", str(shared.subnet), nics))
-        raise Undecided(
-            f"{len(tied)} subnets that all hosts share are equally good for the tensors",
-            options,
-            [f"network: {{subnet: {option.subnet}}}" for option in options],
-        )
-    if len(best.places) > 1:
+        return _without_subnet(facts, offered, reached)
+
+    best, reason = _best(ranked, reached, ask=len(facts) > 1)
+    chosen = {name: _preferred(places, reached.get(name)) for name, places in best.places.items()}
+    if len(chosen) > 1:
         raise_all(
-            _several_interfaces(name, best.subnet, places)
-            for name, places in best.places.items()
-            if len(places) > 1
+            _several_interfaces(name, best.subnet, best.places[name])
+            for name, place in chosen.items()
+            if place is None
         )
-    chosen = {
-        name: next((p for p in places if first and p.nic.nic == first.get(name)), places[0])
-        for name, places in best.places.items()
-    }
+    places = {name: place or best.places[name][0] for name, place in chosen.items()}
+    return Fabric(places, reason)
+
+
+def distinct(offered: Mapping[str, Sequence[Candidate]]) -> dict[str, tuple[Candidate, ...]]:
+    """Leave out the addresses that several hosts have, since they lead each host to itself: those
+    of a BMC's or a USB port's network, or of a NAT in front of virtual machines."""
+    owners = Counter(
+        ip
+        for of_host in offered.values()
+        for ip in {a.ip for nic in of_host for a in nic.addresses}
+    )
+    found = {}
+    for name, of_host in offered.items():
+        own = (
+            replace(nic, addresses=tuple(a for a in nic.addresses if owners[a.ip] == 1))
+            for nic in of_host
+        )
+        found[name] = tuple(nic for nic in own if nic.addresses)
+    return found
+
+
+def direct_cable(facts: Mapping[str, HostFacts], reached: Mapping[str, str]) -> SharedSubnet | None:
+    """Return the link-local subnet of a cable between two hosts, or of the addresses that SSH
+    connects to; None if it is not certain which interfaces it joins. More than two hosts may be
+    joined by several cables, which share the subnet 169.254.0.0/16 but not a wire."""
+    for shared in shared_subnets({name: direct_links(of) for name, of in facts.items()}):
+        ends = {
+            name: _preferred(places, reached.get(name)) for name, places in shared.places.items()
+        }
+        certain = all(end is not None for end in ends.values())
+        proven = all(end is not None and end.ip == reached.get(name) for name, end in ends.items())
+        if certain and (proven or len(facts) == 2):
+            return shared
+    return None
+
+
+def _best(
+    ranked: Sequence[SharedSubnet], reached: Mapping[str, str], *, ask: bool
+) -> tuple[SharedSubnet, str]:
+    """Return the best subnet and why it was chosen. Raises Undecided for several, if `ask`."""
+    best, *others = ranked
     if not others:
-        return Fabric(chosen, f"the only subnet that all hosts share, {best}")
-    pairs = zip(best.rank, others[0].rank, _BETTER, strict=True)
-    decided = next((words for mine, theirs, words in pairs if mine != theirs), "named")
-    return Fabric(chosen, f"{best}, {decided.format(others[0])}")
+        return best, f"the only subnet that all hosts share, {best}"
+
+    tied = [each for each in ranked if each.rank == best.rank]
+    if len(tied) == 1:
+        pairs = zip(best.rank, others[0].rank, _BETTER, strict=True)
+        decided = next(words for mine, theirs, words in pairs if mine != theirs)
+        return best, f"{best}, {decided.format(others[0])}"
+
+    by_ssh = [each for each in tied if _holds(each, reached)]
+    if by_ssh:
+        other = next(each for each in tied if each is not by_ssh[0])
+        return by_ssh[0], f"{by_ssh[0]}, as good as {other}, and SSH connects to it"
+    if len(tied) == 2 and _halves(*tied):
+        return best, f"{best}; {others[0]} is the other half of the same port"
+    if not ask:
+        return best, f"{best}, as good as {others[0]}"
+    raise _tie(tied)
+
+
+def _holds(shared: SharedSubnet, reached: Mapping[str, str]) -> bool:
+    """Whether the subnet holds the address of every host that SSH connects to."""
+    return all(
+        any(place.ip == reached.get(name) for place in places)
+        for name, places in shared.places.items()
+    )
+
+
+def _halves(first: SharedSubnet, second: SharedSubnet) -> bool:
+    """Whether the subnets lie on two halves of one port of every host."""
+    return all(
+        one_port(places[0].nic.nic, second.places[name][0].nic.nic)
+        for name, places in first.places.items()
+    )
+
+
+def _preferred(places: Sequence[NicAddress], reached: str | None) -> NicAddress | None:
+    """Return the only place, the one that SSH connects to, or the first half of one port."""
+    if by_ssh := [place for place in places if place.ip == reached]:
+        return by_ssh[0]
+    if len(places) == 2 and one_port(places[0].nic.nic, places[1].nic.nic):
+        return places[0]
+    return places[0] if len(places) == 1 else None
+
+
+def _tie(tied: Sequence[SharedSubnet]) -> Undecided:
+    options = []
+    for shared in tied:
+        nics = {name: alike[0].nic.nic for name, alike in shared.places.items()}
+        names = ", ".join(f"{name} {nic}" for name, nic in nics.items())
+        options.append(Option(f"{shared}: {names}", str(shared.subnet), nics))
+    return Undecided(
+        f"{len(tied)} subnets that all hosts share are equally good for the tensors",
+        options,
+        [f"network: {{subnet: {option.subnet}}}" for option in options],
+    )
+
+
+def _without_subnet(
+    facts: Mapping[str, HostFacts],
+    offered: Mapping[str, Sequence[Candidate]],
+    reached: Mapping[str, str],
+) -> Fabric:
+    """Return the interfaces that SSH connects to, if they are of one kind: a router, a VPN or a
+    wireless network joins them; else the only usable one of every host. Raises NoNetwork."""
+    held = {name: place for name, of in facts.items() if (place := _place(of, reached.get(name)))}
+    kinds = {_kind(facts[name], place.nic.nic) for name, place in held.items()}
+    ips = {place.ip for place in held.values()}
+    if len(ips) == len(facts) and len(kinds) == 1:
+        kind = kinds.pop()
+        if kind:
+            costs = dict.fromkeys(str(place.nic) for place in held.values())
+            return Fabric(
+                held,
+                "SSH connects to it, and no subnet of other interfaces is shared by all hosts: "
+                f"{kind} ({' or '.join(costs)})",
+            )
+        return Fabric(held, "SSH connects to it; a router joins the hosts' subnets")
+
+    lone = {name: one[0] for name, one in offered.items() if len(one) == 1}
+    if len(lone) < len(facts) or any(len(nic.addresses) != 1 for nic in lone.values()):
+        raise _no_shared_subnet(facts, offered)
+    places = {name: NicAddress(str(nic.addresses[0].ip), nic) for name, nic in lone.items()}
+    return Fabric(places, "the only usable interface of every host; a router joins their subnets")
+
+
+def _place(facts: HostFacts, ip: str | None) -> NicAddress | None:
+    """Return the interface that holds `ip`, usable or not; None for the loopback."""
+    nic = facts.nic_with(ip) if ip else None
+    if ip is None or nic is None or nic.kind == "loopback" or ":" in ip:
+        return None
+    return NicAddress(ip, as_candidate(facts, nic))
+
+
+def _kind(facts: HostFacts, nic: str) -> str:
+    """Return why an interface is usually not used: `made by a VPN`; empty for one that is."""
+    return next((other.reason for other in rejected(facts) if other.nic == nic), "")
 
 
 def shared_subnets(hosts: Mapping[str, Sequence[Candidate]]) -> tuple[SharedSubnet, ...]:
-    """Return the subnets in which every host has an interface: best first, equal ones by
+    """Return the subnets in which every host has an address of its own: best first, equal ones by
     address."""
     found: dict[str, dict[IPv4Network, list[NicAddress]]] = {}
-    for name, offered in hosts.items():
+    for name, offered in distinct(hosts).items():
         subnets = found.setdefault(name, {})
         for candidate in offered:
             for address in candidate.addresses:
@@ -204,32 +346,53 @@ def _several_interfaces(host: str, subnet: IPv4Network, places: Sequence[NicAddr
 
 def _no_shared_subnet(
     facts: Mapping[str, HostFacts], offered: Mapping[str, Sequence[Candidate]]
-) -> RequirementsNotMet:
+) -> NoNetwork:
     """Return the error, whose detail lists every interface of every host and why it is not used."""
-    bare = [name for name in facts if not offered[name]]
+    bare = [name for name in facts if not candidates(facts[name])]
     only_ipv6 = [name for name in bare if any(map(ipv6_addresses, facts[name].nics))]
     cause = "no IPv4 subnet is shared by all hosts"
     if bare:
         cause = f"no usable interface with an IPv4 address on {', '.join(bare)}"
     if only_ipv6:
         cause += f" (IPv6 only: {', '.join(only_ipv6)})"
-    subnet = "an IPv6 subnet" if only_ipv6 else "one that a router reaches"
+    if twins := _twins(facts):
+        cause += f": {twins}"
+    hint = None
+    if looped := next((ip for name in bare if (ip := loopback_address(facts[name]))), None):
+        cause += f"; {looped} is on lo, where NCCL takes 127.0.0.1 (nccl #1053)"
+        hint = (
+            "on every host, give its address to an interface that NCCL can name: sudo ip link add "
+            f"dummy0 up type dummy; sudo ip addr add {looped}/32 dev dummy0; sudo ip addr del "
+            f"{looped}/32 dev lo"
+        )
+
     rows = []
     for name, of_host in facts.items():
         names = {nic.nic for nic in offered[name]}
         rows += [(name, n.nic, " ".join(map(str, n.addresses)), str(n)) for n in offered[name]]
+        unused = {nic.nic: "its address is also another host's" for nic in candidates(of_host)}
+        unused |= {other.nic: other.reason for other in rejected(of_host)}
         rows += [
-            (name, other.nic, "", f"not used: {other.reason}")
-            for other in rejected(of_host)
-            if other.nic not in names
+            (name, nic, "", f"not used: {reason}")
+            for nic, reason in unused.items()
+            if nic not in names
         ]
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
-    return RequirementsNotMet(
+    return NoNetwork(
         cause,
-        hint="give the hosts a network in common; or set network.subnet for "
-        f"{subnet}, or hosts.NAME.node_ip and hosts.NAME.nics of every host",
+        hint=hint,
         detail="\n".join("  ".join([*map(str.ljust, row[:3], widths), row[3]]) for row in rows),
     )
+
+
+def _twins(facts: Mapping[str, HostFacts]) -> str:
+    """Name an address that several hosts have on usable interfaces; empty if there is none."""
+    owners: dict[str, list[str]] = {}
+    for name, of_host in facts.items():
+        for ip in {str(a.ip) for nic in candidates(of_host) for a in nic.addresses}:
+            owners.setdefault(ip, []).append(name)
+    several = {ip: names for ip, names in owners.items() if len(names) > 1}
+    return next((f"{' and '.join(names)} have {ip}" for ip, names in several.items()), "")
 
 
 @dataclass(frozen=True)
@@ -285,7 +448,8 @@ def _usable(inventory: Inventory, name: str, facts: HostFacts) -> list[tuple[str
     named = inventory.host(name).nics.rdma
     found: list[tuple[str, str, float]] = []
     for device in facts.rdma if has_verbs(facts) else ():
-        if device.active and (named is None or device.name in named):
+        wanted = named is None or device.name in named
+        if device.active and wanted and not not_for_nccl(device):
             if not device.ports:  # an older probe, which did not look at ports
                 found.append((device.name, device.link_layer, 0.0))
             found += (
@@ -306,6 +470,14 @@ def _why_off(inventory: Inventory, facts: Mapping[str, HostFacts], lacking: list
     unseen = [name for name in lacking if facts[name].rdma and not has_verbs(facts[name])]
     if unseen:
         return f"no /dev/infiniband/uverbs* on {', '.join(unseen)}"
+    foreign = [
+        f"{name}: {why}"
+        for name in lacking
+        for device in facts[name].rdma
+        if device.active and (why := not_for_nccl(device))
+    ]
+    if foreign:
+        return "; ".join(foreign)
     zeros = [
         f"{device.name} of {name}"
         for name in lacking

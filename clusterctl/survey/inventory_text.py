@@ -235,7 +235,7 @@ def _network(found: Found) -> Iterator[str]:
         else:
             reasons = {node.explain[1].partition(": ")[2] for node in nodes}
             yield from _comment(f"Why there: {reason}." for reason in sorted(reasons))
-    rdma = {node.explain[-1] for node in nodes}
+    rdma = {node.explain[3] for node in nodes}
     differs = "RDMA on, over the devices that each host names below"
     yield from _comment([f"{rdma.pop() if len(rdma) == 1 else differs}."])
     public = [f"{name} {ip}" for name, facts in found.facts.items() for _, ip in public_ips(facts)]
@@ -322,7 +322,7 @@ def _interfaces(facts: HostFacts, node: Node) -> Iterator[str]:
     if node.rdma:
         devices = dict.fromkeys(port.partition(":")[0] for port in node.rdma)
         nics["rdma"] = f"[{', '.join(scalar(device) for device in devices)}]"
-        yield from _comment([node.explain[-1]], indent=4)
+        yield from _comment([node.explain[3]], indent=4)
     yield f"    nics: {{{', '.join(f'{key}: {value}' for key, value in nics.items())}}}"
 
 

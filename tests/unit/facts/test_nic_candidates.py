@@ -30,7 +30,7 @@ def test_a_plain_host_has_its_interfaces_in_order() -> None:
     ("other", "reason"),
     [
         (nic("docker0", "172.17.0.1", kind="bridge"), "made by Docker"),
-        (nic("br-4f1d", "172.18.0.1", kind="bridge"), "made by Docker"),
+        (nic("br-4f1d09ac3b52", "172.18.0.1", kind="bridge"), "made by Docker"),
         (nic("virbr0", "192.168.122.1", kind="bridge"), "made by libvirt"),
         (nic("cni0", "10.244.0.1", kind="bridge"), "made by Kubernetes"),
         (nic("flannel.1", "10.244.0.0", kind="virtual"), "made by Kubernetes"),

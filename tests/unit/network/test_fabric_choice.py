@@ -184,7 +184,6 @@ def test_no_shared_subnet_shows_every_interface_of_every_host() -> None:
         "gpu2  eno1     10.2.0.2/24  1 Gbit/s, MTU 1500\n"
         "gpu2  docker0               not used: made by Docker"
     )
-    assert "network in common" in str(caught.value.hint)
 
 
 def test_hosts_with_ipv6_only_are_named() -> None:
@@ -193,4 +192,3 @@ def test_hosts_with_ipv6_only_are_named() -> None:
     assert caught.value.summary == (
         "no usable interface with an IPv4 address on gpu2 (IPv6 only: gpu2)"
     )
-    assert "network.subnet for an IPv6 subnet" in str(caught.value.hint)

@@ -131,7 +131,7 @@ def test_problems_of_all_hosts_come_at_once() -> None:
 
 def test_two_hosts_with_one_node_ip() -> None:
     hosts = (head(address="10.0.0.1"), Host(name="b", address="10.0.0.1"))
-    with pytest.raises(RequirementsNotMet, match=r"10\.0\.0\.1 is also the one of a"):
+    with pytest.raises(RequirementsNotMet, match=r"a and b have 10\.0\.0\.1"):
         resolve(inventory(*hosts), dict.fromkeys("ab", host_facts(nic("eth0", "10.0.0.1"))))
 
 

@@ -182,7 +182,7 @@ def test_a_tie_that_nobody_decides_tells_the_option() -> None:
     ],
 )  # fmt: skip
 def test_a_subnet_that_does_not_do_is_answered_with_those_that_do(subnet: str, hint: str) -> None:
-    addresses = {"x": "10.0.0.1", "y": "10.0.0.2"}
+    addresses = {"x": "198.51.100.1", "y": "198.51.100.2"}
     with pytest.raises(Problems) as caught:
         found(TIED, addresses, replace(WISHES, subnet=subnet))
     assert [error.host for error in caught.value.errors] == ["x", "y"]
@@ -192,7 +192,7 @@ def test_a_subnet_that_does_not_do_is_answered_with_those_that_do(subnet: str, h
 def test_where_hosts_share_nothing_else_init_is_to_choose() -> None:
     facts = {"x": host_facts(slow("10.0.0.1"), slow("10.0.0.2", "eno2"))}
     with pytest.raises(RequirementsNotMet) as caught:
-        found(facts, {"x": "10.0.0.1"}, replace(WISHES, subnet="10.0.0.0/24"))
+        found(facts, {"x": "198.51.100.1"}, replace(WISHES, subnet="10.0.0.0/24"))
     assert caught.value.hint == "without --subnet, init chooses"
 
 
