@@ -12,18 +12,18 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-TABLES = Path(__file__).parents[1] / "clusterctl"
+TABLES = Path(__file__).parents[1] / "clusterctl/published"
 DAYS = 90
 
 
 def old(directory: Path, today: date) -> Iterator[str]:
-    """Yield a line for each old `tables/*.json` in `directory`. Raises LookupError or ValueError
-    for a table without source or date."""
-    for file in sorted(directory.rglob("tables/*.json")):
+    """Yield a line for each old table in `directory`. Raises LookupError or ValueError for a table
+    without source or date."""
+    for file in sorted(directory.glob("*.json")):
         document = json.loads(file.read_text())
         age = (today - date.fromisoformat(document["date"])).days
         if age > DAYS:
-            yield f"{file.relative_to(directory)}  {age} days  {document['source']}"
+            yield f"{file.name}  {age} days  {document['source']}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes clusterctl/facts/tables/xids.json: what NVIDIA's catalog says of each Xid error.
+"""Writes clusterctl/published/xids.json: what NVIDIA's catalog says of each Xid error.
 
     python -m scripts.xids CATALOG.go
 
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 SOURCE = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
-TABLE = Path(__file__).parents[1] / "clusterctl/facts/tables/xids.json"
+TABLE = Path(__file__).parents[1] / "clusterctl/published/xids.json"
 
 _DAY = re.compile(r"Generated at (\d{4}-\d{2}-\d{2})T\S+ Source: (\S+)")
 _ENTRY = re.compile(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from operator import eq, ge, gt, le, lt
 
 from clusterctl.facts.model import GpuFacts
-from clusterctl.facts.tables import table
+from clusterctl.published import table
 
 _TABLE = table("cuda")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import GpuFacts, GpuProcess, GpuReport, Xid
-from clusterctl.facts.tables import table
+from clusterctl.published import table
 from clusterctl.units import GIB
 
 _LINE = re.compile(

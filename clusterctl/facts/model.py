@@ -89,7 +89,7 @@ class Os:
     id: str  # `debian`, `ubuntu`, `rhel`, ...: ID of /etc/os-release
     like: tuple[str, ...]
     version: str
-    codename: str
+    codename: str  # Of the Ubuntu or Debian release; a derivative's own only if it names none
     pretty: str
     architecture: str  # As `uname -m` prints it: x86_64, aarch64
     kernel: str

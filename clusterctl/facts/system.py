@@ -14,6 +14,10 @@ from clusterctl.transport.python import OLDEST
 _DF_LINE = re.compile(r"^.*?\s+(\d+)\s+-?\d+\s+(-?\d+)\s+(?:\d+%|-)\s+/")
 
 
+# A derivative has its own VERSION_CODENAME, and one of these for the release that it is based on.
+_CODENAMES = ("UBUNTU_CODENAME", "DEBIAN_CODENAME", "VERSION_CODENAME")
+
+
 def parse_os(files: Files, machine: str) -> Os:
     """Parse the shell assignments of /etc/os-release, as specified by os-release(5)."""
     release = {}
@@ -29,7 +33,7 @@ def parse_os(files: Files, machine: str) -> Os:
         id=release.get("ID", ""),
         like=tuple(release.get("ID_LIKE", "").split()),
         version=release.get("VERSION_ID", ""),
-        codename=release.get("VERSION_CODENAME", ""),
+        codename=next((release[key] for key in _CODENAMES if release.get(key)), ""),
         pretty=release.get("PRETTY_NAME", ""),
         architecture=machine,
         kernel=first_line(files, "/proc/sys/kernel/osrelease"),

@@ -18,8 +18,8 @@ from http.client import HTTPException
 from pathlib import Path
 
 from clusterctl import deadlines
-from clusterctl.errors import StepFailed, UsageError
-from clusterctl.packages.target import PackageSystem
+from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError
+from clusterctl.packages.target import DOCKER_REPOSITORY, PackageSystem
 
 NVIDIA_URL = "https://nvidia.github.io/libnvidia-container"
 DOCKER_URL = "https://download.docker.com/linux"
@@ -63,9 +63,17 @@ def nvidia(target: PackageSystem, url: str | None = None, key: Path | None = Non
 
 
 def docker(target: PackageSystem, url: str | None = None, key: Path | None = None) -> Repository:
-    """Return the repository of Docker's own packages. Rocky and AlmaLinux use CentOS's."""
+    """Return the repository of Docker's own packages. Raises RequirementsNotMet, without the host,
+    if it has no directory for `target`."""
     base = (url or DOCKER_URL).rstrip("/")
-    system = "centos" if target.system in ("rocky", "almalinux") else target.system
+    if not target.known:
+        raise RequirementsNotMet(
+            f"Docker makes no packages for {target.system} {target.version}, and clusterctl does "
+            "not know which release of RHEL or Fedora it equals",
+            hint="install an engine there from the system's own packages and start it: dnf search "
+            "docker; or bring Docker's static archive: docs/offline.md",
+        )
+    system = DOCKER_REPOSITORY[target.system]
     if target.family == "apt":
         keys = frozenset[str]() if key else DOCKER_APT_KEYS
         return Repository(

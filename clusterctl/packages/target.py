@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from clusterctl.published import table
+
 Family = Literal["apt", "dnf"]
 
-CODENAMES = {
-    "debian11": "bullseye", "debian12": "bookworm", "debian13": "trixie",
-    "ubuntu20.04": "focal", "ubuntu22.04": "jammy", "ubuntu24.04": "noble",
-    "ubuntu26.04": "resolute",
-}  # fmt: skip
-DNF_FAMILY = frozenset({"rhel", "centos", "fedora", "rocky", "almalinux"})
+_SYSTEMS = table("systems")
+CODENAMES: Mapping[str, str] = _SYSTEMS["codenames"]
+
+# Directory of a system in Docker's package repository. Rebuilds of RHEL use CentOS's, under their
+# own major version.
+DOCKER_REPOSITORY: Mapping[str, str] = _SYSTEMS["docker_repository"]
+
+# Systems that Docker does not make packages for, and their own package of the engine
+OWN_ENGINE: Mapping[str, str] = _SYSTEMS["own_engine"]
+
 APT_FAMILY = frozenset({"debian", "ubuntu"})
+DNF_FAMILY = frozenset(DOCKER_REPOSITORY) - APT_FAMILY
+DNF_LIKE = DNF_FAMILY | {"amzn"}
 
 DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 @dataclass(frozen=True)
 class PackageSystem:
-    """A system and its release: `debian` `12`, `rocky` `9`."""
+    """A system and its release: `debian` `12`, `rocky` `9`; of a derivative of RHEL or Fedora that
+    is not known, its own name and version."""
 
     system: str
     version: str
@@ -34,7 +43,12 @@ class PackageSystem:
 
     @property
     def family(self) -> Family:
-        return "dnf" if self.system in DNF_FAMILY else "apt"
+        return "apt" if self.system in APT_FAMILY else "dnf"
+
+    @property
+    def known(self) -> bool:
+        """Whether its releases are those of a directory in Docker's package repository."""
+        return self.system in DOCKER_REPOSITORY
 
 
 def target_named(name: str) -> PackageSystem:
@@ -54,12 +68,14 @@ def target_of(
 ) -> PackageSystem | None:
     """Return the system that /etc/os-release names; None for one without apt and dnf.
 
-    The release of RHEL and its derivatives is the major version: 9.5 uses packages for 9.
+    The release of RHEL and its rebuilds is the major version: 9.5 uses packages for 9. The version
+    of another derivative says nothing about its parent's: Amazon Linux 2023 is no RHEL 2023.
     """
     names = (identifier, *like)
-    if identifier in DNF_FAMILY or (not APT_FAMILY & set(names) and DNF_FAMILY & set(names)):
-        system = identifier if identifier in DNF_FAMILY else "rhel"
-        return PackageSystem(system, version.partition(".")[0])
+    if identifier in DNF_FAMILY:
+        return PackageSystem(identifier, version.partition(".")[0])
+    if not APT_FAMILY & set(names) and DNF_LIKE & set(names):
+        return PackageSystem(identifier, version)
     system = next((name for name in names if name in APT_FAMILY), "")
     return PackageSystem(system, version, codename) if system else None
 
@@ -82,7 +98,7 @@ TOOLKIT_VERSION = "1.19.1-1"  # The default for hosts without the toolkit
 # Releases whose `python3` is older than 3.9, and their package of a newer one.
 _NEWER_PYTHON = {
     ("ubuntu", "20.04"): "python3.9",
-    **{(system, "8"): "python39" for system in ("rhel", "centos", "rocky", "almalinux")},
+    **{(system, "8"): "python39" for system in DNF_FAMILY - {"fedora"}},
 }
 
 

@@ -34,6 +34,12 @@ if [ -n "$client" ]; then
   case $(timeout 20 docker --version 2>/dev/null) in *podman*) echo "podman=yes";; esac
 fi
 command -v apt-get >/dev/null || command -v dnf >/dev/null && echo "packages=yes"
+for name in containerd.io podman-docker; do
+  if command -v dpkg-query >/dev/null
+  then [ "$(dpkg-query -W -f='${db:Status-Status}' "$name" 2>/dev/null)" = installed ]
+  else rpm -q "$name" >/dev/null 2>&1
+  fi && echo "has=$name"
+done
 [ -d /run/systemd/system ] && echo "systemd=yes"
 systemctl cat docker.service >/dev/null 2>&1 && echo "unit=yes"
 exit 0
@@ -57,10 +63,12 @@ class EngineFound:
     packages: bool  # A package manager is available
     systemd: bool
     unit: bool
+    present: tuple[str, ...] = ()  # Installed packages that an engine's may conflict with
 
 
 def found_in(text: str) -> EngineFound:
-    fields = dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line)
+    lines = [line.partition("=")[::2] for line in text.splitlines() if "=" in line]
+    fields = dict(lines)
     return EngineFound(
         client=fields.get("client", ""),
         server=fields.get("server", ""),
@@ -71,6 +79,7 @@ def found_in(text: str) -> EngineFound:
         packages="packages" in fields,
         systemd="systemd" in fields,
         unit="unit" in fields,
+        present=tuple(value for name, value in lines if name == "has"),
     )
 
 
@@ -100,22 +109,24 @@ class ContainerEngine:
             return None
         if found.client and found.unit:
             return Change("start docker.service", before="stopped", after="running")
-        name = self._source(view).name
+        name = self._source(view, found).name
         return Change(f"install {name}", before="no container engine", after=name)
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
         found = _look(view)
         if not (found.client and found.unit):
-            self._source(view).install(view)
+            self._source(view, found).install(view)
         if not _look(view).server:
             view.say("starting docker.service")
             # Ignore the status: what counts is whether the engine answers.
             view.transport.run(["sh", "-c", START], sudo=True, timeout=deadlines.SYSTEMD)
             await_answer(view, self._pause)
 
-    def _source(self, view: HostView) -> EngineSource:
-        return engine_source(view, self._packages, self._bundles, self._pause)
+    def _source(self, view: HostView, found: EngineFound) -> EngineSource:
+        return engine_source(
+            view, self._packages, self._bundles, self._pause, present=found.present
+        )
 
 
 def await_answer(view: HostView, pause: Callable[[float], None]) -> None:
@@ -123,14 +134,50 @@ def await_answer(view: HostView, pause: Callable[[float], None]) -> None:
     deadline = time.monotonic() + deadlines.ENGINE_START
     while not (found := _look(view)).server:
         if time.monotonic() > deadline:
-            journal = view.transport.run(["sh", "-c", WHY_NOT], sudo=True)
+            journal = view.transport.run(["sh", "-c", WHY_NOT], sudo=True).stdout.strip()
+            said, fix = _why_not(view, journal) or (
+                found.refusal,
+                "systemctl status docker; journalctl -u docker",
+            )
             raise CommandFailed(
-                f"docker.service was started, but the engine does not answer: {found.refusal}",
+                f"docker.service was started, but the engine does not answer: {said}",
                 host=view.host.name,
-                hint="systemctl status docker; journalctl -u docker",
-                detail=journal.stdout.strip() or None,
+                hint=fix,
+                detail=journal or None,
             )
         pause(1.0)
+
+
+_RESTART = "sudo systemctl restart docker"
+
+# Part of a line in dockerd's journal, and the fix; {kernel}: the running one
+_JOURNAL = (
+    (
+        "addrtype",
+        "sudo dnf install kernel-modules-extra-{kernel} (or kernel-modules-extra and a reboot, if "
+        "that version is gone); sudo modprobe xt_addrtype; " + _RESTART,
+    ),
+    ("iptables not found", "install iptables there; " + _RESTART),
+    ("failed to find iptables", "install iptables there; " + _RESTART),
+    ("daemon.json", "sudo dockerd --validate; correct /etc/docker/daemon.json; " + _RESTART),
+    ("no space left", "make room there: df -h /var; " + _RESTART),
+    ("containerd.sock", "sudo systemctl restart containerd; journalctl -u containerd; " + _RESTART),
+    (
+        "non-overlapping",
+        "every network that Docker would take is in use: set default-address-pools and bip in "
+        "/etc/docker/daemon.json; " + _RESTART,
+    ),
+)
+
+
+def _why_not(view: HostView, journal: str) -> tuple[str, str] | None:
+    """Return the line of dockerd's journal that shows why it does not start, and the fix; None if
+    no line is known."""
+    for words, fix in _JOURNAL:
+        for line in journal.splitlines():
+            if words in line.lower():
+                return line[-300:], fix.format(kernel=view.facts.os.kernel)
+    return None
 
 
 def look_with_docker_info(
@@ -159,10 +206,13 @@ def _refusal(view: HostView, found: EngineFound, *, brought: bool) -> tuple[str,
             "Docker is a snap, which cannot mount /etc, /opt and most data directories",
             "snap remove docker; then run clusterctl again",
         )
+    remove = "apt-get" if view.facts.os.debian_like else "dnf"
     if found.podman:
+        return "`docker` is Podman there", f"sudo {remove} remove podman-docker; Podman stays"
+    if "podman-docker" in found.present and not (found.server or brought):
         return (
-            "`docker` is Podman there",
-            "remove podman-docker there (apt-get or dnf), then run it again",
+            "podman-docker is installed, which conflicts with Docker's client",
+            f"sudo {remove} remove podman-docker; Podman stays",
         )
     if found.server:
         return None

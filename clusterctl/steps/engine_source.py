@@ -8,12 +8,12 @@ follow those of Docker's packages.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from clusterctl import deadlines
 from clusterctl.engine.step import HostView
-from clusterctl.errors import CommandFailed
+from clusterctl.errors import CommandFailed, RequirementsNotMet
 from clusterctl.inventory.model import Packages
 from clusterctl.packages.bundle import Bundle, PackageFile, fitting
 from clusterctl.packages.repository import docker
@@ -21,6 +21,7 @@ from clusterctl.packages.target import (
     CLIENT_OF_DISTRIBUTION,
     ENGINE_OF_DISTRIBUTION,
     ENGINE_OF_DOCKER,
+    OWN_ENGINE,
 )
 from clusterctl.steps.files import ENGINE_PACKAGES, record_installed, root_script
 from clusterctl.steps.package_manager import PackageManager, own_manager, target
@@ -52,8 +53,9 @@ class PackagedEngine:
     def install(self, view: HostView) -> None:
         manager = self._manager(view)
         manager.prepare()
-        if self._candidates == (DISTRIBUTIONS,):
-            found: str | None = DISTRIBUTIONS  # if it is missing, apt's own error is the best
+        if self._candidates[0] not in ENGINE_OF_DOCKER and len(self._candidates) == 1:
+            # If it is missing, the package manager's own error is the best.
+            found: str | None = self._candidates[0]
         else:
             found = next((name for name in self._candidates if manager.offers(name)), None)
         if found is None:
@@ -62,13 +64,32 @@ class PackagedEngine:
                 host=view.host.name,
                 hint="what a bundle holds: clusterctl packages bundle --help",
             )
-        wanted = list(ENGINE_OF_DOCKER)
-        if found == DISTRIBUTIONS:
-            client = CLIENT_OF_DISTRIBUTION
-            wanted = [DISTRIBUTIONS, *([client] if manager.offers(client) else [])]
+        wanted = [found]
+        if found == ENGINE_OF_DOCKER[0]:
+            wanted = [*ENGINE_OF_DOCKER, *_for_iptables(view, manager)]
+        elif found == DISTRIBUTIONS and manager.offers(CLIENT_OF_DISTRIBUTION):
+            wanted.append(CLIENT_OF_DISTRIBUTION)
         record_installed(view, manager.would_add(wanted), ENGINE_PACKAGES)
         view.say(f"installing {' '.join(wanted)}")
         manager.install(wanted)
+
+
+# Since RHEL 10, the kernel's modules that dockerd's iptables rules need; a weak dependency of
+# docker-ce (docker-ce-packaging #1340)
+EXTRA_MODULES = "kernel-modules-extra"
+_FIRST_WITH_EXTRA = 10
+
+
+def _for_iptables(view: HostView, manager: PackageManager) -> list[str]:
+    system = target(view)
+    if system.system == "fedora" or not system.version.isdigit() or system.family == "apt":
+        return []
+    package = manager.pinned(EXTRA_MODULES, view.facts.os.kernel)
+    wanted = int(system.version) >= _FIRST_WITH_EXTRA and manager.offers(package)
+    return [package] if wanted else []
+
+
+CONTAINERD_OF_DOCKER = ENGINE_OF_DOCKER[2]
 
 
 def engine_source(
@@ -76,11 +97,14 @@ def engine_source(
     packages: Packages,
     bundles: Sequence[Bundle],
     pause: Callable[[float], None] = time.sleep,
+    *,
+    present: Collection[str] = (),
 ) -> EngineSource:
-    """Return the bundle if there is one; else Docker's repository, if the inventory or the system
-    requires it; else the distribution's own package.
+    """Return the bundle if there is one; else Docker's repository, if the inventory, the system or
+    a package that is `present` requires it; else the distribution's own package.
 
-    Raises RequirementsNotMet if no bundle is for this host's system.
+    Raises RequirementsNotMet if no bundle is for this host's system, or if neither Docker nor the
+    system has packages for it.
     """
     system, given = target(view), packages.docker
     if bundles:
@@ -92,15 +116,25 @@ def engine_source(
             lambda view: manager_of(view, bundle, wanted=lambda f: "nvidia" not in f, pause=pause),
             [ENGINE_OF_DOCKER[0], DISTRIBUTIONS],
         )
-    if given is None and system.family == "apt":
-        return PackagedEngine(DISTRIBUTIONS, lambda view: own_manager(view, pause), [DISTRIBUTIONS])
-    repository = docker(system, given.url if given else None, given.key if given else None)
+    own = DISTRIBUTIONS if system.family == "apt" else OWN_ENGINE.get(system.system)
+    # docker.io's containerd conflicts with Docker's, which Kubernetes may use: it stays.
+    kept = CONTAINERD_OF_DOCKER in present
+    if own and given is None and not kept:
+        return PackagedEngine(own, lambda view: own_manager(view, pause), [own])
+    try:
+        repository = docker(system, given.url if given else None, given.key if given else None)
+    except RequirementsNotMet as error:
+        error.host = view.host.name
+        raise
 
     def manager(view: HostView) -> PackageManager:
         ensure_source(view, repository)
         return own_manager(view, pause)
 
-    return PackagedEngine(f"docker-ce from {repository.url}", manager, [ENGINE_OF_DOCKER[0]])
+    name = f"docker-ce from {repository.url}"
+    if kept and given is None:
+        name += f", for the {CONTAINERD_OF_DOCKER} that is installed"
+    return PackagedEngine(name, manager, [ENGINE_OF_DOCKER[0]])
 
 
 # Paths that we installed, one per line, which `down --purge` removes

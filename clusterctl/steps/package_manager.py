@@ -33,6 +33,40 @@ def target(view: HostView) -> PackageSystem:
     return found or PackageSystem("debian", system.version, system.codename)
 
 
+_NO_RELEASE = (
+    "that repository answers, and has nothing for this release of the system: use another release, "
+    "or a mirror that has it (packages in the inventory)"
+)
+
+# Part of a line that names a cause, in lower case, wherever it stands; and the fix
+_CAUSES = (
+    ("status code: 404", _NO_RELEASE),
+    ("does not have a release file", _NO_RELEASE),
+    (
+        "containerd.io : conflicts",
+        "Docker's containerd.io is installed, and docker.io needs the distribution's: keep it and "
+        "take Docker's engine, in the inventory: packages: {docker: {}}",
+    ),
+    (
+        "package podman-docker",
+        "podman-docker and Docker's client exclude each other: sudo dnf remove podman-docker; "
+        "Podman stays",
+    ),
+    (
+        "conflicts with runc",
+        "Podman's runc and Docker's containerd.io, which has one too, exclude each other (docker's "
+        "packaging #327): sudo dnf remove runc, which shows what goes with it; Podman works with "
+        "crun, too; or bring Docker's static archive: docs/offline.md",
+    ),
+    (" : conflicts: ", "these packages exclude each other: keep the one in use, remove the other"),
+    (
+        " conflicts with ",
+        "these packages exclude each other: keep the one in use, remove the other",
+    ),
+    ("--fix-broken", "sudo apt-get --fix-broken install"),
+)
+
+
 class PackageManager(ABC):
     """A package manager on one host, as root. All methods but `offers` raise CommandFailed with
     its first error and a fix."""
@@ -106,15 +140,23 @@ class PackageManager(ABC):
         fixes: Sequence[tuple[str, str]],
         missed: Sequence[str] = (),
     ) -> CommandFailed:
-        """Build the error: the first of `errors` as the cause, the rest as detail. `fixes`: part of
-        an error in lower case, and its fix; `missed`: earlier errors for the detail."""
-        first = errors[0] if errors else (result.last_lines(1) or f"status {result.status}")
-        hints = (fix for words, fix in fixes if words in first.lower())
+        """Build the error. `fixes`: part of a line in lower case, and its fix; looked for in the
+        first of `errors`, after those of `_CAUSES` in all lines: the last words of a package
+        manager are often about the consequence. `missed`: earlier errors for the detail."""
         lines = f"{result.stdout}\n{result.stderr}".strip().splitlines()
+        first = errors[0] if errors else (result.last_lines(1) or f"status {result.status}")
+        known = (
+            (line.strip(" ->"), fix)
+            for table, of in ((_CAUSES, lines), (fixes, [first]), (fixes, errors))
+            for words, fix in table
+            for line in of
+            if words in line.lower()
+        )
+        cause, fix = next(known, (first, f"run it there by hand: {doing}"))
         return CommandFailed(
-            f"{doing} failed: {first}",
+            f"{doing} failed: {cause}",
             host=self._view.host.name,
-            hint=next(hints, f"run it there by hand: {doing}"),
+            hint=fix,
             detail="\n".join([*missed, *lines[-20:]]),
         )
 
@@ -144,7 +186,8 @@ _APT_FIXES = (
     ("could not resolve", "the host cannot reach its package sources: see /etc/apt, DNS, proxy"),
     ("could not connect", "the host cannot reach its package sources: see /etc/apt, route, proxy"),
     ("failed to fetch", "the host cannot reach its package sources: see /etc/apt, route, proxy"),
-    ("unmet dependencies", "apt-get --fix-broken install"),
+    ("unmet dependencies", "see what holds a package back: apt-mark showhold; apt-get check"),
+    ("held broken packages", "see what holds a package back: apt-mark showhold; apt-get check"),
     ("dpkg was interrupted", "dpkg --configure -a"),
     ("dpkg exited unexpectedly", "run clusterctl again: it finishes what dpkg began"),
 )
@@ -253,7 +296,6 @@ _DNF_FIXES = (
     ("gpg", "the repository is signed by another key: look at gpgkey= in /etc/yum.repos.d"),
     ("at least", "make room there: df -h / /var"),
     ("no space left", "make room there: df -h / /var"),
-    ("conflicts", "remove what conflicts there: dnf remove podman-docker runc containers-common"),
 )
 
 
@@ -325,8 +367,10 @@ class Dnf(PackageManager):
             return result
         # dnf reports an unreachable repository as an error only once a package is not found; then
         # it comes first.
+        # dnf5 prints its errors without `Error:`.
         errors = re.findall(r"^Error: *(\S.*)$", text, re.MULTILINE)
         errors += re.findall(r"^ *Problem[^:]*: (.+)$", text, re.MULTILINE)
+        errors += re.findall(r"^(Failed to (?!resolve).+|No match for .+)$", text, re.MULTILINE)
         raise self._failure(result, doing, errors, _DNF_FIXES)
 
 

@@ -12,7 +12,7 @@ from scripts.table_ages import TABLES, old
 from scripts.xids import SOURCE, table
 
 
-@pytest.mark.parametrize("file", sorted(TABLES.rglob("tables/*.json")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted(TABLES.glob("*.json")), ids=lambda file: file.stem)
 def test_a_table_has_source_and_date(file: Path) -> None:
     document = json.loads(file.read_text())
     assert document["source"].startswith("https://")
@@ -20,13 +20,10 @@ def test_a_table_has_source_and_date(file: Path) -> None:
 
 
 def test_old_tables_are_listed(tmp_path: Path) -> None:
-    (tmp_path / "facts/tables").mkdir(parents=True)
     for name, day in (("old", "2026-01-01"), ("new", "2026-03-01")):
         text = json.dumps({"source": "https://example.org/x", "date": day})
-        (tmp_path / f"facts/tables/{name}.json").write_text(text)
-    assert list(old(tmp_path, date(2026, 4, 2))) == [
-        "facts/tables/old.json  91 days  https://example.org/x"
-    ]
+        (tmp_path / f"{name}.json").write_text(text)
+    assert list(old(tmp_path, date(2026, 4, 2))) == ["old.json  91 days  https://example.org/x"]
 
 
 def test_the_xids_are_read_from_the_converted_catalog() -> None:

@@ -67,7 +67,11 @@ class Case:
 
 def cases() -> list[Case]:
     document: dict[str, list[dict[str, Any]]] = tomllib.loads((HERE / "cases.toml").read_text())
-    return [
-        Case(**{key: tuple(of) if isinstance(of, list) else of for key, of in one.items()})
-        for one in document["case"]
-    ]
+    return [_case(one) for one in document["case"]]
+
+
+def _case(one: dict[str, Any]) -> Case:
+    values: dict[str, Any] = {}
+    for key, value in one.items():
+        values[key] = tuple(value) if isinstance(value, list) else value
+    return Case(**values)

@@ -11,7 +11,7 @@ from typing import Any
 
 @cache
 def table(name: str) -> dict[str, Any]:
-    """Return clusterctl/facts/tables/NAME.json."""
-    file = resource_files("clusterctl.facts").joinpath(f"tables/{name}.json")
+    """Return NAME.json of this directory."""
+    file = resource_files("clusterctl.published").joinpath(f"{name}.json")
     document: dict[str, Any] = json.loads(file.read_text())
     return document
