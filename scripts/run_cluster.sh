@@ -250,7 +250,7 @@ build_command() {
     options=(--rm --name "$name" --label "$LABEL=$role" --label "$ADDRESS_LABEL=$node_ip"
         --network host --ipc host --init -v "$hf_home:/root/.cache/huggingface"
         # As clusterctl has it: docs/security.md
-        --cap-drop ALL --cap-add DAC_OVERRIDE --cap-add NET_BIND_SERVICE
+        --cap-drop ALL --cap-add DAC_OVERRIDE
         --security-opt no-new-privileges --pids-limit 32768)
     address=$(with_port "$head_address")
     choose_nics

@@ -316,6 +316,11 @@ class GatewayAccess(_Model):
         description="Hosts with a gateway besides the head, each with all services: their names, "
         "or all. Default: the head alone.",
     )
+    low_ports: bool = Field(
+        default=False,
+        description="true: services may listen below port 1024, such as `serve --port 443`. Node "
+        "containers then have the capability NET_BIND_SERVICE.",
+    )
     tls: bool = Field(
         default=False,
         description="true: clients use https, with `certificate`, else with one that bootstrap "

@@ -22,6 +22,12 @@ ARGPARSE_STATUS = 2  # Exit status of argparse, and so of `vllm serve`, when it 
 # Seconds to read the rest of argparse's message. No child runs yet that could hold the pipe open.
 REFUSAL_LIMIT = 10.0
 
+# What vLLM before 0.29 adds to VLLM_DP_MASTER_PORT for the store of torch.distributed, also of a
+# service without data parallelism (`_select_tcpstore_port` in v1/executor/ray_executor_v2.py of
+# 0.25.1). With its default of 0 all look for a free port from 100 on, and two that start together
+# take the same (vllm pull request 53666). Since 0.29 the store has a port that the kernel chooses.
+STORE_OFFSET = 100
+
 STAGES = ("ray", "ranks", "weights", "kv-cache", "graphs", "warm-up", "listening")
 
 # Substrings of log lines of vLLM 0.7 to 0.33, where they agree.
@@ -90,10 +96,11 @@ class Attempt:
         nodes: FrozenSet[str],
         key: str,
         node_ip: str = "",
+        store_port: int = 0,
     ) -> None:
         """`nodes`: ids of the Ray nodes that its ranks may be on and that are alive when the
         process starts. `key`: what requests must present; vLLM without one answers everybody.
-        `node_ip`: of this host."""
+        `node_ip`: of this host. `store_port`: for the store of torch.distributed."""
         self.document = document
         self.nodes = nodes
         self._node_ip = node_ip
@@ -107,6 +114,7 @@ class Attempt:
         self.stage_line = ""
         # Only the gateway sends requests again.
         middleware = ["--middleware", MIDDLEWARE] if document.node_ips else []
+        store = {"VLLM_DP_MASTER_PORT": str(store_port - STORE_OFFSET)} if store_port else {}
         self.child = Child(
             [*document.argv, *middleware],
             {
@@ -114,6 +122,7 @@ class Attempt:
                 # Ray prints the ranks' lines into a pipe: buffered, they would arrive only once 8
                 # KiB are full, a minute late.
                 "PYTHONUNBUFFERED": "1",
+                **store,
                 **env,
                 **document.env,
                 **plugin_env({**os.environ, **env, **document.env}),

@@ -90,6 +90,19 @@ class NodeDocument:
     gateway: str = ""
 
     @property
+    def store_ports(self) -> range:
+        """Ports for the store of torch.distributed of services that this node starts: every fourth
+        of the second half of the ports of Ray's workers, whom Ray gives the first ones. Like all of
+        these, they are open between the hosts, and below the ephemeral ports."""
+        ends = [0, -1]
+        for end, flag in enumerate(("--min-worker-port=", "--max-worker-port=")):
+            values = [word for word in self.ray_argv if word.startswith(flag)]
+            if values:
+                ends[end] = int(values[-1][len(flag) :])
+        ports = range(ends[0], ends[1] + 1)
+        return ports[len(ports) // 2 :: 4]
+
+    @property
     def of_ray(self) -> Tuple[List[str], Dict[str, str], str]:
         """The part of the document that Ray follows: if it changes, Ray is restarted."""
         return self.ray_argv, self.env, self.head_ip

@@ -51,6 +51,7 @@ class RayConditions:
     taken: float = 0.0  # Monotonic seconds of the snapshot
     node_ip: str = ""  # Of this host
     rejoined: FrozenSet[str] = frozenset()  # Nodes that the GCS may not reach yet
+    store_ports: range = range(0)  # NodeDocument.store_ports
 
 
 def why_wait(document: ServiceDocument, conditions: RayConditions, not_before: float) -> str:
@@ -83,6 +84,12 @@ def why_wait(document: ServiceDocument, conditions: RayConditions, not_before: f
     if free < document.gpus:
         return f"{document.gpus} GPUs are needed, {free:g} are free"
     return ""
+
+
+def store_port(port: int, ports: range) -> int:
+    """Return the port for the store of a service that listens on `port`, a different one for each
+    of up to len(ports) consecutive ports; 0 to let vLLM find one."""
+    return ports[port % len(ports)] if ports else 0
 
 
 def who_left(started_with: FrozenSet[str], snapshot: Optional[Snapshot]) -> str:
@@ -280,6 +287,7 @@ class SupervisedService:
                 living,
                 key,
                 conditions.node_ip,
+                store_port(document.port, conditions.store_ports),
             )
         except OSError as error:
             self._give_up(f"{document.argv[0]} cannot be started: {error}", [str(error)])

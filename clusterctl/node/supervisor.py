@@ -200,6 +200,7 @@ class Supervisor:
             self._view.taken,
             self._document.node_ip,
             self._view.rejoined(now),
+            self._document.store_ports,
         )
         for name, service in list(self._services.items()):
             service.tick(now, wanted.get(name), conditions)

@@ -1,4 +1,4 @@
-"""The plugins with which vLLM's processes load code of this package: rank_placement and stacks.
+"""The plugins with which vLLM's processes load code of this package.
 
 vLLM loads the plugins of the group `vllm.general_plugins` in its API server, its engine and its
 workers. They are found by entry points, which node.pyz has, on PYTHONPATH. Ray's workers get that
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Dict, Mapping
 
 PLUGINS = {
+    "clusterctl_compile_cache": "clusterctl.node.compile_cache:register",
     "clusterctl_rank_placement": "clusterctl.node.rank_placement:register",
     "clusterctl_stacks": "clusterctl.node.stacks:register",
 }

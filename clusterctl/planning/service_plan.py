@@ -139,7 +139,8 @@ def _choose_port(asked: Question) -> int:
 
     gateways = [one.name for one in survey.inventory.gateways if one.name in survey.facts]
     listening = {port for name in gateways for port in survey.facts[name].listening_ports}
-    return choose_port(own, asked.request.port, ports, listening)
+    low = survey.inventory.gateway.low_ports
+    return choose_port(own, asked.request.port, ports, listening, low=low)
 
 
 def _refuse_public(asked: Question, address: str) -> None:

@@ -26,9 +26,9 @@ from clusterctl.node.documents import (
 )
 from clusterctl.ray_cluster.topology import Node, Topology, client_address, host_port
 
-# All that root in a node container needs besides its own files. DAC_OVERRIDE: models and mounts may
-# belong to users of the host. NET_BIND_SERVICE: a service may listen below port 1024.
-CAPABILITIES = ("DAC_OVERRIDE", "NET_BIND_SERVICE")
+# All that root in a node container needs besides its own files: models and mounts may belong to
+# users of the host.
+CAPABILITIES = ("DAC_OVERRIDE",)
 
 # The file that vLLM looks for in VLLM_CONFIG_ROOT
 NON_CARRY_OVER_FILE = "ray_non_carry_over_env_vars.json"
@@ -93,6 +93,8 @@ def node_environment(inventory: Inventory, topology: Topology, node: Node) -> di
         **authentication,
         "VLLM_HOST_IP": node.node_ip,
         "VLLM_CACHE_ROOT": f"{cache_dir(inventory.cluster)}/vllm",
+        # Of kernels that vLLM compiles outside torch.compile, such as the sampler's
+        "TRITON_CACHE_DIR": f"{cache_dir(inventory.cluster)}/triton",
         "VLLM_CONFIG_ROOT": config_root(inventory.cluster),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HOME": f"{cache_dir(inventory.cluster)}/huggingface",
@@ -221,8 +223,11 @@ def container_spec(
         cdi_devices=gpus.cdi,
         all_gpus=gpus.all_gpus,
         devices=(*gpus.nodes, *(("/dev/infiniband",) if node.rdma else ())),
-        # InfiniBand registers locked memory.
-        capabilities=(*CAPABILITIES, *(("IPC_LOCK",) if node.rdma else ())),
+        capabilities=(
+            *CAPABILITIES,
+            *(("NET_BIND_SERVICE",) if inventory.gateway.low_ports else ()),
+            *(("IPC_LOCK",) if node.rdma else ()),  # InfiniBand registers locked memory
+        ),
         labels={
             CLUSTER_LABEL: cluster,
             "clusterctl.host": node.host,

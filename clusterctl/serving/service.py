@@ -63,18 +63,24 @@ def document_name(request: ServiceRequest, names: tuple[str, ...]) -> str:
     return request.name or service_name(names[0])
 
 
+FIRST_OPEN = 1024
+"""Linux's first port for programs without CAP_NET_BIND_SERVICE."""
+
+
 def choose_port(
     name: str,
     asked: int | None,
     ports: Mapping[str, int],
     listening: Collection[int] = (),
+    *,
+    low: bool = False,
 ) -> int:
     """Return the port asked for; else the port that the service `name` has already, so that serving
     it again changes nothing; else the first free one from 8000 on.
 
     `ports`: those that clients know, by service. `listening`: ports that programs on the head
-    listen on, the service itself included. Raises UsageError when the port asked for is taken, with
-    the owner and a free port.
+    listen on, the service itself included. `low`: node containers may listen below FIRST_OPEN.
+    Raises UsageError when the port asked for is taken, with the owner and a free port, or too low.
     """
     known = dict(ports)
     own = known.pop(name, None)
@@ -93,6 +99,13 @@ def choose_port(
         owner = next((other for other, port in known.items() if port == asked), None)
         by = f"the service {owner}" if owner else "another program on the head"
         raise UsageError(f"port {asked} is taken by {by}", hint=f"--port {free} is free")
+    if asked < FIRST_OPEN and not low:
+        raise UsageError(
+            f"port {asked} is below {FIRST_OPEN}, where programs need a capability that node "
+            "containers do not have by default",
+            hint=f"--port {free} is free; or set gateway.low_ports: true in the inventory, and run "
+            "clusterctl bootstrap",
+        )
     return asked
 
 

@@ -34,6 +34,9 @@ def test_the_packed_program_is_a_plugin_that_pins_the_placement_group(tmp_path: 
     pyz.write_bytes(package.build())
     (tmp_path / "ray" / "util").mkdir(parents=True)
     (tmp_path / "ray" / "__init__.py").touch()
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    (tmp_path / "vllm" / "envs.py").write_text("environment_variables = {}")
     (tmp_path / "ray" / "util" / "__init__.py").write_text(RAY)
     env = {**os.environ, **placement_env(["10.0.0.2", "10.0.0.2"])}
     env["PYTHONPATH"] = f"{pyz}{os.pathsep}{tmp_path}"
@@ -53,7 +56,8 @@ def test_other_placement_groups_are_left_alone() -> None:
 def test_the_users_own_plugins_and_paths_are_kept() -> None:
     env = plugin_env({"PYTHONPATH": "/own", "VLLM_PLUGINS": "theirs"})
     assert env["PYTHONPATH"].endswith(f"{os.pathsep}/own")
-    assert env["VLLM_PLUGINS"] == "theirs,clusterctl_rank_placement,clusterctl_stacks"
+    own = "clusterctl_compile_cache,clusterctl_rank_placement,clusterctl_stacks"
+    assert env["VLLM_PLUGINS"] == f"theirs,{own}"
     assert "VLLM_PLUGINS" not in plugin_env({})
     assert placement_env([]) == {}
 
@@ -107,3 +111,23 @@ def test_a_rank_belongs_to_the_driver_on_its_own_host() -> None:
     jobs = [{"JobID": "01", "DriverPid": 5, "DriverIPAddress": "10.0.0.2"}]
     (worker,) = worker_actors({"1": actor}, jobs)
     assert (worker.driver_ip, worker.driver_pid) == ("10.0.0.2", 5)
+
+
+def test_two_replicas_of_a_host_get_different_ports_for_their_stores(bench: Bench) -> None:
+    """vLLM before 0.29 otherwise has both look for a free one from port 100 on, at the same time;
+    a variable of the user's wins."""
+    ray = bench.document().ray_argv
+    bench.declare_node(ray_argv=[*ray, "--min-worker-port=11000", "--max-worker-port=11999"])
+    one = {"node_ips": ["10.0.0.1"], "gpus": 0, "tensor_parallel": 1}
+    bench.declare("chat", port=8100, **one)
+    bench.declare("chat@2", port=8101, replica=2, **one)
+    bench.declare("own", port=8102, env={"VLLM_DP_MASTER_PORT": "20000"}, **one)
+    bench.start()
+
+    starts = await_value(
+        lambda: bench.starts("vllm") if len(bench.starts("vllm")) > 2 else None, "three starts"
+    )
+
+    # vLLM adds 100
+    bases = {start["env"]["VLLM_DP_MASTER_PORT"] for start in starts}
+    assert bases == {"11800", "11804", "20000"}

@@ -13,6 +13,7 @@ from clusterctl.facts.model import Gid, HostFacts, RdmaPort
 from clusterctl.inventory.model import Gpu, Host, Inventory, Nics, RayPorts
 from clusterctl.network.choice import resolve
 from clusterctl.node import package
+from clusterctl.node.service import store_port
 from clusterctl.ray_cluster.nodes import (
     PER_NODE,
     container_spec,
@@ -223,6 +224,23 @@ def test_rdma_brings_devices_and_locked_memory() -> None:
     assert set(found.capabilities) - set(spec(inventory).capabilities) == {"IPC_LOCK"}
     assert found.ulimits["memlock"] == -1
     assert "memlock" not in spec(inventory).ulimits
+
+
+def test_a_container_may_listen_on_low_ports_only_if_the_inventory_says_so() -> None:
+    assert spec(cluster()).capabilities == ("DAC_OVERRIDE",)
+    low = cluster(gateway={"low_ports": True})
+    assert spec(low).capabilities == ("DAC_OVERRIDE", "NET_BIND_SERVICE")
+
+
+def test_each_service_of_a_node_has_a_port_for_its_store() -> None:
+    """Of those that are open between hosts; Ray's workers take them from the first on."""
+    inventory = cluster()
+    topology = resolve(inventory, FACTS)
+    ports = node_document(inventory, topology, topology.head, FACTS["gpu1"]).store_ports
+    given = {store_port(port, ports) for port in range(8000, 8000 + len(ports))}
+    assert len(given) == len(ports) == 125
+    assert min(given) >= 11_500
+    assert max(given) <= 11_999
 
 
 def test_the_container_writes_to_places_of_its_own_cluster_only() -> None:

@@ -162,6 +162,13 @@ def test_a_service_keeps_its_port_and_a_new_one_gets_the_next_free() -> None:
     assert choose_port("a", 8000, running, listening={8000}) == 8000
 
 
+def test_ports_that_need_a_capability_have_to_be_allowed_first() -> None:
+    with pytest.raises(UsageError, match="port 443 is below 1024") as raised:
+        choose_port("a", 443, {})
+    assert "gateway.low_ports: true" in str(raised.value.hint)
+    assert choose_port("a", 443, {}, low=True) == 443
+
+
 def test_ports_of_replicas_are_for_them_alone() -> None:
     assert choose_port("new", None, {}, listening=range(8000, 8100)) == 8200
     assert choose_port("a", 8150, {"a": 8150}) == 8150
