@@ -1,13 +1,19 @@
-"""Log in over SSH: keys first, a password last, with a record of what was tried."""
+"""Log in over SSH as OpenSSH's client does: without anything, by keys, then by what a user types;
+with a record of what was tried, and of what the server said."""
 
 from __future__ import annotations
 
 import copy
+import re
+import socket
 import threading
+from base64 import b64decode
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import paramiko
 from paramiko.auth_strategy import (
@@ -19,9 +25,18 @@ from paramiko.auth_strategy import (
 )
 
 from clusterctl.transport.credentials import SSH_PASSPHRASE, SSH_PASSWORD, Credentials
+from clusterctl.transport.host_key import AttentiveTransport
 
 # Tried in ~/.ssh when no identity file is named.
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
+
+KEY, PASSWORD, QUESTIONS = "publickey", "password", "keyboard-interactive"
+
+TYPING = 120.0  # Seconds for a user to answer what a server asks
+FACTORS = 4  # Methods that one server may want one after another
+
+# Prompts that want the login password, and no code
+_FOR_PASSWORD = re.compile(r"passw", re.IGNORECASE)
 
 
 @dataclass
@@ -34,13 +49,18 @@ class KeyRing:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def is_locked(self, path: Path) -> bool:
-        """Whether the file needs a passphrase. Raises OSError, ValueError for a broken file."""
+        """Whether the file needs a passphrase. Raises OSError, ValueError for one that cannot be
+        used."""
         with self._lock:
             if path not in self._keys:
                 try:
                     self._keys[path] = paramiko.PKey.from_path(path)
                 except TypeError:  # raised by cryptography for an encrypted key
                     self._keys[path] = None
+                except OSError:
+                    raise
+                except Exception as error:  # cryptography's, of a kind of key that it cannot load
+                    raise _unusable(path, error) from error
             return self._keys[path] is None
 
     def key(self, path: Path) -> paramiko.PKey:
@@ -56,6 +76,8 @@ class KeyRing:
                         key = paramiko.PKey.from_path(path, passphrase.encode())  # type: ignore[arg-type]
                     except ValueError as error:
                         raise ValueError("the passphrase is wrong") from error
+                    except Exception as error:
+                        raise _unusable(path, error) from error
                     self._keys[path] = key
         found = self._keys[path]
         if found is None:
@@ -63,13 +85,88 @@ class KeyRing:
         return found
 
 
+class NeedsAgent(paramiko.AuthenticationException, ValueError):
+    """The key is in a hardware token (FIDO), and this program cannot ask it to sign."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"in a hardware token, which only an agent asks to sign: ssh-add {path}")
+        self.path = path
+
+
+def _unusable(path: Path, error: Exception) -> ValueError:
+    """Return the error for a key file that cryptography cannot load."""
+    text = f"{error} {' '.join(_public_words(path))}"
+    if "sk-ssh-" in text or "sk-ecdsa-" in text:
+        return NeedsAgent(path)
+    return ValueError(str(error) or type(error).__name__)
+
+
+def _public_words(path: Path) -> list[str]:
+    """Return type, key and comment of a public key: the file itself, or the one beside it."""
+    for file in (path, path.with_name(f"{path.name}.pub")):
+        with suppress(OSError, UnicodeDecodeError):
+            words = file.read_text().split()
+            if len(words) > 1 and not words[0].startswith("---"):
+                return words
+    return []
+
+
+class LoginFailed(AuthFailure):
+    """No way to log in led through; `transport` has what the server said."""
+
+    def __init__(self, result: AuthResult, wanted: Sequence[str], said: Sequence[str]) -> None:
+        """`wanted`: methods that the server still takes; `said`: its banner and last words."""
+        super().__init__(result)
+        self.wanted, self.said = tuple(wanted), tuple(said)
+
+    @property
+    def accepted(self) -> list[str]:
+        """What the server accepted as one of several factors."""
+        return [str(source) for source, outcome in self.result if isinstance(outcome, list)]
+
+    @property
+    def prompts(self) -> list[str]:
+        """What the server asked and nobody answered."""
+        outcomes = (outcome for _, outcome in self.result)
+        return [outcome.prompt for outcome in outcomes if isinstance(outcome, Unanswered)]
+
+    @property
+    def tokens(self) -> list[Path]:
+        """Key files whose keys are in hardware tokens."""
+        return [outcome.path for _, outcome in self.result if isinstance(outcome, NeedsAgent)]
+
+
+class Unanswered(paramiko.AuthenticationException):
+    """The server asked `prompt`, and there is nobody to answer."""
+
+    def __init__(self, prompt: str) -> None:
+        super().__init__(f"the server asks {prompt!r}, and nobody answered")
+        self.prompt = prompt
+
+
+def _said_by_server(transport: paramiko.Transport) -> list[str]:
+    """Return the lines of the server's banner and of its reason to disconnect."""
+    # Paramiko's get_banner() returns nothing once the connection is closed.
+    handler: Any = transport.auth_handler
+    banner = handler.banner if handler else None
+    texts = [(banner or b"").decode(errors="replace")]
+    if isinstance(transport, AttentiveTransport):
+        texts.append(transport.farewell)
+    return [plain(line) for text in texts for line in text.splitlines() if line.strip()]
+
+
 class _Source(AuthSource):
-    """One way to log in. `shown` names it in errors."""
+    """One way to log in by a method of SSH. `shown` names it in errors."""
 
     def __init__(
-        self, username: str, shown: str, login: Callable[[paramiko.Transport], list[str]]
+        self,
+        username: str,
+        shown: str,
+        method: str,
+        login: Callable[[paramiko.Transport], list[str]],
     ) -> None:
         super().__init__(username)
+        self.method = method
         self._shown, self._login = shown, login
 
     def __repr__(self) -> str:
@@ -79,9 +176,19 @@ class _Source(AuthSource):
         return self._login(transport)
 
 
+@dataclass(frozen=True)
+class Identities:
+    """The keys that ~/.ssh/config and the inventory name for a host."""
+
+    files: Sequence[Path] = ()
+    only: bool = False  # IdentitiesOnly: of an agent, only the keys whose files are named
+    certificates: Sequence[Path] = ()
+    agent: str | None = None  # The agent's socket
+
+
 class SshLogin(AuthStrategy):
-    """Tries, in this order: named key files, the agent, named files that need a passphrase, default
-    files in the same way, a password."""
+    """Tries, in this order: nothing (`none`), named key files, the agent, named files that need a
+    passphrase, default files in the same way, a password, the server's own questions."""
 
     def __init__(
         self,
@@ -89,47 +196,87 @@ class SshLogin(AuthStrategy):
         host: str,
         *,
         keys: KeyRing,
-        identities: Sequence[Path],
-        only_identities: bool = False,
+        identities: Identities,
+        methods: Sequence[str] = (KEY, PASSWORD, QUESTIONS),
     ) -> None:
+        """`methods`: those that ~/.ssh/config does not switch off."""
         super().__init__(ssh_config=paramiko.SSHConfig())
         self._username, self._host, self._keys = username, host, keys
-        self._identities = [path.expanduser() for path in identities]
-        self._only_identities = only_identities
+        self._identities, self._methods = identities, tuple(methods)
 
     def authenticate(self, transport: paramiko.Transport) -> list[SourceResult]:
-        """Return the sources tried. Raises AuthFailure with all of them if none was accepted."""
+        """Return the sources tried. Raises LoginFailed with all of them if none was accepted."""
         tried = AuthResult(self)
+        wanted: list[str] = []
+        after = self._offered(transport, tried)
+        for _ in range(FACTORS):
+            if after is None:
+                break
+            if not after:
+                return tried
+            wanted, after = after, self._one_factor(transport, tried, after)
+        raise LoginFailed(tried, wanted, _said_by_server(transport))
+
+    def _offered(self, transport: paramiko.Transport, tried: AuthResult) -> list[str] | None:
+        """Return the methods that the server takes; empty if it lets the user in without any, as
+        Tailscale's server does; None if it gives no answer."""
+        nothing = _Source(self._username, "no key", "none", lambda it: it.auth_none(self._username))
+        try:
+            return nothing.authenticate(transport)
+        except paramiko.BadAuthenticationType as error:
+            return list(error.allowed_types)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            tried.append(SourceResult(nothing, error))
+            answered = transport.is_active() and "timeout" not in str(error)
+            return list(self._methods) if answered else None
+
+    def _one_factor(
+        self, transport: paramiko.Transport, tried: AuthResult, wanted: Sequence[str]
+    ) -> list[str] | None:
+        """Try all sources until the server accepts one, and return the methods that it wants
+        besides, none if that was all; None if it accepts nothing."""
+        accepted = {str(source) for source, outcome in tried if isinstance(outcome, list)}
         for source in self.get_sources():
+            method = getattr(source, "method", "")
+            # A password alone answers a server that takes either.
+            asked_twice = method == QUESTIONS and PASSWORD in wanted
+            if method not in wanted or asked_twice or str(source) in accepted:
+                continue
             try:
                 missing = source.authenticate(transport)
             except (paramiko.SSHException, EOFError, OSError) as error:
                 tried.append(SourceResult(source, error))
             else:
                 tried.append(SourceResult(source, missing))
-                if not missing:
-                    return tried
+                return missing
             if not transport.is_active():
-                break
-        raise AuthFailure(tried)
+                return None
+        return None
 
     def get_sources(self) -> Iterator[AuthSource]:
+        if KEY in self._methods:
+            yield from self._by_keys()
+        if PASSWORD in self._methods:
+            yield _Source(self._username, "password", PASSWORD, self._by_password)
+        if QUESTIONS in self._methods:
+            yield _Source(self._username, QUESTIONS, QUESTIONS, self._by_answers)
+
+    def _by_keys(self) -> Iterator[AuthSource]:
+        files = [path.expanduser() for path in self._identities.files]
         # Judged once: another host's login may unlock a key meanwhile.
-        locked = [path for path in self._identities if self._locked(path)]
-        yield from map(self._file, (path for path in self._identities if path not in locked))
-        if not self._only_identities:
-            yield from self._from_agent()
+        locked = [path for path in files if self._locked(path)]
+        yield from map(self._file, (path for path in files if path not in locked))
+        yield from self._from_agent()
         yield from map(self._file, locked)
-        if not self._identities:
+        if not files:
             home = Path("~/.ssh").expanduser()
             default = (home / name for name in DEFAULT_KEYS)
             yield from map(self._file, (path for path in default if path.is_file()))
-        yield _Source(self._username, "password", self._by_password)
 
     def _locked(self, path: Path) -> bool:
         try:
             return self._keys.is_locked(path)
-        except (OSError, ValueError, paramiko.SSHException):
+        except (OSError, ValueError):
             return False  # trying the file lists its problem in the error
 
     def _file(self, path: Path) -> AuthSource:
@@ -138,20 +285,48 @@ class SshLogin(AuthStrategy):
         def login(transport: paramiko.Transport) -> list[str]:
             try:
                 key = self._keys.key(path)
-            except (OSError, ValueError, paramiko.SSHException) as error:
+            except NeedsAgent:
+                raise
+            except (OSError, ValueError) as error:
                 raise paramiko.AuthenticationException(str(error)) from error
-            return self._by_key(key, transport)
+            return self._by_key(self._certified(key), transport)
 
-        return _Source(self._username, str(path), login)
+        return _Source(self._username, str(path), KEY, login)
+
+    def _certified(self, key: paramiko.PKey) -> paramiko.PKey:
+        """Return the key with the certificate that ~/.ssh/config names for it, if any."""
+        for path in self._identities.certificates if key.public_blob is None else ():
+            certified = copy.copy(key)
+            with suppress(OSError, ValueError, paramiko.SSHException):
+                certified.load_certificate(str(path.expanduser()))
+                return certified
+        return key
 
     def _from_agent(self) -> Iterator[AuthSource]:
-        agent = paramiko.Agent()
+        # paramiko.Agent reads SSH_AUTH_SOCK, and nothing else.
+        agent: Any = paramiko.agent.AgentSSH()
+        only = self._named_blobs() if self._identities.only else None
         try:
+            with suppress(OSError):
+                if self._identities.agent:
+                    connection = socket.socket(socket.AF_UNIX)
+                    connection.connect(self._identities.agent)
+                    agent._connect(connection)  # noqa: SLF001
             for key in agent.get_keys():
-                login = partial(self._by_key, key)
-                yield _Source(self._username, f"agent key {key.comment or key.name}", login)
+                if only is None or key.asbytes() in only:
+                    name = f"agent key {key.comment or key.name}"
+                    yield _Source(self._username, name, KEY, partial(self._by_key, key))
         finally:
-            agent.close()
+            agent._close()  # noqa: SLF001
+
+    def _named_blobs(self) -> set[bytes]:
+        """Return the public keys of the named files, as agents list them."""
+        found = set()
+        for path in self._identities.files:
+            words = _public_words(path.expanduser())
+            with suppress(ValueError):
+                found.add(b64decode(words[1]) if len(words) > 1 else b"")
+        return found
 
     def _by_key(self, key: paramiko.PKey, transport: paramiko.Transport) -> list[str]:
         """Log in with the key's certificate if there is one beside its file, then without."""
@@ -169,4 +344,31 @@ class SshLogin(AuthStrategy):
         password = self._keys.credentials.password(self._username, self._host)
         if password is None:
             raise paramiko.AuthenticationException(f"none given; set {SSH_PASSWORD}")
-        return transport.auth_password(self._username, password)
+        return transport.auth_password(self._username, password, fallback=False)
+
+    def _by_answers(self, transport: paramiko.Transport) -> list[str]:
+        """Answer what the server asks: with the password, or with what the user types."""
+        self._keys.credentials.ensure_proven(self._host)
+        transport.auth_timeout = TYPING
+        return transport.auth_interactive(self._username, self._answers)
+
+    def _answers(
+        self, title: str, instructions: str, prompts: Sequence[tuple[str, bool]]
+    ) -> list[str]:
+        """Return an answer to each prompt. Raises Unanswered, which ends the connection."""
+        answers = []
+        for prompt, shown in prompts:
+            words = plain(" ".join(filter(None, (title, instructions, prompt)))).strip()
+            if _FOR_PASSWORD.search(prompt) and not shown:
+                answer = self._keys.credentials.password(self._username, self._host)
+            else:
+                answer = self._keys.credentials.answer(f"{self._host} asks: {words} ")
+            if answer is None:
+                raise Unanswered(words)
+            answers.append(answer)
+        return answers
+
+
+def plain(text: str) -> str:
+    """Return the text without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)

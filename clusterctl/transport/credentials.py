@@ -55,6 +55,11 @@ class Credentials:
             f"key {key}", f"Passphrase of {key}: "
         )
 
+    def answer(self, question: str) -> str | None:
+        """Ask what only one login needs, such as a code that is good once."""
+        with self._asking:
+            return self.ask(question)
+
     def known_sudo_password(self) -> str | None:
         """Return the password if it is known, without asking."""
         with self._asking:

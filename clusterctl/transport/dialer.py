@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import random
+import re
 import socket
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import fabric
 import paramiko
-from paramiko.auth_strategy import AuthFailure
 
 from clusterctl import deadlines
 from clusterctl.errors import (
@@ -24,7 +26,14 @@ from clusterctl.errors import (
     Unreachable,
 )
 from clusterctl.transport import known_hosts
-from clusterctl.transport.authentication import KeyRing, SshLogin
+from clusterctl.transport.authentication import (
+    QUESTIONS,
+    Identities,
+    KeyRing,
+    LoginFailed,
+    SshLogin,
+    plain,
+)
 from clusterctl.transport.credentials import Credentials, environment_of_children
 from clusterctl.transport.host_key import VerifyHostKey, preferring
 from clusterctl.transport.known_hosts import UnknownHostKey
@@ -32,6 +41,9 @@ from clusterctl.transport.ssh_config import SshConfig, SshEndpoint
 from clusterctl.transport.target import SshTarget, jump_target
 
 TRIES = 3
+_AUTH_FACTOR = 3  # times the time for a connection, for one answer about a login
+_LONGEST_LINE = 1000  # bytes of a ProxyCommand's line on stderr
+_LAST_WORDS = 0.5  # seconds after its end for its stderr, which its children may hold open
 INTERVAL = 10.0  # seconds between requests of Pulse
 
 # Without a handler, Python prints Paramiko's tracebacks to the terminal; the errors raised here
@@ -54,18 +66,19 @@ class Dialer:
 
     def resolve(self, target: SshTarget) -> SshEndpoint:
         """Apply ~/.ssh/config to `target`. Raises UsageError when the file cannot be parsed."""
+        options = self._ssh_config.of(target)
+        port = target.ssh.port or options.one("port")
         connection = fabric.Connection(
-            host=target.address,
-            user=target.ssh.user,
-            port=target.ssh.port,
-            # Lazy, so that /etc/fabric.yml and FABRIC_* variables are ignored; one per target,
-            # since Fabric 3.2 writes to it, and empties it while it does.
-            config=fabric.Config(ssh_config=self._ssh_config.of(target), lazy=True),
+            host=options.one("hostname") or target.address,
+            user=target.ssh.user or options.one("user"),
+            port=int(port) if port else None,
+            # Lazy, so that /etc/fabric.yml and FABRIC_* variables are ignored; ssh_config was read.
+            config=fabric.Config(ssh_config=paramiko.SSHConfig(), lazy=True),
             gateway=False,
             forward_agent=False,
             connect_timeout=max(1, round(target.connect_timeout)),
         )
-        return SshEndpoint(target, connection)
+        return SshEndpoint(target, connection, options)
 
     def connect(self, target: SshTarget) -> fabric.Connection:
         """Return an authenticated connection. Raises ConnectionFailed."""
@@ -79,7 +92,7 @@ class Dialer:
                 pause = random.uniform(0.2, 0.6) * attempt  # noqa: S311 - jitter
                 last = attempt == TRIES or time.monotonic() + pause >= deadline
                 if last or not is_passing(error):
-                    raise explain(error, target, endpoint.place) from error
+                    raise explain(error, target, endpoint.place, endpoint.said) from error
                 time.sleep(pause)
             except ClusterctlError:
                 endpoint.connection.close()
@@ -103,6 +116,7 @@ class Dialer:
         connection.client.set_missing_host_key_policy(verify)
         connection.connect_kwargs = {
             "sock": self._socket(endpoint, deadline),
+            "auth_timeout": _AUTH_FACTOR * endpoint.target.connect_timeout,
             "banner_timeout": max(0.1, deadline - time.monotonic()),
             "transport_factory": preferring(
                 known_hosts.key_types(known, endpoint.known_name),
@@ -112,8 +126,13 @@ class Dialer:
                 connection.user,
                 endpoint.target.name,
                 keys=self._keys,
-                identities=endpoint.identities(),
-                only_identities=endpoint.option("identitiesonly") == "yes",
+                identities=Identities(
+                    endpoint.identities(),
+                    endpoint.options.is_on("identitiesonly", default=False),
+                    endpoint.certificates(),
+                    endpoint.agent_socket(),
+                ),
+                methods=endpoint.login_methods(),
             ),
         }
         try:
@@ -142,9 +161,8 @@ class Dialer:
                     hint=endpoint.target.command_line("true"),
                     detail=str(error),
                 ) from error
-        proxy = endpoint.option("proxycommand")
-        if proxy and proxy.lower() != "none":
-            return open_proxy(proxy)
+        if proxy := endpoint.proxy_command():
+            return open_proxy(proxy, endpoint.said.append)
         stream = socket.create_connection(endpoint.address, timeout=remaining)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return stream
@@ -208,19 +226,22 @@ def is_passing(error: Exception) -> bool:
     return isinstance(error, ConnectionError | EOFError | paramiko.SSHException)
 
 
-def explain(error: Exception, target: SshTarget, place: str) -> ConnectionFailed:
-    """Return the error for `target`, whose resolved address is `place` (host:port)."""
+def explain(
+    error: Exception, target: SshTarget, place: str, said: Sequence[str] = ()
+) -> ConnectionFailed:
+    """Return the error for `target`, whose resolved address is `place` (host:port). `said`: lines
+    that the ProxyCommand wrote to stderr."""
     if isinstance(error, ConnectionFailed):
         return error
+    if isinstance(error, LoginFailed):
+        return _login_failed(error, target, place)
     detail = str(error) or type(error).__name__
-    if isinstance(error, paramiko.AuthenticationException):
-        tried = error.result if isinstance(error, AuthFailure) else []
-        lines = [f"{source}: {result}" for source, result in tried] or [detail]
-        return AuthenticationRejected(
-            f"{place} accepted neither a key nor a password",
+    if said:
+        return Unreachable(
+            f"its ProxyCommand failed: {said[-1]}",
             host=target.name,
-            hint=_login_hint(error, target),
-            detail="tried\n" + "\n".join(f"  {line}" for line in lines),
+            hint=target.command_line("true"),
+            detail="\n".join((*said, detail)),
         )
     if isinstance(error, socket.gaierror):
         cause = f"the name {target.address!r} cannot be resolved"
@@ -240,37 +261,76 @@ def explain(error: Exception, target: SshTarget, place: str) -> ConnectionFailed
     return Unreachable(cause, host=target.name, hint=hint, detail=detail)
 
 
-def _login_hint(error: paramiko.AuthenticationException, target: SshTarget) -> str:
-    """Return the command that lets a key log in; ssh-copy-id needs a password, so where the host
-    takes none, only the command to try."""
+def _login_failed(error: LoginFailed, target: SshTarget, place: str) -> AuthenticationRejected:
+    """Return the error for a server that let nobody in, by what it accepted and what it asked."""
     command = target.command_line("true")
-    tried = error.result if isinstance(error, AuthFailure) else []
-    keys_only = any(
-        isinstance(each.result, paramiko.BadAuthenticationType)
-        and not {"password", "keyboard-interactive"} & set(each.result.allowed_types)
-        for each in tried
-    )
-    if keys_only:
-        return f"check that this works: {command}"
-    return f"{target.copy_key_line()} brings your key there; then this works: {command}"
+    wanted = " or ".join(error.wanted)
+    lines = [f"{source}: {_outcome(outcome)}" for source, outcome in error.result]
+    detail = "tried\n" + "\n".join(f"  {line}" for line in lines)
+    detail += f"\nthe server takes {wanted}" if wanted else ""
+    detail += "".join(f"\nthe server says: {line}" for line in error.said)
+
+    asked = f" (it asks {error.prompts[-1]!r})" if error.prompts else ""
+    if error.accepted:
+        summary = f"{place} accepted {', '.join(error.accepted)}, and wants {wanted} as well{asked}"
+        hint = f"run it on a terminal, where you are asked; it has to work with: {command}"
+    elif address := next((url for line in error.said if (url := _URL.search(line))), None):
+        summary = f"{place} waits for a confirmation in the browser"
+        hint = f"open {address[0]}, then run it again"
+    elif asked:
+        summary = f"{place} accepted no key, and asks {error.prompts[-1]!r}"
+        hint = f"run it on a terminal, where you are asked; {target.copy_key_line()} spares that"
+    elif error.tokens:
+        summary = f"{place} accepted no key, and {error.tokens[0]} is in a hardware token"
+        hint = f"ssh-add {error.tokens[0]}; without an agent: docs/ssh.md, Hardware keys"
+    else:
+        summary = f"{place} accepted neither a key nor a password"
+        # ssh-copy-id logs in by what the server takes besides keys.
+        by_user = {"password", QUESTIONS} & set(error.wanted)
+        copying = f"{target.copy_key_line()} brings your key there; then this works: {command}"
+        hint = copying if by_user else f"check that this works: {command}"
+    return AuthenticationRejected(summary, host=target.name, hint=hint, detail=detail)
 
 
-def open_proxy(command: str) -> socket.socket:
-    """Return a socket connected to stdin and stdout of `command`, the user's own shell text.
+def _outcome(outcome: Exception | list[str]) -> str:
+    return plain(str(outcome)) if isinstance(outcome, Exception) else "accepted"
+
+
+# As Tailscale's server writes it in its banner, and others that log in by a browser
+_URL = re.compile(r"https://[^\s'\"<>]+")
+
+
+def open_proxy(command: str, said: Callable[[str], object]) -> socket.socket:
+    """Return a socket connected to stdin and stdout of `command`, the user's own shell text; its
+    lines on stderr go to `said`.
 
     Paramiko's ProxyCommand loops for ever when the program has ended, and never reaps it.
     """
     ours, theirs = socket.socketpair()
-    with theirs:
-        process = subprocess.Popen(
-            ["sh", "-c", f"exec {command}"],
-            stdin=theirs.fileno(),
-            stdout=theirs.fileno(),
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            env=environment_of_children(),
-        )
-    threading.Thread(target=process.wait, name="proxy", daemon=True).start()
+    process = subprocess.Popen(
+        ["sh", "-c", f"exec {command}"],
+        stdin=theirs.fileno(),
+        stdout=theirs.fileno(),
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env=environment_of_children(),
+    )
+
+    def listen() -> None:
+        with process.stderr or io.BytesIO() as stderr:
+            while line := stderr.readline(_LONGEST_LINE):
+                if text := plain(line.decode(errors="replace")).strip():
+                    said(text)
+
+    listening = threading.Thread(target=listen, name="proxy-stderr", daemon=True)
+    listening.start()
+
+    def attend() -> None:
+        process.wait()
+        listening.join(_LAST_WORDS)
+        theirs.close()  # only now, so that its last words are known when the connection ends
+
+    threading.Thread(target=attend, name="proxy", daemon=True).start()
     return ours
 
 

@@ -50,7 +50,7 @@ class VerifyHostKey(paramiko.MissingHostKeyPolicy):
             return
         file, *_rest = self._endpoint.known_hosts_files()
         target = self._endpoint.target
-        hashed = self._endpoint.option("hashknownhosts") == "yes"
+        hashed = self._endpoint.options.is_on("hashknownhosts", default=False)
         offered = OfferedKey(file, name, key_type, shown, hashed)
         if verdict.kind == "unknown" and target.ssh.accept_new:
             offered.remember()
@@ -144,7 +144,17 @@ def check_certificate(blob: bytes, host: str, now: float) -> HostCertificate:
 CHEAPEST_CIPHER = "aes128-gcm@openssh.com"
 
 
-class _CertifiedTransport(paramiko.Transport):
+class AttentiveTransport(paramiko.Transport):
+    """Keeps the reason that a server gives when it disconnects, which Paramiko only logs."""
+
+    farewell = ""
+
+    def _parse_disconnect(self, message: Message) -> None:
+        message.get_int()  # RFC 4253's code
+        self.farewell = message.get_text()
+
+
+class _CertifiedTransport(AttentiveTransport):
     """Asks for a host's certificate before its plain key."""
 
     @property
@@ -158,7 +168,7 @@ def preferring(types: Sequence[str], *, certified: bool) -> Any:
     `certified`: prefer certificates to keys, since a CA is known for the host."""
 
     def make(sock: Any, **options: Any) -> paramiko.Transport:
-        kind = _CertifiedTransport if certified else paramiko.Transport
+        kind = _CertifiedTransport if certified else AttentiveTransport
         transport = kind(sock, packetizer_class=GatheringPacketizer, **options)
         security = transport.get_security_options()
         offered = tuple(security.key_types)

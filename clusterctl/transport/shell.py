@@ -49,6 +49,20 @@ GRACE = KILL_AFTER + 5.0
 LARGEST_OUTPUT = 64 * 2**20  # bytes of stdout; more is an error
 LARGEST_STDERR = 4 * 2**20  # bytes of stderr that are kept, the last ones
 
+# What sudo says, and sudo-rs, which Ubuntu has had since 25.10
+_PASSWORD_WANTED = (
+    "a password is required",
+    "a terminal is required to read the password",
+    "no password was provided",
+    "interactive authentication is required",
+)
+_NOT_ALLOWED = (
+    "is not in the sudoers file",
+    "is not allowed to",
+    "may not run sudo",
+    "I'm afraid I can't do that",
+)
+
 # Characters of a command line that are logged; scripts are longer.
 _LOGGED = 300
 
@@ -238,10 +252,13 @@ class ShellTransport(Transport):
             summary = "sudo is not installed"
         elif failure.status is None:
             summary = "sudo did not start the command in time"
-        elif "password is required" in failure.output:
+        elif any(words in failure.output for words in _PASSWORD_WANTED):
             summary = f"sudo needs a password for {self.user}"
-        else:
+        elif any(words in failure.output for words in _NOT_ALLOWED):
             summary = f"{self.user} may not use sudo"
+        else:
+            words = failure.output.strip().splitlines() or [f"status {failure.status}"]
+            summary = f"sudo failed ({words[-1].removeprefix('sudo: ')})"
         return RequirementsNotMet(
             f"{summary}, and changes there need root",
             host=self._host.name,

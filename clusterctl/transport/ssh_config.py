@@ -1,7 +1,6 @@
-"""~/.ssh/config applied to a target, as OpenSSH does.
+"""~/.ssh/config applied to a target, as OpenSSH does: by asking `ssh -G`.
 
-Paramiko's reader ignores `Include` and parts of `Match`. Where a file has them and this machine has
-an `ssh`, the options are read from `ssh -G`.
+Only on a machine without `ssh`, Paramiko reads the files, without `Include` and parts of `Match`.
 """
 
 from __future__ import annotations
@@ -11,11 +10,13 @@ import os
 import pwd
 import re
 import shutil
+import socket
 import subprocess
-import threading
+from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import fabric
 import paramiko
@@ -28,17 +29,25 @@ from clusterctl.transport.target import SshTarget
 SYSTEM_SSH_CONFIG = Path("/etc/ssh/ssh_config")
 GLOBAL_KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
 
-_BEYOND_PARAMIKO = re.compile(
-    r"^[ \t]*(include|match|canonicalizehostname)[ \t=]+(.*)$", re.IGNORECASE | re.MULTILINE
-)
-# `ssh -G` prints every option; these are read here.
-_USED = (
-    "hashknownhosts", "hostkeyalias", "hostname", "identitiesonly", "identityfile", "port",
-    "proxycommand", "proxyjump", "user", "userknownhostsfile",
-)  # fmt: skip
-_DEFAULT_IDENTITY = re.compile(
-    r"identityfile ~/\.ssh/id_(rsa|dsa|xmss|(ecdsa|ed25519)(_sk)?|mldsa\w*)"
-)
+# `ssh -G` prints defaults as well; these are OpenSSH's key files, of which it tries those that are
+# there.
+_DEFAULT_IDENTITY = re.compile(r"~/\.ssh/id_(rsa|dsa|xmss|(ecdsa|ed25519)(_sk)?|mldsa\w*)")
+
+
+@dataclass(frozen=True)
+class SshOptions:
+    """Options of one target by their names in lower case, each with its values in order: several
+    of `identityfile` and `certificatefile`, one of others."""
+
+    values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def one(self, name: str) -> str | None:
+        """Return the value; None if it is unset."""
+        return next(iter(self.values.get(name, ())), None)
+
+    def is_on(self, name: str, default: bool) -> bool:
+        word = self.one(name)
+        return default if word is None else word.lower() in ("yes", "true")
 
 
 class SshConfig:
@@ -49,23 +58,10 @@ class SshConfig:
     ) -> None:
         """`limit`: seconds for `ssh -G`, which may run commands of `Match exec`."""
         self._file, self._limit = file, limit
-        self._lock = threading.Lock()
-        self._parsed: paramiko.SSHConfig | None = None
-        self._program: str | None = None
-        self._answers: dict[tuple[str, ...], paramiko.SSHConfig] = {}
+        self._answers: dict[tuple[str, ...], SshOptions] = {}
 
-    def of(self, target: SshTarget) -> paramiko.SSHConfig:
+    def of(self, target: SshTarget) -> SshOptions:
         """Return the options for `target`. Raises UsageError when a file cannot be read."""
-        with self._lock:
-            if self._parsed is None and self._program is None:
-                files = (self._file, SYSTEM_SSH_CONFIG)
-                texts = [_read(file) for file in files]
-                if any(map(_is_beyond_paramiko, texts)):
-                    self._program = shutil.which("ssh")
-                if self._program is None:
-                    self._parsed = _parsed(dict(zip(files, texts, strict=True)))
-        if self._parsed is not None:
-            return self._parsed
         words = (
             *(("-p", str(target.ssh.port)) if target.ssh.port else ()),
             *(("-l", target.ssh.user) if target.ssh.user else ()),
@@ -73,13 +69,16 @@ class SshConfig:
             target.address,
         )
         if words not in self._answers:
-            self._answers[words] = self._ask(words)
+            program = shutil.which("ssh")
+            self._answers[words] = (
+                self._ask(program, words) if program else self._read(target.address)
+            )
         return self._answers[words]
 
-    def _ask(self, words: tuple[str, ...]) -> paramiko.SSHConfig:
+    def _ask(self, program: str, words: tuple[str, ...]) -> SshOptions:
         """Run `ssh -G`, and return what it prints without OpenSSH's defaults for files."""
         home = Path(_home())
-        argv, files = [self._program or "ssh", "-G"], ""
+        argv, files = [program, "-G"], ""
         if self._file.expanduser() != home / ".ssh/config":
             # With -F alone, ssh would not read the system's file.
             argv += ["-F", "/dev/stdin"]
@@ -102,12 +101,40 @@ class SshConfig:
             ) from error
         if done.returncode != 0:
             raise bad_ssh_config(self._file, done.stderr.strip())
-        lines = [line for line in done.stdout.splitlines() if line.partition(" ")[0] in _USED]
-        identities = [line for line in lines if line.startswith("identityfile ")]
-        unset = {f"userknownhostsfile {home}/.ssh/known_hosts {home}/.ssh/known_hosts2"}
+
+        found: dict[str, list[str]] = {}
+        for line in done.stdout.splitlines():
+            name, _, value = line.partition(" ")
+            found.setdefault(name, []).append(value)
+        known = [f"{home}/.ssh/known_hosts {home}/.ssh/known_hosts2"]
+        if found.get("userknownhostsfile") == known:
+            del found["userknownhostsfile"]
+        identities = found.get("identityfile", [])
         if len(identities) > 1 and all(map(_DEFAULT_IDENTITY.fullmatch, identities)):
-            unset.update(identities)
-        return paramiko.SSHConfig.from_text("\n".join(line for line in lines if line not in unset))
+            del found["identityfile"]
+        return SshOptions({name: tuple(values) for name, values in found.items()})
+
+    def _read(self, address: str) -> SshOptions:
+        """Read the files without OpenSSH."""
+        config = paramiko.SSHConfig()
+        for file in (self._file, SYSTEM_SSH_CONFIG):
+            try:
+                config.parse(io.StringIO(file.expanduser().read_text()))
+            except FileNotFoundError:
+                continue
+            except (OSError, UnicodeDecodeError, paramiko.SSHException) as error:
+                raise bad_ssh_config(file, str(error)) from error
+        found: Mapping[str, Any] = config.lookup(address)
+        return SshOptions(
+            {name: (it,) if isinstance(it, str) else tuple(it) for name, it in found.items()}
+        )
+
+
+def _has_passwd_entry() -> bool:
+    try:
+        return bool(pwd.getpwuid(os.getuid()))
+    except KeyError:
+        return False
 
 
 def bad_ssh_config(file: Path, detail: str) -> UsageError:
@@ -122,47 +149,17 @@ def _home() -> str:
         return str(Path.home())
 
 
-def _read(file: Path) -> str:
-    try:
-        return file.expanduser().read_text()
-    except FileNotFoundError:
-        return ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise bad_ssh_config(file, str(error)) from error
-
-
-def _parsed(texts: Mapping[Path, str]) -> paramiko.SSHConfig:
-    config = paramiko.SSHConfig()
-    for file, text in texts.items():
-        try:
-            config.parse(io.StringIO(text))
-        except paramiko.SSHException as error:
-            raise bad_ssh_config(file, str(error)) from error
-    return config
-
-
-def _is_beyond_paramiko(text: str) -> bool:
-    """Whether the text has `Match`, or an `Include` of any file. Debian's includes an empty
-    directory, and `ssh -G` takes some milliseconds for each host."""
-    for keyword, rest in _BEYOND_PARAMIKO.findall(text):
-        if keyword.lower() != "include":
-            return True
-        for word in rest.replace('"', " ").split():
-            for folder in ("~/.ssh", "/etc/ssh"):
-                with suppress(ValueError, RuntimeError, OSError):  # not a pattern; no such user
-                    pattern = Path(folder).expanduser() / Path(word).expanduser()
-                    if any(Path("/").glob(str(pattern)[1:])):
-                        return True
-    return False
-
-
 class SshEndpoint:
     """A target with values of ~/.ssh/config for fields that the inventory leaves unset.
     `connection` is not open yet."""
 
-    def __init__(self, target: SshTarget, connection: fabric.Connection) -> None:
+    def __init__(
+        self, target: SshTarget, connection: fabric.Connection, options: SshOptions
+    ) -> None:
         self.target = target
         self.connection = connection
+        self.options = options
+        self.said: deque[str] = deque(maxlen=20)  # lines of the ProxyCommand on stderr
 
     @property
     def address(self) -> tuple[str, int]:
@@ -175,33 +172,83 @@ class SshEndpoint:
 
     @property
     def known_name(self) -> str:
-        alias = self.option("hostkeyalias")
+        alias = self.options.one("hostkeyalias")
         return alias.lower() if alias else known_hosts.host_name(*self.address)
 
     @property
     def certified_name(self) -> str:
         """The name that the host's certificate must have as a principal."""
-        return (self.option("hostkeyalias") or self.address[0]).lower()
-
-    def option(self, name: str) -> str | None:
-        value = self.connection.ssh_config.get(name)
-        return value if isinstance(value, str) else None
+        return (self.options.one("hostkeyalias") or self.address[0]).lower()
 
     def jump(self) -> str | None:
-        jump = self.target.ssh.proxy_jump or self.option("proxyjump")
+        jump = self.target.ssh.proxy_jump or self.options.one("proxyjump")
         return None if jump is None or jump.lower() == "none" else jump
 
     def identities(self) -> list[Path]:
         if self.target.ssh.identity_file:
             return [self.target.ssh.identity_file]
-        return [Path(file) for file in self.connection.ssh_config.get("identityfile", [])]
+        named = self.options.values.get("identityfile", ())
+        return [self._path(file) for file in named if file.lower() != "none"]
+
+    def certificates(self) -> list[Path]:
+        return [self._path(file) for file in self.options.values.get("certificatefile", ())]
+
+    def agent_socket(self) -> str | None:
+        """The agent's socket; None for no agent."""
+        named = self.options.one("identityagent") or "SSH_AUTH_SOCK"
+        if named.lower() == "none":
+            return None
+        if named == "SSH_AUTH_SOCK" or named.startswith("$"):
+            return os.environ.get(named.strip("${}"))
+        return str(self._path(named))
+
+    def login_methods(self) -> list[str]:
+        """Methods of SSH that the options leave switched on."""
+        switches = {
+            "publickey": "pubkeyauthentication",
+            "password": "passwordauthentication",
+            "keyboard-interactive": "kbdinteractiveauthentication",
+        }
+        return [
+            method
+            for method, option in switches.items()
+            if self.options.one(option) in (None, "yes", "true", "unbound", "host-bound")
+        ]
+
+    def proxy_command(self) -> str | None:
+        command = self.options.one("proxycommand")
+        return None if command is None or command.lower() == "none" else self._expanded(command)
 
     def known_hosts_files(self) -> list[Path]:
         """The known_hosts files; a new key is added to the first one."""
         if self.target.ssh.known_hosts:
             return [self.target.ssh.known_hosts.expanduser()]
-        users = (self.option("userknownhostsfile") or "~/.ssh/known_hosts").split()
-        return [Path(file).expanduser() for file in users] + [GLOBAL_KNOWN_HOSTS]
+        users = (self.options.one("userknownhostsfile") or "~/.ssh/known_hosts").split()
+        everyones = (self.options.one("globalknownhostsfile") or str(GLOBAL_KNOWN_HOSTS)).split()
+        return [self._path(file) for file in (*users, *everyones) if file.lower() != "none"]
+
+    def _path(self, file: str) -> Path:
+        return Path(self._expanded(file)).expanduser()
+
+    def _expanded(self, text: str) -> str:
+        """Replace the tokens of ssh_config(5) that `ssh -G` leaves in file names and commands."""
+        host, port = self.address
+        here = socket.gethostname()
+        local = pwd.getpwuid(os.getuid()).pw_name if _has_passwd_entry() else str(os.getuid())
+        tokens = {
+            "%": "%",
+            "d": _home(),
+            "h": host,
+            "i": str(os.getuid()),
+            "k": self.options.one("hostkeyalias") or self.target.address,
+            "L": here.partition(".")[0],
+            "l": here,
+            "n": self.target.address,
+            "p": str(port),
+            "r": str(self.connection.user),
+            "u": local,
+        }
+        return re.sub(r"%(.)", lambda token: tokens.get(token[1], token[0]), text)
 
     def known_hosts(self) -> list[known_hosts.Entry]:
         return known_hosts.read(self.known_hosts_files())

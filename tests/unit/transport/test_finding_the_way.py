@@ -9,18 +9,19 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import paramiko
 import pytest
-from paramiko.auth_strategy import AuthFailure, AuthResult, NoneAuth, SourceResult
+from paramiko.auth_strategy import AuthResult
 
 from clusterctl.inventory.model import Host, Ssh
-from clusterctl.transport.authentication import KeyRing, SshLogin
+from clusterctl.transport.authentication import Identities, KeyRing, LoginFailed, SshLogin
 from clusterctl.transport.connect import Connections
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.dialer import explain
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.ssh import SshTransport
 from clusterctl.transport.target import jump_target, target_of
+
+NOBODY = SshLogin("ann", "gpu1", keys=KeyRing(Credentials()), identities=Identities())
 
 
 def test_openssh_gets_the_same_options() -> None:
@@ -50,7 +51,7 @@ def test_openssh_gets_the_same_options() -> None:
 )
 def test_a_host_without_the_key_gets_it_by_ssh_copy_id(ssh: Ssh, line: str) -> None:
     target = target_of(Host(name="gpu1", address="10.0.0.1", ssh=ssh))
-    rejected = paramiko.AuthenticationException("Authentication failed.")
+    rejected = LoginFailed(AuthResult(NOBODY), ["publickey", "password"], [])
 
     found = explain(rejected, target, "10.0.0.1:22")
 
@@ -61,11 +62,9 @@ def test_a_host_without_the_key_gets_it_by_ssh_copy_id(ssh: Ssh, line: str) -> N
 
 def test_ssh_copy_id_is_not_named_where_no_password_is_taken() -> None:
     target = target_of(Host(name="gpu1", address="10.0.0.1", ssh=Ssh(user="ann")))
-    result = AuthResult(SshLogin("ann", "gpu1", keys=KeyRing(Credentials()), identities=()))
-    refused = paramiko.BadAuthenticationType("Bad authentication type", ["publickey"])
-    result.append(SourceResult(NoneAuth("ann"), refused))
+    rejected = LoginFailed(AuthResult(NOBODY), ["publickey"], [])
 
-    found = explain(AuthFailure(result), target, "10.0.0.1:22")
+    found = explain(rejected, target, "10.0.0.1:22")
 
     assert found.hint == "check that this works: ssh ann@10.0.0.1 true"
 
