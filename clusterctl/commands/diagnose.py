@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 
 from clusterctl import __version__, deadlines
 from clusterctl.diagnosis.bundle import LARGEST, LEAST, compressor_for, write_bundle
-from clusterctl.diagnosis.logs import Finding, lines_of, search, search_now
-from clusterctl.diagnosis.record import record_of, recorded_lines
+from clusterctl.diagnosis.bundle_reader import SUFFIXES, read_bundle
+from clusterctl.diagnosis.cluster import STATE, Question, causes_of
+from clusterctl.diagnosis.logs import Finding, lines_of, search
 from clusterctl.diagnosis.verdict import Cause, verdict
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, UsageError, raise_all
-from clusterctl.inventory.model import Host, Inventory
-from clusterctl.node.documents import service_of
+from clusterctl.inventory.model import Inventory
+from clusterctl.models.version import Version, parse_version, show_version
+from clusterctl.node.documents import NodeState, from_json
 from clusterctl.node.files import NodePaths
 from clusterctl.serving.declaration import served_at
+from clusterctl.serving.release_flags import FLAGS, flags_of
 from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transport import python
 from clusterctl.transport.base import Transport
@@ -39,11 +42,18 @@ _KERNEL = (
 )
 
 
+_EVERYWHERE = re.compile(r" on every host(?: of the service)?")
+_FLAG = re.compile(r"--[a-z][a-z0-9-]+")
+
+
 def of_files(paths: Sequence[Path]) -> list[Cause]:
-    """Return the causes in log files, in all files of directories, or in stdin (`-`).
+    """Return the causes in log files, in all files of directories, in stdin (`-`), or in an archive
+    of `diagnose --bundle`, at the time when it was made.
 
     Raises UsageError with every path that cannot be read.
     """
+    if len(paths) == 1 and paths[0].name.endswith(SUFFIXES):
+        return of_bundle(paths[0])
     findings: list[Finding] = []
     problems: list[ClusterctlError] = []
     for path in paths:
@@ -70,6 +80,13 @@ def _files(path: Path) -> Iterator[Path]:
             yield each
 
 
+def of_bundle(path: Path) -> list[Cause]:
+    """Return the causes in an archive as they were told to whoever made it. Raises UsageError if it
+    cannot be read."""
+    files, question = read_bundle(path)
+    return _answer(files, question)
+
+
 def of_cluster(
     inventory: Inventory,
     service: str | None,
@@ -78,10 +95,10 @@ def of_cluster(
 ) -> tuple[list[Cause], tuple[ClusterctlError, ...]]:
     """Return the causes in the logs of all hosts, and the errors of hosts that were not reached.
 
-    Without `service`, only what the last start of each service met, and what its clients did wrong
-    in the last hour; with it, all starts of that service. `bundle`: the archive to write with all
-    that hosts recorded, without secrets. Raises UsageError for a service that does not exist, and
-    for a bundle that cannot be written, and RequirementsNotMet if no host answers.
+    Without `service`, what is wrong now and what the last failures were; with it, all starts of
+    that service. `bundle`: the archive to write with all that hosts recorded, without secrets.
+    Raises UsageError for a service that does not exist, and for a bundle that cannot be written,
+    and RequirementsNotMet if no host answers.
     """
     if bundle:
         compressor_for(bundle)
@@ -91,9 +108,10 @@ def of_cluster(
         "kernel": _KERNEL,
         "most": max(LEAST, min(_MOST, LARGEST // len(inventory.hosts))) if bundle else _MOST,
         "whole": bundle is not None,
-        "also": [str(paths.state), str(paths.node_document), str(paths.services / "*.json")]
-        if bundle
-        else [],
+        "also": [
+            str(paths.state),
+            *([str(paths.node_document), str(paths.services / "*.json")] if bundle else []),
+        ],
         "secrets": [str(paths.api_key), str(paths.ray_token)],
     }
     with connected(inventory.hosts, credentials) as transports:
@@ -106,33 +124,53 @@ def of_cluster(
     answers = values(outcomes)
     if not answers:
         raise RequirementsNotMet("no host answers", hint="clusterctl status")
-    findings: list[Finding] = []
-    for host, logs in answers.items():
-        for name, text in logs.items():
-            if ".json" in name:
-                continue
-            of = name.removesuffix(".log")
-            if service is None or of in {"kernel", "ray"} or service in {of, service_of(of)}:
-                lines = list(lines_of(BytesIO(text.encode(errors="replace"))))
-                findings += (search if service else search_now)(lines, name, host)
-    records = {host: record_of(logs) for host, logs in answers.items()}
-    for host, files in recorded_lines(records, service, time.time()).items():
-        for name, lines_of_file in files.items():
-            findings += search(lines_of_file, name, host)
-    causes = verdict(_named(findings, inventory.hosts))
+    names = {at: host.name for host in inventory.hosts for at in (host.address, host.node_ip) if at}
+    question = Question(service or "", time.time(), names)
+    causes = _answer(answers, question)
     if bundle:
-        write_bundle(bundle, {**dict(_summary(causes)), **_of_hosts(answers)})
+        write_bundle(bundle, {**dict(_summary(causes, question)), **_of_hosts(answers)})
     return causes, tuple(failures(outcomes))
 
 
-def _summary(causes: Sequence[Cause]) -> Iterator[tuple[str, str]]:
+def _answer(files: Mapping[str, Mapping[str, str]], question: Question) -> list[Cause]:
+    release = _release(files)
+    several = len(set(question.names.values())) > 1
+    return [_true_here(each, release, several=several) for each in causes_of(files, question)]
+
+
+def _release(answers: Mapping[str, Mapping[str, str]]) -> Version | None:
+    """Return the cluster's release of vLLM, if a host's supervisor reports it."""
+    for files in answers.values():
+        try:
+            state = from_json(NodeState, files.get(STATE, ""))
+        except ValueError:
+            continue
+        if version := parse_version(state.vllm_version):
+            return version
+    return None
+
+
+def _true_here(cause: Cause, release: Version | None, *, several: bool) -> Cause:
+    """Return the cause with a fix that this release and this number of hosts have."""
+    fix = cause.fix if several else _EVERYWHERE.sub("", cause.fix)
+    flags = [word.removeprefix("--") for word in _FLAG.findall(fix)]
+    lacking = [
+        flag for flag in flags if release and flag in FLAGS and flag not in flags_of(release)
+    ]
+    if release and lacking:
+        missing = ", ".join(f"--{flag}" for flag in lacking)
+        fix = f"{fix}; but vLLM {show_version(release)} has no {missing}"
+    return replace(cause, fix=fix)
+
+
+def _summary(causes: Sequence[Cause], question: Question) -> Iterator[tuple[str, str]]:
     yield "causes.json", json.dumps([asdict(cause) for cause in causes])
-    yield "clusterctl.json", json.dumps({"version": __version__, "time": time.time()})
+    yield "clusterctl.json", json.dumps({"version": __version__, **asdict(question)})
 
 
 def _of_hosts(answers: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     return {
-        f"{host}/{'kernel.log' if name == 'kernel' else name}": text
+        f"{host}/{name if '.' in name else f'{name}.log'}": text
         for host, files in answers.items()
         for name, text in files.items()
     }
@@ -144,11 +182,3 @@ def _ends(transport: Transport, order: dict[str, object]) -> dict[str, str]:
         transport, READER, order, doing="reading the logs", timeout=deadlines.LOG_TAILS, sudo=True
     )
     return {str(name): str(text) for name, text in said.items()} if isinstance(said, dict) else {}
-
-
-def _named(findings: Iterable[Finding], hosts: Iterable[Host]) -> Iterator[Finding]:
-    """Put the inventory's names in place of the addresses that Ray's prefixes show."""
-    names = {address: host.name for host in hosts for address in (host.address, host.node_ip)}
-    for each in findings:
-        name = names.get(each.evidence.host, each.evidence.host)
-        yield replace(each, evidence=replace(each.evidence, host=name))

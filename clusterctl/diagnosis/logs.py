@@ -85,6 +85,7 @@ class Finding:
     fix: str
     evidence: Evidence
     time: str  # `month-day hours:minutes:seconds` as the log has it; empty if it is not known
+    over: bool = False  # it was a failure, and is none at the time of the question
 
     @property
     def id(self) -> str:

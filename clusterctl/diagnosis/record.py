@@ -68,6 +68,10 @@ class Outage:
     left: bool = False  # a node left Ray
 
     @property
+    def of_ray(self) -> bool:
+        return self.service.startswith(_RAY)
+
+    @property
     def since(self) -> float:
         """When what may have caused it began: it worked in spite of what was earlier."""
         return max(self.began - _BEFORE, self.worked)
@@ -152,33 +156,35 @@ def failures_of(records: Mapping[str, HostRecord], service: str | None, now: flo
             found[name] = Outage(name, at, now, worked.get(name, 0.0), silent, left)
         elif current and left:  # vLLM often ends before Ray knows why
             found[name] = replace(current, left=True)
-    last = max((each.since for name, each in found.items() if not name.startswith(_RAY)), default=0)
+    last = max((each.since for name, each in found.items() if not each.of_ray), default=0)
     return [
         each
         for name, each in found.items()
         # A service that failed later had worked again.
-        if not (name.startswith(_RAY) and each.ended < last)
-        and (service or now - each.ended < _A_DAY)
+        if not (each.of_ray and each.ended < last) and (service or now - each.ended < _A_DAY)
     ]
 
 
 def recorded_lines(
-    records: Mapping[str, HostRecord], service: str | None, now: float
+    records: Mapping[str, HostRecord],
+    failures: Sequence[Outage],
+    now: float,
+    *,
+    lasting: bool = True,
 ) -> dict[str, dict[str, list[bytes]]]:
-    """Return by host and file the lines that belong to failures, or show what is wrong now."""
-    failures = failures_of(records, service, now)
+    """Return by host and file the lines that belong to failures, and with `lasting` those that show
+    what is wrong now."""
     placed = _placed(records)
-    told = {
-        host: {
-            "disks": [
-                f"{_stamp(now)} host disk-full {text}" for _, text in full_disks(record.disks)
-            ],
-            "journal": _of_journal(record.journal, failures, placed.get(host, [])),
-            "ledger": _changes(record.ledger, failures),
+    told = {}
+    for host, record in records.items():
+        own = [each for each in failures if host in _hosts_of(each, records)]
+        full = full_disks(record.disks) if lasting else ()
+        told[host] = {
+            "disks": [f"{_stamp(now)} host disk-full {text}" for _, text in full],
+            "journal": _of_journal(record.journal, own, placed.get(host, []), lasting=lasting),
+            "ledger": _changes(record.ledger, own),
             "evidence": _of_evidence(host, records, failures),
         }
-        for host, record in records.items()
-    }
     return {  # JSON may have halves of characters, which have no bytes
         host: {
             name: [line.encode(errors="replace") for line in lines] for name, lines in files.items()
@@ -194,6 +200,24 @@ class _Placed:
     time: float
     pid: str
     rank: str  # `rank 1 of chat`
+
+
+def _hosts_of(failure: Outage, records: Mapping[str, HostRecord]) -> set[str]:
+    """Return the hosts of a service's ranks and API servers, as journals tell them; all of them if
+    no journal does."""
+    found = set()
+    for host, record in records.items():
+        for entry in record.journal:
+            if entry.get("subject") == failure.service:
+                found.add(host)
+                ranks = _RANK.findall(str(entry.get("text"))) if entry["event"] == "ranks" else ()
+                found |= {on for _, on, _ in ranks}
+    knows = any(
+        entry["event"] == "ranks" and entry.get("subject") == failure.service
+        for record in records.values()
+        for entry in record.journal
+    )
+    return found if knows else set(records)
 
 
 def _placed(records: Mapping[str, HostRecord]) -> dict[str, list[_Placed]]:
@@ -213,9 +237,14 @@ _STOPPED = re.compile(r"(?P<name>.*) \(process (?P<pid>\d+)\) is stopped by a si
 
 
 def _of_journal(
-    journal: Sequence[dict[str, Any]], failures: Sequence[Outage], placed: Sequence[_Placed]
+    journal: Sequence[dict[str, Any]],
+    failures: Sequence[Outage],
+    placed: Sequence[_Placed],
+    *,
+    lasting: bool,
 ) -> Iterator[str]:
-    """Yield what belongs to failures or lasts. `placed`: ranks on this host."""
+    """Yield what belongs to failures, and with `lasting` what lasts. `placed`: ranks on this
+    host."""
     over: dict[tuple[str, str], list[float]] = {}
     for entry in journal:
         if entry["event"] == "over":
@@ -238,17 +267,24 @@ def _of_journal(
             each.since <= at <= each.ended and until >= each.began - each.silent
             for each in failures
         )
-        lasts = event in _LASTING and at >= started and not ends
+        stopped = _STOPPED.fullmatch(text)
+        ranks = [one for one in placed if stopped and one.pid == stopped["pid"] and one.time <= at]
+        replaced = any(ranks and _follows(one, ranks[-1]) for one in placed)
+        lasts = lasting and event in _LASTING and at >= started and not ends and not replaced
         own = subject in {"host", "ray"} or subject in services
         if event == "tcp-resent" and any(
             each.left and each.began - each.silent <= at <= each.ended for each in failures
         ):
             text += ", while a node was lost"
         if event not in {"over", "evidence", "ranks"} and ((near and own) or lasts):
-            if stopped := _STOPPED.fullmatch(text):
-                ranks = [one.rank for one in placed if one.pid == stopped["pid"] and one.time <= at]
-                text = text.replace(stopped["name"], ranks[-1], 1) if ranks else text
+            if stopped and ranks:
+                text = text.replace(stopped["name"], ranks[-1].rank, 1)
             yield f"{_stamp(at)} {subject} {event} {text}"
+
+
+def _follows(later: _Placed, earlier: _Placed) -> bool:
+    """Whether the rank has another process since."""
+    return later.rank == earlier.rank and later.time > earlier.time and later.pid != earlier.pid
 
 
 def _words(text: str) -> set[str]:

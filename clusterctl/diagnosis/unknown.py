@@ -103,7 +103,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Failure:
+class UnknownFailure:
     """A failure that no rule knows."""
 
     id: str
@@ -173,7 +173,7 @@ def may_fail(text: str) -> bool:
     return not (prefix and prefix["level"] in _HARMLESS)
 
 
-def failure_in(text: str, before: Sequence[bytes], start: Start) -> Failure | None:
+def failure_in(text: str, before: Sequence[bytes], start: Start) -> UnknownFailure | None:
     """Return the failure that a line shows, if it does. `before`: the lines up to this one.
 
     Once the service was ready, what the API server says may concern one request only, and a line
@@ -198,7 +198,9 @@ def failure_in(text: str, before: Sequence[bytes], start: Start) -> Failure | No
         identity = REFUSED
     elif start.serves and _of_a_request(paths):
         identity = REQUEST
-    return Failure(identity, shown, part, running, _flags(part, shown.message, start.arguments))
+    return UnknownFailure(
+        identity, shown, part, running, _flags(part, shown.message, start.arguments)
+    )
 
 
 def _shown(text: str) -> Shown | None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from clusterctl.diagnosis.logs import Evidence, Finding, search
+from clusterctl.diagnosis.rules import LEVELS
 from clusterctl.diagnosis.unknown import REQUEST, UNKNOWN
 from clusterctl.errors import StepFailed
+
+LOST = "node-lost"
+_BROKEN_BY_LOSS = ("nccl-", "gloo-", "gcs-", "ray-cgraph", "dist-", "peer-gone", UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -20,27 +24,45 @@ class Cause:
     fix: str
     evidence: tuple[Evidence, ...]
     follows_from: str | None  # the id of the cause that this one follows from
+    over: bool = False  # it was the cause of a failure that is over
 
 
 def verdict(findings: Iterable[Finding]) -> list[Cause]:
-    """Order findings of all logs: the first cause first, then what else was found.
+    """Order findings of all logs: the first cause first, then what else was found, and last what
+    is over.
 
     A cause in itself goes before a failure between ranks, which mostly follows from one, and that
     before a line which only reports the end of a process. Within a level what is certain goes
     first, then what happened first by the logs' own clocks (their year and zone are not compared),
     then by the order of files and lines.
     """
-    order = sorted(findings, key=_depth)
+    found = list(findings)
+    present = [each for each in found if not each.over]
+    return [*_causes(present), *_causes([each for each in found if each.over])]
+
+
+def _causes(findings: Sequence[Finding]) -> list[Cause]:
+    lost = any(each.id == LOST for each in findings)
+    order = sorted(findings, key=lambda finding: _depth(finding, lost=lost))
     groups: dict[str, list[Finding]] = {}
     for each in order:
         groups.setdefault(each.id, []).append(each)
-    causes: list[Cause] = []
-    for found in groups.values():
-        first = found[0]
-        follows = order[0].id if _level(first) > _level(order[0]) and not _asked(first) else None
-        certainty = _certainty(first)
-        evidence = tuple(each.evidence for each in found)
-        causes.append(Cause(first.id, certainty, first.cause, first.fix, evidence, follows))
+
+    causes = []
+    for same in groups.values():
+        first = same[0]
+        follows = _depth(first, lost=lost)[0] > _depth(order[0], lost=lost)[0]
+        causes.append(
+            Cause(
+                first.id,
+                _certainty(first),
+                first.cause,
+                first.fix,
+                tuple(each.evidence for each in same),
+                order[0].id if follows and first.pattern.level != "request" else None,
+                first.over,
+            )
+        )
     return causes
 
 
@@ -50,18 +72,13 @@ def _certainty(finding: Finding) -> str:
     return "likely" if finding.pattern.likely else "certain"
 
 
-def _level(finding: Finding) -> int:
-    return finding.weight[0]
-
-
-def _asked(finding: Finding) -> bool:
-    """Whether a client's request was at fault, which no other cause explains."""
-    return finding.pattern.level == "request"
-
-
-def _depth(finding: Finding) -> tuple[int, bool, bool, str]:
-    # Python's sort keeps the order of files and lines for what is equal.
-    return *finding.weight, finding.time
+def _depth(finding: Finding, *, lost: bool) -> tuple[int, bool, bool, str]:
+    """Return what findings are ordered by: Python's sort keeps the order of files and lines for
+    what is equal. `lost`: a node was lost, which breaks its connections."""
+    level, likely, timeless = finding.weight
+    if lost and finding.id.startswith(_BROKEN_BY_LOSS):
+        level = max(level, LEVELS["said"])
+    return level, likely, timeless, finding.time
 
 
 def diagnose(lines: Iterable[str]) -> list[Cause]:

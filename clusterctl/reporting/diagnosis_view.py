@@ -14,23 +14,36 @@ _WIDTH = 200  # characters of such a line
 
 
 def cause_lines(causes: Sequence[Cause]) -> Iterator[str]:
-    """Yield the verdict with its evidence and fix, other causes, and what follows from the
-    verdict."""
-    for cause in causes:
-        if cause.follows_from:
-            continue
-        yield f"{_SURE[cause.certainty]}{one_line(cause.cause)}  [{cause.id}]"
-        for each in cause.evidence[:_SHOWN]:
-            yield f"    {_place(each)}: {one_line(each.text, _WIDTH)}"
-        if len(cause.evidence) > _SHOWN:
-            least = "at least " if len(cause.evidence) >= MOST else ""
-            yield f"    and {least}{len(cause.evidence) - _SHOWN} more"
-        yield f"  fix: {cause.fix}"
-    followers = [cause for cause in causes if cause.follows_from]
+    """Yield the verdict with its evidence and fix, other causes, what follows from the verdict, and
+    what is over."""
+    present = [cause for cause in causes if not cause.over]
+    for cause in present:
+        if not cause.follows_from:
+            yield from _whole(cause)
+
+    followers = [cause for cause in present if cause.follows_from]
     if followers:
         yield "what follows from it:"
-    for cause in followers:
-        yield f"    {_place(cause.evidence[0])}: {cause.cause}  [{cause.id}]"
+        yield from map(_in_brief, followers)
+
+    ended = [cause for cause in causes if cause.over and not cause.follows_from]
+    if ended:
+        yield "nothing fails now; earlier:" if not present else "over, and no cause of this:"
+        yield from map(_in_brief, ended)
+
+
+def _whole(cause: Cause) -> Iterator[str]:
+    yield f"{_SURE[cause.certainty]}{one_line(cause.cause)}  [{cause.id}]"
+    for each in cause.evidence[:_SHOWN]:
+        yield f"    {_place(each)}: {one_line(each.text, _WIDTH)}"
+    if len(cause.evidence) > _SHOWN:
+        least = "at least " if len(cause.evidence) >= MOST else ""
+        yield f"    and {least}{len(cause.evidence) - _SHOWN} more"
+    yield f"  fix: {cause.fix}"
+
+
+def _in_brief(cause: Cause) -> str:
+    return f"    {_place(cause.evidence[0])}: {one_line(cause.cause)}  [{cause.id}]"
 
 
 def _place(evidence: Evidence) -> str:

@@ -5,7 +5,8 @@ The argument of `main` is {"directory", "kernel", "most", "whole", "also", "secr
 expression for lines of the kernel; bytes of all logs; whether evidence is wanted with its stacks
 and logs, and readings; patterns of more files; files whose content is replaced wherever it stands.
 The answer is {"chat.log": "text", ..., "kernel": "text"}, with what the host recorded, and in
-"disks.json" {"/": [MiB free, in all]}: a full one may be that of the journal.
+"disks.json" {"/": [MiB free, in all]}: a full one may be that of the journal. "time.json" has the
+host's clock, and "engine" what Docker said of devices that it could not give to containers.
 """
 
 import json
@@ -13,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, Dict, Iterable, Optional, Tuple
 
@@ -27,10 +29,10 @@ REMOVED = "[removed]"
 _KERNEL_WAIT = 20.0  # Seconds
 _DISKS = ("/", "/tmp", "/dev/shm", "/var/lib/docker", "/var/lib/containers")  # noqa: S108
 
-_KERNEL_LOGS = (
-    ("journalctl", "-k", "-q", "--no-pager", "-o", "short-iso", "--since=-1d"),
-    ("dmesg",),
-)
+_JOURNAL = ("journalctl", "-q", "--no-pager", "--utc", "-o", "short-iso", "--since=-1d")
+_KERNEL_LOGS = ((*_JOURNAL, "-k"), ("dmesg",))
+_ENGINE_LOGS = ((*_JOURNAL, "-u", "docker"),)
+_ENGINE_LINES = "could not select device driver|CDI device injection failed"
 
 
 def end_of(path: Path, most: int, *, whole_lines: bool = False) -> str:
@@ -56,9 +58,9 @@ def changed(path: Path) -> float:
         return 0.0
 
 
-def kernel(wanted: str) -> str:
-    """Return the last lines of the kernel's log that match."""
-    for argv in _KERNEL_LOGS:
+def matching(logs: Iterable[Tuple[str, ...]], wanted: str) -> str:
+    """Return the last lines that match of what the first command prints that works."""
+    for argv in logs:
         try:
             ran = subprocess.run(
                 argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -109,7 +111,9 @@ def main(order: Optional[Dict[str, Any]]) -> None:
     for path in sorted(directory.glob("evidence-*.json"))[-_EVIDENCE:]:
         text = end_of(path, LONGEST)
         found[path.name] = text if whole else without_stacks(text)
-    found["kernel"] = kernel(order["kernel"])
+    found["kernel"] = matching(_KERNEL_LOGS, order["kernel"])
+    found["engine"] = matching(_ENGINE_LOGS, _ENGINE_LINES)
+    found["time.json"] = json.dumps(time.time())
     found["disks.json"] = json.dumps(disks((*_DISKS, str(directory))))
     for path in map(Path, order["secrets"]):
         for secret in end_of(path, LONGEST).split():

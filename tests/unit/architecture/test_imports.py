@@ -48,7 +48,7 @@ ALLOWED = {
         "transport", "inventory", "errors",
     },
     "models": {"transport", "inventory", "errors"},
-    "diagnosis": {"node.documents", "node.readings", "errors"},
+    "diagnosis": {"node.attempt", "node.documents", "node.readings", "errors"},
     "serving": {
         "accelerators.engine_defaults",
         "diagnosis", "models", "survey", "network", "ray_cluster", "node", "containers", "engine",

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.diagnosis.logs import search
-from clusterctl.diagnosis.record import HostRecord, record_of, recorded_lines
+from clusterctl.diagnosis.record import HostRecord, failures_of, record_of, recorded_lines
 from clusterctl.diagnosis.verdict import Cause, verdict
 
 NIGHT = 1795316400.0  # 2026-11-22T03:00:00Z
@@ -38,7 +38,8 @@ def files(
 def causes(
     records: dict[str, HostRecord], service: str | None = None, hours: float = 1.0
 ) -> list[Cause]:
-    told = recorded_lines(records, service, NIGHT + hours * 3600)
+    now = NIGHT + hours * 3600
+    told = recorded_lines(records, failures_of(records, service, now), now)
     return verdict(
         finding
         for host, by_file in told.items()
@@ -150,7 +151,7 @@ def test_what_a_service_worked_in_spite_of_is_no_cause() -> None:
 )
 def test_a_stopped_process_is_named_by_the_rank_that_it_was(pid: int, name: str) -> None:
     placed = entry(0, "chat", "ranks", "0 on gpu2 (process 7), 1 on gpu2 (process 8)")
-    later = entry(9, "chat", "ranks", "0 on gpu1 (process 7), 1 on gpu2 (process 9)")
+    later = entry(9, "chat", "ranks", "0 on gpu1 (process 7), 1 on gpu2 (process 8)")
     text = f"ray::RayWorkerProc.run (process {pid}) is stopped by a signal"
     stopped = entry(5, "host", "stopped", text)
     (only,) = causes({"gpu1": files(placed, later), "gpu2": files(stopped)})
@@ -158,6 +159,22 @@ def test_a_stopped_process_is_named_by_the_rank_that_it_was(pid: int, name: str)
         f"{name} (process {pid}) on gpu2 was stopped by a signal (SIGSTOP) at 03:05:00"
     )
     assert f"--limit gpu2 --node -- sh -c 'kill -CONT {pid}'" in only.fix
+
+
+def test_a_stopped_process_that_was_replaced_is_no_cause_any_more() -> None:
+    placed = entry(0, "chat", "ranks", "0 on gpu1 (process 7), 1 on gpu2 (process 8)")
+    stopped = entry(5, "host", "stopped", "ray::RayWorkerProc (process 8) is stopped by a signal")
+    again = entry(9, "chat", "ranks", "0 on gpu1 (process 9), 1 on gpu2 (process 10)")
+    assert causes({"gpu1": files(placed, again), "gpu2": files(stopped)}) == []
+
+
+def test_what_a_host_that_the_service_is_not_on_recorded_is_no_cause() -> None:
+    placed = entry(0, "chat", "ranks", "0 on gpu1 (process 7), 1 on gpu2 (process 8)")
+    lost = files(entry(12, "host", "link-lost", "eth1 lost its link"),
+                 entry(13.5, "host", "over", "link-lost eth1"))  # fmt: skip
+    failed = files(placed, *STALLED)
+    assert causes({"gpu1": failed, "gpu2": lost})[0].id == "link-lost"
+    assert [one.id for one in causes({"gpu1": failed, "gpu3": lost})] == ["engine-dead-stall"]
 
 
 def test_text_of_a_record_that_is_no_unicode_is_searched() -> None:
@@ -245,7 +262,7 @@ def test_the_rank_that_the_others_wait_for_is_named(
 @given(st.text(max_size=200))
 def test_damaged_records_are_left_out(text: str) -> None:
     shown = dict.fromkeys(("journal.jsonl", "ledger.jsonl", "evidence-x.json"), text)
-    assert recorded_lines({"gpu1": record_of(shown)}, None, NIGHT)
+    assert causes({"gpu1": record_of(shown)}) is not None
 
 
 @pytest.mark.parametrize(
@@ -260,7 +277,8 @@ def test_evidence_of_another_shape_is_left_out(wrong: object) -> None:
 def test_a_time_that_is_none_is_left_out(time: str) -> None:
     line = f'{{"event": "failed", "subject": "chat", "text": "x", "time": {time}}}'
     records = {"gpu1": record_of({"journal.jsonl": line})}
-    assert recorded_lines(records, "chat", 1e9)["gpu1"]["journal"] == []
+    failures = failures_of(records, "chat", 1e9)
+    assert recorded_lines(records, failures, 1e9)["gpu1"]["journal"] == []
 
 
 @pytest.mark.parametrize(
@@ -282,4 +300,4 @@ def test_what_is_over_for_its_own_device_is_not_told(
 ) -> None:
     lines = [entry(0, "host", event, text), entry(1, "host", "over", over)]
     records = {"gpu1": record_of({"journal.jsonl": "\n".join(map(json.dumps, lines))})}
-    assert bool(recorded_lines(records, None, NIGHT + 999)["gpu1"]["journal"]) == lasts
+    assert bool(recorded_lines(records, [], NIGHT + 999)["gpu1"]["journal"]) == lasts
