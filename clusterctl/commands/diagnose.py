@@ -15,7 +15,7 @@ from pathlib import Path
 from clusterctl import __version__, deadlines
 from clusterctl.diagnosis.bundle import LARGEST, LEAST, compressor_for, write_bundle
 from clusterctl.diagnosis.bundle_reader import SUFFIXES, read_bundle
-from clusterctl.diagnosis.cluster import STATE, Question, causes_of
+from clusterctl.diagnosis.cluster import STATE, Asked, causes_of
 from clusterctl.diagnosis.logs import Finding, lines_of, search
 from clusterctl.diagnosis.verdict import Cause, verdict
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, UsageError, raise_all
@@ -125,14 +125,14 @@ def of_cluster(
     if not answers:
         raise RequirementsNotMet("no host answers", hint="clusterctl status")
     names = {at: host.name for host in inventory.hosts for at in (host.address, host.node_ip) if at}
-    question = Question(service or "", time.time(), names)
+    question = Asked(service or "", time.time(), names)
     causes = _answer(answers, question)
     if bundle:
         write_bundle(bundle, {**dict(_summary(causes, question)), **_of_hosts(answers)})
     return causes, tuple(failures(outcomes))
 
 
-def _answer(files: Mapping[str, Mapping[str, str]], question: Question) -> list[Cause]:
+def _answer(files: Mapping[str, Mapping[str, str]], question: Asked) -> list[Cause]:
     release = _release(files)
     several = len(set(question.names.values())) > 1
     return [_true_here(each, release, several=several) for each in causes_of(files, question)]
@@ -163,7 +163,7 @@ def _true_here(cause: Cause, release: Version | None, *, several: bool) -> Cause
     return replace(cause, fix=fix)
 
 
-def _summary(causes: Sequence[Cause], question: Question) -> Iterator[tuple[str, str]]:
+def _summary(causes: Sequence[Cause], question: Asked) -> Iterator[tuple[str, str]]:
     yield "causes.json", json.dumps([asdict(cause) for cause in causes])
     yield "clusterctl.json", json.dumps({"version": __version__, **asdict(question)})
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from clusterctl.diagnosis.bundle import LARGEST
-from clusterctl.diagnosis.cluster import OF_HOSTS, Question
+from clusterctl.diagnosis.cluster import OF_HOSTS, Asked
 from clusterctl.errors import UsageError
 
 SUFFIXES = (".tar.zst", ".tar.gz")
@@ -23,7 +23,7 @@ _FILE = re.compile(r"report/(?P<host>[\w.-]+)/(?P<name>[\w.@:+-]+)")
 _QUESTION = "report/clusterctl.json"
 
 
-def read_bundle(path: Path) -> tuple[dict[str, dict[str, str]], Question]:
+def read_bundle(path: Path) -> tuple[dict[str, dict[str, str]], Asked]:
     """Return the files of each host by their names, and the question that the archive answers.
 
     Raises UsageError if it is not such an archive, or too large.
@@ -38,7 +38,7 @@ def read_bundle(path: Path) -> tuple[dict[str, dict[str, str]], Question]:
     try:
         document = json.loads(asked)
         names = {str(at): str(host) for at, host in document["names"].items()}
-        question = Question(str(document["service"]), float(document["time"]), names)
+        question = Asked(str(document["service"]), float(document["time"]), names)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{path} is not an archive of this release's clusterctl diagnose --bundle",

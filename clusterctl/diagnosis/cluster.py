@@ -45,7 +45,7 @@ _LASTING = frozenset({"xid-79", "nvml-unknown", "driver-mismatch"})
 
 
 @dataclass(frozen=True)
-class Question:
+class Asked:
     """What is asked: why a service fails, or with an empty name what is wrong in the cluster."""
 
     service: str
@@ -53,7 +53,7 @@ class Question:
     names: Mapping[str, str]  # of hosts, by the addresses that Ray's prefixes show
 
 
-def causes_of(files: Mapping[str, Mapping[str, str]], question: Question) -> list[Cause]:
+def causes_of(files: Mapping[str, Mapping[str, str]], question: Asked) -> list[Cause]:
     """Return the causes in the files of hosts, by the host's and the file's names."""
     return verdict(_Cluster(files, question).findings())
 
@@ -61,7 +61,7 @@ def causes_of(files: Mapping[str, Mapping[str, str]], question: Question) -> lis
 @dataclass(frozen=True)
 class _Cluster:
     files: Mapping[str, Mapping[str, str]]
-    question: Question
+    question: Asked
 
     def findings(self) -> Iterator[Finding]:
         for host, files in self.files.items():

@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.commands.diagnose import of_bundle
 from clusterctl.diagnosis.bundle import write_bundle
-from clusterctl.diagnosis.cluster import Question, causes_of
+from clusterctl.diagnosis.cluster import Asked, causes_of
 from clusterctl.diagnosis.verdict import Cause
 from clusterctl.node.documents import NodeState, ServiceState, to_json
 
@@ -52,7 +52,7 @@ def host(
 
 
 def ask(files: Mapping[str, Mapping[str, str]], service: str = "") -> list[Cause]:
-    return causes_of(files, Question(service, NOW, NAMES))
+    return causes_of(files, Asked(service, NOW, NAMES))
 
 
 def present(files: Mapping[str, Mapping[str, str]], service: str = "") -> list[str]:
@@ -242,7 +242,7 @@ def test_a_bundle_gives_the_verdict_of_the_cluster(suffix: str, tmp_path: Path) 
             "kernel": "2026-11-22T02:59:00+0000 gpu2 kernel: NVRM: Xid (P): 79, x\n",
         },
     }
-    question = Question("", NOW, NAMES)
+    question = Asked("", NOW, NAMES)
     path = tmp_path / f"report{suffix}"
     packed = {
         f"{of}/{name if '.' in name else f'{name}.log'}": text
