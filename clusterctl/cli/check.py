@@ -112,6 +112,8 @@ def _lines(report: Report, head: str, width: int | None) -> list[str]:
         models = [gpu.model for gpu in facts.gpus.gpus]
         gpus = ", ".join(f"{models.count(model)} x {model}" for model in dict.fromkeys(models))
         docker = f"docker {facts.engine.version}" if facts.engine.running else "no container engine"
+        if facts.engine.closed:
+            docker = "docker not known without root"
         cpus, memory = f"{facts.cpus} CPUs", size(facts.memory)
         rows.append((name, facts.os.pretty, cpus, memory, docker, gpus or "no GPU"))
     lines = columns(rows, indent="", width=width)

@@ -29,7 +29,7 @@ from clusterctl.network.lookups import lookup_notes
 from clusterctl.network.outside import unreached
 from clusterctl.network.pairs import judgement
 from clusterctl.network.pairs.model import PairResults, Way, default_route_notes
-from clusterctl.network.pairs.probe import IN_USE, probe_pairs, ray_ports
+from clusterctl.network.pairs.probe import IN_USE, NOT_SEEN, probe_pairs, ray_ports
 from clusterctl.node.documents import RayNode
 from clusterctl.packages.bundle import open_bundles
 from clusterctl.steps.fetching import to_be_fetched
@@ -95,7 +95,9 @@ def run(
         seen = PairResults((), {}, {})
         if topology:
             placed = {node.host: survey.facts[node.host] for node in topology.nodes}
-            unrated = IN_USE if survey.running else ""
+            # Where Docker may not be asked, the cluster may be up.
+            hidden = any(facts.engine.closed for facts in survey.facts.values())
+            unrated = IN_USE if survey.running else (NOT_SEEN if hidden else "")
             seen = probe_pairs(inventory, topology, placed, transports, unrated=unrated)
         names = lookup_notes(inventory, topology, survey.facts, transports, survey.running)
         names += unreached(inventory, survey.transports, survey.containers)

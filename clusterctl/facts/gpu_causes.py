@@ -87,8 +87,10 @@ def _by_kernel(facts: HostFacts) -> Iterator[GpuCause]:
 
 def _slow_or_hung(report: GpuReport) -> GpuCause:
     gpus = max(report.pci_devices, 1)
+    # The log is empty for a user who may not read it.
+    seen = "no Xid" if report.log else "nothing of the driver, or may not be read"
     return GpuCause(
-        "nvidia-smi did not answer in time, and the kernel's log has no Xid: it is slow without "
+        f"nvidia-smi did not answer in time, and the kernel's log has {seen}: it is slow without "
         f"persistence mode ({gpus} GPU{'s' if gpus > 1 else ''} to initialize), or hangs",
         "see which: time sudo nvidia-smi -L. If it ends: sudo systemctl enable --now "
         "nvidia-persistenced (or: sudo nvidia-smi -pm 1). If not: sudo reboot",

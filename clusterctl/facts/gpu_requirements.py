@@ -140,14 +140,14 @@ def _peer_notes(report: GpuReport) -> Iterator[str]:
         yield (
             f"the IOMMU translates ({translating[0]}) what its {count} GPUs send each other over "
             "PCIe, which is slow or hangs: boot with iommu=pt; if all-reduces hang before that: "
-            "NCCL_P2P_DISABLE=1 in the inventory's env"
+            'env: {NCCL_P2P_DISABLE: "1"} in the inventory'
         )
     if report.acs_bridges:
         yield (
             f"PCI bridges ({', '.join(report.acs_bridges[:4])}{_more(report.acs_bridges[4:])}) "
             "redirect requests between devices (ACS), so GPUs do not reach each other directly: "
             "switch ACS off in the firmware's setup; if all-reduces hang before that: "
-            "NCCL_P2P_DISABLE=1 in the inventory's env"
+            'env: {NCCL_P2P_DISABLE: "1"} in the inventory'
         )
 
 

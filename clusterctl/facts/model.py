@@ -191,6 +191,11 @@ class EngineFacts:
     desktop: bool = False  # Docker Desktop: the engine runs in a virtual machine
 
     @property
+    def closed(self) -> bool:
+        """Whether the user may not ask the daemon, whose state is therefore not known."""
+        return "permission denied" in (self.error or "")
+
+    @property
     def snap(self) -> bool:
         """Whether Docker is a snap, which sees only part of the file system."""
         return "/snap/" in f"{self.client}/" or self.data_root.startswith("/var/snap/")

@@ -113,7 +113,8 @@ def problems(
             *devices.problems(inventory, host, its, image_env),
             *_software_problems(its, brought=brought),
             *_limit_problems(its),
-            *(() if host.name in ours else port_problems(inventory, host, its)),
+            # Without root, our own container is not seen, whose Ray may use the ports.
+            *(() if host.name in ours or not its.root else port_problems(inventory, host, its)),
         ]
         full = list(_full_disks(inventory, its))
         # A full disk has no room for the image either.
@@ -310,7 +311,9 @@ def _room_problems(
 def _software_notes(facts: HostFacts, file: str) -> Iterator[str]:
     """Yield notes about the engine, Python and limits."""
     engine = facts.engine
-    if engine.installed and not (engine.running or engine.podman or engine.hung):
+    if engine.closed:
+        yield "not looked at without root: Docker, its containers and images, and Ray's ports"
+    elif engine.installed and not (engine.running or engine.podman or engine.hung):
         yield f"Docker is installed but not running: {engine.error}"
     release = tuple(int(number) for number in re.findall(r"\d+", engine.version)[:2])
     if engine.cdi_spec_dirs and facts.cdi_specs and release < DEVICES_FIRST:

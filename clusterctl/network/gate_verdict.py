@@ -387,6 +387,15 @@ def _progress(rank: RankReport, step: str) -> int:
     return _PHASES.index(rank.phase) if rank.backend == step or step in _BEFORE_COLLECTIVES else 0
 
 
+# Between GPUs of one host: NCCL's troubleshooting guide, "GPU Direct"
+_INSIDE = (
+    "its GPUs do not reach each other directly, or one hangs. See which: nvidia-smi (does it "
+    "answer), cat /sys/kernel/iommu_groups/*/type (DMA: boot with iommu=pt), lspci -vvv | grep "
+    'ACSCtl (ReqRedir+: switch ACS off in the firmware). Until then: env: {NCCL_P2P_DISABLE: "1"} '
+    "in the inventory"
+)
+
+
 def _failed_ranks(
     report: FabricReport, host: str, ranks: Sequence[RankReport], topology: Topology, file: str
 ) -> ClusterctlError:
@@ -425,6 +434,8 @@ def _failed_ranks(
         nics = node.gloo_nic if report.failed == "gloo" else ", ".join(node.nccl_nics)
         without = "; without RDMA: network.rdma: false" if node.rdma else ""
         fix = f"clusterctl check {file} tries {nics} of {host} with every other host{without}"
+        if len(topology.nodes) == 1:
+            fix = _INSIDE
     seen = [f"rank {rank.rank}: {line}" for rank in ranks for line in rank.tail[-8:]]
     return RequirementsNotMet(
         text + (f"; {where}" if where else ""),

@@ -9,6 +9,7 @@ from clusterctl.containers.reference import parse
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Inventory
 from clusterctl.packages.repository import DOCKER_URL
+from clusterctl.packages.target import OWN_ENGINE
 from clusterctl.steps.node_image import OUR_REPOSITORY
 
 
@@ -25,7 +26,8 @@ def to_be_fetched(
         sources: dict[str, list[str]] = {}
         for name in new:
             if not facts[name].engine.installed:
-                own = facts[name].os.debian_like and packages.docker is None
+                system = facts[name].os
+                own = packages.docker is None and (system.debian_like or system.id in OWN_ENGINE)
                 url = (packages.docker.url if packages.docker else None) or DOCKER_URL
                 where = "their own package sources" if own else url
                 sources.setdefault(f"the container engine from {where}", []).append(name)

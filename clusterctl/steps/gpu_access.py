@@ -34,6 +34,24 @@ RULE = (
 )
 
 LOOK = """\
+# The first device node that the specification $1 gives another major number than the kernel does:
+# a container would get a node that no driver serves (nvidia-container-toolkit #1934).
+misnumbered() {
+  uvm=$(sed -n 's/^ *\\([0-9]*\\) nvidia-uvm$/\\1/p' /proc/devices)
+  # YAML and JSON alike: a key and its value on a line
+  tr -d '"' <"$1" | tr ',{}[]' '\\n' | sed 's/:/: /' | while read -r word value more _; do
+    [ "$word" = - ] && word=$value value=$more
+    case $word in
+      path:) node=$value ;;
+      major:)
+        is=
+        case $node in */nvidia-uvm | */nvidia-uvm-tools) is=$uvm ;; esac
+        [ -n "$is" ] || { [ -c "$node" ] && is=$((0x$(stat -c %t "$node"))); }
+        [ -z "$is" ] || [ "$is" = "$value" ] || { echo "$node"; break; }
+        ;;
+    esac
+  done
+}
 echo "ctk=$(command -v nvidia-ctk)"
 echo "info=$(timeout 20 docker info --format '{{json .}}' 2>/dev/null)"
 for name in $(timeout 20 docker ps --format '{{.Names}}' 2>/dev/null); do echo "runs=$name"; done
@@ -46,7 +64,8 @@ for spec in /etc/cdi/* /var/run/cdi/*; do
   # A node that is not listed may belong to a GPU that the driver lost: only missing ones count.
   gone=0
   for node in $listed; do [ -e "$node" ] || gone=1; done
-  if [ "$gone" = 0 ] && [ "$(printf '%s\n' "$listed" | grep -c .)" -ge "$2" ]; then
+  if [ -n "$(misnumbered "$spec")" ]; then echo "renumbered=$spec"
+  elif [ "$gone" = 0 ] && [ "$(printf '%s\n' "$listed" | grep -c .)" -ge "$2" ]; then
     echo "fresh=$spec"
   else echo "other=$spec"; fi
 done
@@ -114,6 +133,7 @@ class GpuAccessFound:
     running: tuple[str, ...]
     specs: tuple[str, ...]
     fresh: bool  # A specification is for the loaded driver and has the declared GPUs
+    renumbered: bool  # One has other device numbers than the kernel
     other: bool  # One is for the loaded driver, and lacks a GPU or has one that is gone
     unlinked: tuple[str, ...]
     rule: bool
@@ -149,6 +169,7 @@ def found_in(text: str) -> GpuAccessFound:
         running=tuple(fields.get("runs", [])),
         specs=tuple(fields.get("spec", [])),
         fresh="fresh" in fields,
+        renumbered="renumbered" in fields,
         other="other" in fields,
         unlinked=tuple(fields.get("lost", [])),
         rule="rule" in fields,
@@ -172,6 +193,7 @@ class GpuAccess:
         todo = []
         if found.by_cdi and not found.fresh:
             what = "other GPUs" if found.other else "another driver"
+            what = "other device numbers" if found.renumbered else what
             stale = f"{found.specs[0]} is for {what}" if found.specs else "missing"
             todo.append(f"write the CDI specification ({stale})")
         if found.unlinked or not found.rule:
@@ -213,9 +235,10 @@ class GpuAccess:
 
 
 def lists_other_gpus(view: HostView) -> bool:
-    """Whether the CDI specification is for other GPUs than the host has, which GpuAccess mends."""
+    """Whether the CDI specification is for other GPUs than the host has, or for other numbers of
+    their device nodes, which GpuAccess mends."""
     found = _look(view)
-    return found.by_cdi and found.other and not found.fresh
+    return found.by_cdi and (found.other or found.renumbered) and not found.fresh
 
 
 def _look(view: HostView) -> GpuAccessFound:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from clusterctl import deadlines
 from clusterctl.engine.step import Change, HostView
-from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError
+from clusterctl.errors import CommandFailed, RequirementsNotMet, StepFailed, UsageError
 from clusterctl.facts.gpu_causes import without_nouveau
 from clusterctl.steps.files import LOOK_AT_FILES, RemoteFile, make_private, root_script
 from clusterctl.steps.package_manager import own_manager, target
@@ -38,10 +38,23 @@ INSTALL = """\
 file=$1
 dkms=
 command -v dkms >/dev/null && dkms=--dkms
+log=/var/log/nvidia-installer.log
+tools=$(mktemp -d) || exit 1
+trap 'rm -rf "$tools"' EXIT
+# The archive checks itself with dd, and uutils' reads it otherwise than GNU's (makeself #357).
+uutils=
+case $(dd --version 2>&1) in
+  *uutils*) uutils=yes
+    gnu=$(command -v gnudd) && ln -s "$gnu" "$tools/dd" && uutils= && PATH=$tools:$PATH ;;
+esac
+touch "$tools/began"
 sh "$file" --silent $dkms && exit 0
-tail -n 15 /var/log/nvidia-installer.log >&2
+if [ "$log" -nt "$tools/began" ]; then tail -n 15 "$log" >&2; fi
+[ -z "$uutils" ] || echo "dd here is uutils', which breaks the check of NVIDIA's archive" >&2
 exit 1
 """
+
+GNU_DD = "sudo apt-get install gnu-coreutils (GNU's dd as gnudd), then run bootstrap again"
 
 LOAD = "modprobe nvidia && modprobe nvidia-uvm; timeout 30 nvidia-smi -L"
 
@@ -135,9 +148,15 @@ class DriverFile:
             view.say(f"copying {self._path.name}, {len(file.data) / 2**20:.0f} MiB")
             view.transport.put(file.data, file.path, sudo=True)
         view.say(f"installing driver {self._version}: its module is compiled there")
-        root_script(
-            view, INSTALL, file.path, doing="installing the driver", timeout=deadlines.DRIVER_BUILD
-        )
+        try:
+            root_script(
+                view, INSTALL, file.path,
+                doing="installing the driver", timeout=deadlines.DRIVER_BUILD,
+            )  # fmt: skip
+        except CommandFailed as error:
+            if "dd here is uutils'" in str(error):
+                error.hint = GNU_DD
+            raise
 
 
 class DriverPackage:

@@ -13,6 +13,7 @@ from ipaddress import ip_address
 
 from clusterctl import deadlines
 from clusterctl.accelerators.registry import accelerator_named
+from clusterctl.containers.spec import CLUSTER_LABEL
 from clusterctl.engine.step import HostView
 from clusterctl.errors import ClusterctlError, Problems, RequirementsNotMet, raise_all
 from clusterctl.facts.network_requirements import PortsTaken
@@ -84,7 +85,8 @@ def requirements(survey: Survey, hosts: Collection[str] | None = None) -> list[C
         name: answer for name, answer in survey.answers.items() if hosts is None or name in hosts
     }
     images = [answer.image for answer in answers.values() if answer.image]
-    return list(
+    return _of_other_clusters(
+        survey,
         problems(
             survey.inventory,
             {name: answer.facts for name, answer in answers.items()},
@@ -92,8 +94,39 @@ def requirements(survey: Survey, hosts: Collection[str] | None = None) -> list[C
             ours=survey.running & set(answers),
             with_image={name for name, answer in answers.items() if answer.image},
             image_env=images[0].cuda if images else None,
-        )
+        ),
     )
+
+
+def _of_other_clusters(survey: Survey, found: Iterable[ClusterctlError]) -> list[ClusterctlError]:
+    """Put one error for each other cluster of ours in place of those about ports that its nodes
+    use: as after a new name for the cluster in the inventory."""
+    belonging: dict[str, list[str]] = {}
+    rest: list[ClusterctlError] = []
+    for error in found:
+        other = _other_cluster(survey, error.host) if isinstance(error, PortsTaken) else None
+        if other is None:
+            rest.append(error)
+        else:
+            belonging.setdefault(other, []).append(error.host or "")
+    file, name = survey.inventory.file, survey.inventory.cluster
+    for other, hosts in belonging.items():
+        error = RequirementsNotMet(
+            f"these hosts belong to cluster {other}, whose nodes run there: {', '.join(hosts)}",
+            hint=f"to manage that cluster: write `cluster: {other}` in {file}. To put {name} in "
+            f"its place: write that, run `clusterctl down -i {file}`, then write `cluster: {name}`"
+            " again. To have both: other ray_ports for one of them",
+        )
+        rest.append(error)
+    return rest
+
+
+def _other_cluster(survey: Survey, host: str | None) -> str | None:
+    """Return the name of the cluster whose running container is on `host`, if it is another one."""
+    answer = survey.answers.get(host or "")
+    running = (one for one in answer.containers if one.state == "running") if answer else ()
+    names = (one.labels.get(CLUSTER_LABEL) for one in running)
+    return next((name for name in names if name not in (None, survey.inventory.cluster)), None)
 
 
 def name_listeners(errors: Iterable[ClusterctlError], transports: Mapping[str, Transport]) -> None:

@@ -33,6 +33,10 @@ IN_USE = (
     "throughput between hosts was not measured: the cluster is up, and its services would slow down"
 )
 
+NOT_SEEN = (
+    "throughput between hosts was not measured: without root, it is not known whether services run"
+)
+
 NO_PYTHON = (
     f"it has {python.MISSING}, which bootstrap installs: its connections, throughput and clock "
     "are tested after that"

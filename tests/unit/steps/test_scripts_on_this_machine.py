@@ -312,3 +312,70 @@ def test_a_cdi_specification_has_the_gpus_that_are_declared(
     assert done.stderr == ""
     assert (f"fresh={cdi}/nvidia.yaml" in done.stdout.splitlines()) is fresh, done.stdout
     assert (f"other={cdi}/nvidia.yaml" in done.stdout.splitlines()) is not fresh, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("major", "uvm", "lines"),
+    [
+        (1, 510, {"fresh"}),
+        (99, 510, {"renumbered"}),  # /dev/null stands for a device node: its number is 1
+        (1, 511, {"renumbered"}),  # the kernel gave nvidia-uvm another number at this boot
+    ],
+)
+@pytest.mark.parametrize("json", [False, True])
+def test_a_cdi_specification_has_the_kernels_device_numbers(
+    tmp_path: Path, major: int, uvm: int, lines: set[str], *, json: bool
+) -> None:
+    """nvidia-container-toolkit #1934."""
+    (tmp_path / "version").write_text("580.1\n")
+    (tmp_path / "devices").write_text("Character devices:\n  1 mem\n510 nvidia-uvm\n")
+    (tmp_path / "nvidia0").touch()
+    nodes = [("/dev/null", major), ("/dev/nvidia-uvm", uvm)]
+    if json:
+        text = ",".join(f'{{"path":"{node}","major":{number},"minor":0}}' for node, number in nodes)
+    else:
+        text = "".join(f"  - path: {node}\n    major: {number}\n" for node, number in nodes)
+    (tmp_path / "nvidia.spec").write_text(
+        f"kind: nvidia.com/gpu\nlib.so.580.1\npath: {tmp_path}/nvidia0\n{text}"
+    )
+
+    script = gpu_access.LOOK
+    for ours, moved in {
+        "/sys/module/nvidia/version": f"{tmp_path}/version",
+        "/etc/cdi/*": f"{tmp_path}/nvidia.spec",
+        "/proc/devices": f"{tmp_path}/devices",
+        "/dev/nvidia[0-9][0-9]*": f"{tmp_path}/nvidia[0-9][0-9]*",
+    }.items():
+        script = script.replace(ours, moved)
+    argv = ["sh", "-c", script, "clusterctl", str(tmp_path / "rule"), "1"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+
+    assert done.stderr == ""
+    found = {line.partition("=")[0] for line in done.stdout.splitlines()}
+    assert found & {"fresh", "renumbered", "other"} == lines
+
+
+@pytest.mark.parametrize("gnu", [False, True])
+def test_a_driver_file_that_uutils_dd_breaks(tmp_path: Path, *, gnu: bool) -> None:
+    """makeself #357: the archive reads itself with dd."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, says in {
+        "dd": "dd (uutils coreutils) 0.2.2",
+        **({"gnudd": "dd (GNU)"} if gnu else {}),
+    }.items():
+        (programs / name).write_text(f"#!/bin/sh\necho '{says}'\n")
+        (programs / name).chmod(0o755)
+    file = tmp_path / "NVIDIA.run"
+    file.write_text(
+        "case $(dd) in *GNU*) exit 0;; esac\necho 'Error in MD5 checksums' >&2\nexit 2\n"
+    )
+    done = subprocess.run(
+        ["sh", "-c", nvidia_driver.INSTALL, "clusterctl", str(file)],
+        env={"PATH": f"{programs}:/usr/bin:/bin"}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode == 0) is gnu
+    wanted = [] if gnu else [
+        "Error in MD5 checksums", "dd here is uutils', which breaks the check of NVIDIA's archive",
+    ]  # fmt: skip
+    assert done.stderr.splitlines() == wanted

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from clusterctl.containers.spec import CLUSTER_LABEL
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import ContainerFacts, HostFacts
 from clusterctl.facts.network_requirements import PortsTaken
@@ -13,7 +14,7 @@ from clusterctl.inventory.model import Host, Inventory, Nics
 from clusterctl.node.documents import NodeState, RayNode, to_json
 from clusterctl.node.files import NodePaths
 from clusterctl.ray_cluster.topology import Node, Topology
-from clusterctl.survey.cluster import name_listeners, place
+from clusterctl.survey.cluster import name_listeners, place, requirements
 from clusterctl.survey.drift import ray_problems, releases_apart
 from tests.fakes.host_facts import host_facts, nic
 from tests.fakes.surveys import survey_of
@@ -49,6 +50,20 @@ def test_ray_that_is_not_ours_is_named() -> None:
     )
     assert error.detail == 'LISTEN 0 128 *:6379 *:* users:(("gcs_server",pid=4242,fd=7))'
     assert "pkill -x gcs_server" in (error.hint or "")
+
+
+def test_a_cluster_under_another_name_is_named_and_not_killed() -> None:
+    hosts = inventory("a", "b")
+    node = ContainerFacts("1", "clusterctl-lab", "i", {CLUSTER_LABEL: "lab"}, "running", 0, "", 0)
+    busy = replace(host_facts(nic("eth0", "10.0.0.1")), listening_ports=(6379, 6380))
+    answers = {
+        name: Probe(replace(busy, hostname=name, boot_id=name), {}, (), (node,), None)
+        for name in "ab"
+    }
+    (error,) = requirements(survey_of(hosts, answers))
+    assert str(error) == "these hosts belong to cluster lab, whose nodes run there: a, b"
+    assert "write `cluster: lab` in" in str(error.hint)
+    assert "pkill" not in str(error.hint)
 
 
 def test_another_program_is_shown_and_the_cause_stays() -> None:
