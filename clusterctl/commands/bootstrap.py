@@ -4,7 +4,7 @@ changing anything."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,6 +19,8 @@ from clusterctl.engine.plan import OnFailure, Plan, Stage, plan_apart
 from clusterctl.engine.plan import plan as plan_stages
 from clusterctl.engine.step import HostView, Step
 from clusterctl.errors import ClusterctlError, raise_all
+from clusterctl.facts.container_networks import free_bridge, site_networks
+from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.inventory.outside import outside_of
 from clusterctl.network.gate import FabricRecord, ensure_proven
@@ -62,7 +64,9 @@ from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
 
-def host_stages(inventory: Inventory, names: tuple[str, ...]) -> tuple[Stage, ...]:
+def host_stages(
+    inventory: Inventory, names: tuple[str, ...], facts: Mapping[str, HostFacts]
+) -> tuple[Stage, ...]:
     """Return the first stages. Each changes facts that later ones depend on: the proof of links
     between hosts runs on Python, and container options depend on the engine.
 
@@ -73,11 +77,13 @@ def host_stages(inventory: Inventory, names: tuple[str, ...]) -> tuple[Stage, ..
     bundles = open_bundles(packages.offline, packages.sums)
     gpu_access = accelerator_named(inventory.accelerator).host_steps(packages, bundles)
     trusted = TrustedCa(inventory.cluster, outside.certificates, inventory.image)
+    bridge = free_bridge(site_networks(inventory, facts))
+    engine = ContainerEngine(packages, bundles, bridge=bridge)
     proxy = HostProxy(inventory.cluster, outside.proxy, outside.no_proxy)
     return (
         Stage("Access to outside", names, (trusted, proxy)),
         Stage("Python", names, (HostPython(bundles),)),
-        Stage("Container engine", names, (ContainerEngine(packages, bundles),)),
+        Stage("Container engine", names, (engine,)),
         *([Stage("GPUs in containers", names, gpu_access)] if gpu_access else []),
     )
 
@@ -230,7 +236,7 @@ class Bootstrapped:
 
 def plan_for(cluster: Cluster, names: tuple[str, ...]) -> Plan:
     """Return the plan of bootstrap for the hosts called `names`. Changes nothing."""
-    outside, python, *engine = host_stages(cluster.inventory, names)
+    outside, python, *engine = host_stages(cluster.inventory, names, cluster.survey.facts)
     host = (outside, python, firewall_stage(cluster, names), *engine)
     later = cluster_stages(cluster, ClusterImages(cluster, names, Engines(driver_for)))
     return plan_stages((*host, *later), cluster.views)
@@ -253,7 +259,7 @@ def make_plan(
             wrong = {each.host for each in errors}
             fit = tuple(h.name for h in hosts if h.name in survey.views and h.name not in wrong)
             sink(Note("not the whole plan: the rest depends on the problems below"))
-            stages = host_stages(inventory, fit)
+            stages = host_stages(inventory, fit, survey.facts)
             each = [replace(stage, on_failure=OnFailure.SET_HOST_ASIDE) for stage in stages]
             found = plan_apart(each, survey.views)
             return found.plan, (*errors, *found.set_aside.values())
@@ -296,7 +302,7 @@ def run(
         if silent:
             sink(Note(f"left out by --limit, and does not answer: {', '.join(silent)}"))
         with ClusterLock(cluster.head.transport, inventory.cluster, "bootstrap") as lock:
-            outside, python, *engine = host_stages(inventory, names)
+            outside, python, *engine = host_stages(inventory, names, cluster.survey.facts)
             first = (outside, python, firewall_stage(cluster, names))
             later = cluster_stages(cluster, ClusterImages(cluster, names, engines))
             plan = plan_stages((*first, *engine, *later), cluster.views)

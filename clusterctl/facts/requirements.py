@@ -13,6 +13,10 @@ from typing import Protocol
 
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.cluster_requirements import cluster_notes, cluster_problems
+from clusterctl.facts.container_networks import (
+    container_network_notes,
+    container_network_problems,
+)
 from clusterctl.facts.model import ENGINE_ROOT, HostFacts
 from clusterctl.facts.network_requirements import (
     ephemeral_notes,
@@ -123,7 +127,11 @@ def problems(
         for problem in (*of_host, *full):
             problem.host = host.name
             found.append(problem)
-    return (*found, *cluster_problems(inventory, facts))
+    return (
+        *found,
+        *cluster_problems(inventory, facts),
+        *container_network_problems(inventory, facts),
+    )
 
 
 def notes(
@@ -144,7 +152,12 @@ def notes(
             *(f"not known: {text}" for text in its.unknown),
         )
     )
-    return (*of_hosts, *devices.notes_between(facts), *cluster_notes(inventory, facts))
+    return (
+        *of_hosts,
+        *devices.notes_between(facts),
+        *cluster_notes(inventory, facts),
+        *container_network_notes(inventory, facts),
+    )
 
 
 def _root_and_processor_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:

@@ -19,6 +19,7 @@ from clusterctl.facts.candidates import (
     one_port,
     speed_of,
 )
+from clusterctl.facts.container_networks import bridge_choices
 from clusterctl.facts.model import HostFacts, NicFacts
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.inventory.unsafe import is_public
@@ -50,19 +51,25 @@ def resolve(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Topology:
             _offer_ways_out(inventory, facts, lost)
         raise
 
-    if len(topology.nodes) == 1:
-        return topology  # No traffic leaves the host
+    notes = _passed_over(inventory, facts, topology)
+    for name, line in bridge_choices(inventory, facts).items():
+        notes[name] = (*notes.get(name, ()), line)
+    nodes = (
+        replace(node, explain=(*node.explain, *notes.get(node.host, ()))) for node in topology.nodes
+    )
+    return Topology(tuple(nodes))
 
+
+def _passed_over(
+    inventory: Inventory, facts: Mapping[str, HostFacts], topology: Topology
+) -> dict[str, tuple[str, ...]]:
+    if len(topology.nodes) == 1:
+        return {}  # No traffic leaves the host
     hosts = {host.name: host for host in inventory.hosts}
     reached = {name: ip for name, host in hosts.items() if (ip := _reached(host, facts[name]))}
     known = {name: facts[name] for name in hosts}
     lines = passed_over(topology, known, reached, lambda it: _works(inventory, facts, it))
-    return Topology(
-        tuple(
-            replace(node, explain=(*node.explain, lines[node.host])) if node.host in lines else node
-            for node in topology.nodes
-        )
-    )
+    return {name: (line,) for name, line in lines.items()}
 
 
 def _offer_ways_out(

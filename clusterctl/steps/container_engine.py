@@ -6,9 +6,11 @@ A running engine is never upgraded, restarted or configured.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Interface
 from typing import TypeVar
 
 from clusterctl import deadlines
@@ -17,7 +19,13 @@ from clusterctl.errors import MALFORMED, CommandFailed, RequirementsNotMet, Step
 from clusterctl.inventory.model import Packages
 from clusterctl.packages.bundle import Bundle
 from clusterctl.steps.engine_source import ENGINE_FILES, EngineSource, engine_source
-from clusterctl.steps.files import ENGINE_PACKAGES, installed_by_us, root_script
+from clusterctl.steps.files import (
+    ENGINE_PACKAGES,
+    MAKE_DIRECTORIES,
+    installed_by_us,
+    record_installed,
+    root_script,
+)
 from clusterctl.steps.package_manager import own_manager
 
 T = TypeVar("T")
@@ -44,6 +52,8 @@ done
 systemctl cat docker.service >/dev/null 2>&1 && echo "unit=yes"
 exit 0
 """
+
+DAEMON_JSON = "/etc/docker/daemon.json"
 
 START = "systemctl reset-failed docker.service docker.socket; systemctl enable --now docker.service"
 
@@ -93,9 +103,15 @@ class ContainerEngine:
         packages: Packages | None = None,
         bundles: Sequence[Bundle] = (),
         *,
+        bridge: IPv4Interface | None = None,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`bundles`: package bundles to install from, instead of the host's sources."""
+        """Arguments that are not obvious:
+
+        bundles  package bundles to install from, instead of the host's sources
+        bridge   address of Docker's bridge, where the site uses the network of its default
+        """
+        self._bridge = bridge
         self._packages = packages or Packages()
         self._bundles = tuple(bundles)
         self._pause = pause
@@ -116,6 +132,12 @@ class ContainerEngine:
         del change
         found = _look(view)
         if not (found.client and found.unit):
+            if self._bridge and view.transport.read_file(DAEMON_JSON) is None:
+                record_installed(view, [DAEMON_JSON], ENGINE_FILES)
+                directory = DAEMON_JSON.rpartition("/")[0]
+                root_script(view, MAKE_DIRECTORIES, "755", directory, doing=f"making {directory}")
+                text = json.dumps({"bip": str(self._bridge)}) + "\n"
+                view.transport.put(text.encode(), DAEMON_JSON, sudo=True)
             self._source(view, found).install(view)
         if not _look(view).server:
             view.say("starting docker.service")

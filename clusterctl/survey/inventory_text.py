@@ -286,7 +286,7 @@ def _host(found: Found, node: Node) -> Iterator[str]:
         address.ip
         for nic in facts.nics
         for address in nic.addresses
-        if subnet and address.scope == "global" and ip_address(address.ip) in ip_network(subnet)
+        if subnet and ip_address(address.ip) in ip_network(subnet)
     ]
     if inside != [node.node_ip] or host.address != node.node_ip:
         yield f"    node_ip: {scalar(node.node_ip)} # {node.explain[0].partition(': ')[2]}"

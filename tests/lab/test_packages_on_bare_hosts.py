@@ -89,7 +89,7 @@ def install(file: Path, *, look_only: bool = False) -> Plan:
     inventory = load(file)
     with connected(inventory.hosts, Credentials()) as transports:
         found = take_survey(inventory, transports).require_answers().views
-        stages = host_stages(inventory, tuple(host.name for host in inventory.hosts))
+        stages = host_stages(inventory, tuple(host.name for host in inventory.hosts), {})
         plan = plan_stages(stages, found)
         if not look_only:
             execute(stages, found, lambda _: None)

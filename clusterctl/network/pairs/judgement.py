@@ -127,8 +127,7 @@ def fault_of(way: Way, ports: Mapping[int, str]) -> PairFault | None:
             f"a firewall {'drops' if drops else 'refuses'} connections from {{others}} to "
             f"{', '.join(named) if 'ok' in way.tcp.values() else 'all ports tried'} on "
             f"{receiver.nic}",
-            f"sudo iptables -I INPUT -s {network(sender)} -j ACCEPT; current rules: "
-            "sudo nft list ruleset; sudo iptables -S INPUT",
+            _opening(receiver.firewall, network(sender)),
         )  # fmt: skip
     if lost := _lost_packets(way):
         return lost
@@ -149,6 +148,29 @@ def fault_of(way: Way, ports: Mapping[int, str]) -> PairFault | None:
             "check the negotiated speed and error counters: ethtool {nic}; ip -s link show {nic}",
         )  # fmt: skip
     return None
+
+
+def _opening(firewall: str, network: str) -> str:
+    """Return how to let a network in, by what rules over incoming connections. An accept in one
+    chain of nftables ends no other, so that a rule helps only where the refusing one is."""
+    ways = {
+        "firewalld": f"sudo firewall-cmd --permanent --zone=trusted --add-source={network} && "
+        "sudo firewall-cmd --reload",
+        "ufw": f"sudo ufw allow from {network}",
+        "iptables": f"sudo iptables -I INPUT -s {network} -j ACCEPT; to keep it: sudo "
+        "netfilter-persistent save, or sudo service iptables save",
+        "nftables": f"put `ip saddr {network} accept` before the rule of the chain with `hook "
+        "input` that refuses it, in the file that nftables.service loads: systemctl cat nftables; "
+        "sudo nft list ruleset",
+    }
+    if firewall in ways:
+        return ways[firewall]
+    named = "; ".join(f"with {name}: {ways[name]}" for name in ("firewalld", "ufw"))
+    return (
+        "find who refuses it: systemctl is-active firewalld ufw; sudo nft list ruleset; sudo "
+        f"iptables -S INPUT; {named}; with iptables alone: sudo iptables -I INPUT -s {network} "
+        "-j ACCEPT; if nothing there does, it is a security group of the cloud or a device between"
+    )
 
 
 def carried(lane: Lane) -> str:

@@ -27,6 +27,7 @@ class End:
     mac: str = ""  # Of the NIC: 02:00:00:00:00:01
     # Of all NICs of the host: any of them may answer ARP requests for its addresses
     macs: frozenset[str] = frozenset()
+    firewall: str = ""  # What rules over incoming connections there, as HostFacts has it
 
     def __str__(self) -> str:
         return f"{self.nic} ({self.ip})"
@@ -119,13 +120,21 @@ def lanes(topology: Topology, facts: Mapping[str, HostFacts]) -> tuple[Lane, ...
             # The address on that NIC of the node IP's family, the node IP itself if it is there
             nic, six = facts[node.host].nic(name), ":" in node.node_ip
             offered = nic.addresses if nic else ()
-            held = [a for a in offered if a.scope == "global" and (":" in a.ip) == six]
+            held = [a for a in offered if (":" in a.ip) == six and (not six or a.scope == "global")]
             if nic and held:
                 speed = nic.speed if nic.kind in _HONEST else None
                 macs = frozenset(each.mac for each in facts[node.host].nics)
                 first = next((a for a in held if a.ip == node.node_ip), held[0])
                 ends[node.host] = End(
-                    node.host, name, first.ip, first.prefix, nic.mtu, speed, nic.mac, macs
+                    node.host,
+                    name,
+                    first.ip,
+                    first.prefix,
+                    nic.mtu,
+                    speed,
+                    nic.mac,
+                    macs,
+                    facts[node.host].firewall,
                 )
         key = tuple((end.host, end.nic, end.ip) for end in ends.values())
         purposes, _ = found.setdefault(key, ([], Lane((), ends)))

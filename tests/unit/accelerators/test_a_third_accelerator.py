@@ -144,7 +144,7 @@ def test_bootstrap_and_down_do_what_it_needs(tmp_path: Path) -> None:
     engines = Engines(fake_driver)
     with ClusterImages(cluster, ("a", "b"), engines) as images:
         stages = (
-            *bootstrap.host_stages(demo, ("a", "b")),
+            *bootstrap.host_stages(demo, ("a", "b"), {}),
             *bootstrap.cluster_stages(cluster, images),
         )
     steps = {stage.title: stage.steps for stage in stages}

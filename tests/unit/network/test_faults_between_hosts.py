@@ -241,3 +241,22 @@ def test_what_was_measured_and_what_not_is_noted() -> None:
         "packet sizes are not proven: raw sockets need root on the hosts",
         "between hosts, for NCCL and Gloo: round trip at most 0.10 ms, 940 to 9400 Mbit/s",
     ]
+
+
+@pytest.mark.parametrize(
+    ("firewall", "fix"),
+    [
+        ("firewalld", "sudo firewall-cmd --permanent --zone=trusted --add-source=10.78.0.0/24 && "),
+        ("ufw", "sudo ufw allow from 10.78.0.0/24"),
+        ("iptables", "sudo iptables -I INPUT -s 10.78.0.0/24 -j ACCEPT; to keep it: "),
+        ("nftables", "put `ip saddr 10.78.0.0/24 accept` before the rule of the chain"),
+        ("", "systemctl is-active firewalld ufw; sudo nft list ruleset; sudo iptables -S INPUT; "),
+    ],
+)
+def test_a_firewall_is_opened_by_what_rules_there(firewall: str, fix: str) -> None:
+    """https://github.com/firewalld/firewalld/issues/527, ray-project/ray/issues/35254"""
+    shut = way(end(1), end(2, firewall=firewall), tcp={EPHEMERAL: "no answer", 6380: "no answer"})
+    (found,) = problems(PairResults((shut,), {}, {}), PORTS)
+    assert found.host == "gpu2"
+    assert fix in (found.hint or "")
+    assert ("iptables" in (found.hint or "")) == (firewall in ("iptables", ""))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from ipaddress import IPv4Interface
 
 import pytest
 
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import CommandFailed, RequirementsNotMet, StepFailed
 from clusterctl.inventory.model import Packages, PackageSource
-from clusterctl.steps.container_engine import ContainerEngine, EngineAbsent
+from clusterctl.steps.container_engine import DAEMON_JSON, ContainerEngine, EngineAbsent
 from clusterctl.steps.engine_source import ENGINE_FILES
 from tests.fakes.host import FakeTransport
 from tests.unit.steps.stage import Cluster, cluster
@@ -130,3 +131,27 @@ def test_the_static_archives_files_are_noted_and_taken_back(made: Cluster) -> No
     EngineAbsent("demo").apply(made.head_view, Change(""))
     assert not set(marked) & set(made.head.files)
     assert EngineAbsent("demo").check(made.head_view) is None
+
+
+def test_where_the_site_uses_dockers_own_network_its_bridge_gets_another(made: Cluster) -> None:
+    """https://github.com/kasmtech/workspaces-issues/issues/634"""
+    made.head.packages.clear()
+    made.head.engine.running = False
+    bridge = IPv4Interface("172.30.213.1/24")
+    engine = ContainerEngine(bridge=bridge, pause=lambda _: None)
+    engine.apply(made.head_view, Change(""))
+    text, _ = made.head.files[DAEMON_JSON][:2]
+    assert text == b'{"bip": "172.30.213.1/24"}\n'
+    EngineAbsent("demo").apply(made.head_view, Change(""))
+    assert DAEMON_JSON not in made.head.files
+
+
+def test_a_daemon_json_of_the_sites_own_stays_as_it_is(made: Cluster) -> None:
+    made.head.packages.clear()
+    made.head.engine.running = False
+    made.head.files[DAEMON_JSON] = (b'{"debug": true}', 0o644)
+    engine = ContainerEngine(bridge=IPv4Interface("172.30.213.1/24"), pause=lambda _: None)
+    engine.apply(made.head_view, Change(""))
+    assert made.head.files[DAEMON_JSON][0] == b'{"debug": true}'
+    EngineAbsent("demo").apply(made.head_view, Change(""))
+    assert made.head.files[DAEMON_JSON][0] == b'{"debug": true}'

@@ -96,7 +96,7 @@ def test_with_a_ca_too_the_second_run_is_quiet(tmp_path: Path) -> None:
     made = cluster()
     for _ in range(2):
         changes = []
-        for step in host_stages(load(file), ("gpu1",))[0].steps:
+        for step in host_stages(load(file), ("gpu1",), {})[0].steps:
             change = step.check(made.head_view)
             if isinstance(change, Change):
                 changes.append(change)

@@ -1,0 +1,133 @@
+"""Compare the networks that Docker makes on a host with those that the cluster is in. Pure.
+
+A host sends what is for a network of its own to that network: where Docker's bridge has
+172.17.0.0/16, no packet reaches a host at 172.17.0.5. Docker leaves out what is in the host's own
+table of routes, but not what lies behind its default route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, ip_address
+
+from clusterctl.errors import RequirementsNotMet
+from clusterctl.facts.candidates import VPN, maker_of
+from clusterctl.facts.model import HostFacts, NicFacts
+from clusterctl.inventory.model import Inventory
+
+BRIDGE = IPv4Interface("172.17.0.1/16")  # What Docker takes by itself
+
+# For a bridge where the site uses 172.17.0.0/16: rare networks of each private range
+_OTHERS = tuple(map(IPv4Interface, ("172.30.213.1/24", "192.168.213.1/24", "10.213.213.1/24")))
+
+
+def site_networks(inventory: Inventory, facts: Mapping[str, HostFacts]) -> set[IPv4Network]:
+    """Return the networks of all hosts' interfaces and routes without those of containers, and the
+    inventory's addresses."""
+    found = {IPv4Network(host.address) for host in inventory.hosts if _is_ipv4(host.address)}
+    for of in facts.values():
+        own = [nic for nic in of.nics if _is_of_site(of, nic)]
+        found |= {network for nic in own for network in _networks(nic)}
+        names = {nic.name for nic in own}
+        # Some VPNs write the default route as two halves.
+        found |= {it.network for it in of.routes if it.nic in names and it.network.prefixlen > 1}
+    return found
+
+
+def free_bridge(taken: Collection[IPv4Network]) -> IPv4Interface | None:
+    """Return an address for Docker's bridge that is in none of the networks; None if Docker's own
+    choice is."""
+    if not any(BRIDGE.network.overlaps(network) for network in taken):
+        return None
+    return next((it for it in _OTHERS if not any(map(it.network.overlaps, taken))), None)
+
+
+def bridge_choices(inventory: Inventory, facts: Mapping[str, HostFacts]) -> dict[str, str]:
+    """Return what Docker's bridge gets on hosts that have no Docker yet, where that is not Docker's
+    own choice."""
+    bridge = free_bridge(site_networks(inventory, facts))
+    if bridge is None:
+        return {}
+    return {
+        host.name: f"Docker's bridge on {bridge.network}: the site uses {BRIDGE.network}, which "
+        "Docker would take"
+        for host in inventory.hosts
+        if host.name in facts and not facts[host.name].engine.installed
+    }
+
+
+def container_network_problems(
+    inventory: Inventory, facts: Mapping[str, HostFacts]
+) -> Iterator[RequirementsNotMet]:
+    """Yield a problem for each network of containers that hides another host."""
+    bridge = free_bridge(site_networks(inventory, facts)) or BRIDGE
+    for name, of in facts.items():
+        made = [nic for nic in of.nics if maker_of(of, nic) == "Docker"]
+        for nic in made:
+            hidden = [
+                f"{host.name} ({ip})"
+                for host in inventory.hosts
+                if host.name != name
+                for ip in _addresses(host.address, facts.get(host.name))
+                if _hides(of, nic, ip)
+            ]
+            if hidden:
+                network = ", ".join(map(str, _networks(nic)))
+                yield RequirementsNotMet(
+                    f"its Docker has {network} ({nic.name}), and hides {', '.join(hidden)} there",
+                    host=name,
+                    hint=f'put "bip": "{bridge}" into /etc/docker/daemon.json; then: sudo '
+                    "systemctl restart docker"
+                    if nic.name == "docker0"
+                    else "remove that network: docker network ls; docker network rm NAME; or give "
+                    "it another subnet",
+                )
+
+
+def container_network_notes(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[str]:
+    """Yield a note for each host whose Docker has a network that the site uses."""
+    taken = site_networks(inventory, facts)
+    for name, of in facts.items():
+        made = [nic for nic in of.nics if maker_of(of, nic) == "Docker"]
+        for nic in made:
+            others = {it for network in _networks(nic) for it in taken if it.overlaps(network)}
+            if others:
+                mine = ", ".join(map(str, _networks(nic)))
+                yield (
+                    f"{name}: {nic.name} of Docker has {mine}, and the site uses "
+                    f"{', '.join(map(str, sorted(others)))}: what is there cannot be reached from "
+                    f"{name}"
+                )
+
+
+def _hides(facts: HostFacts, bridge: NicFacts, ip: IPv4Address) -> bool:
+    """Whether packets to `ip` leave by the bridge: no network or route of the host is narrower."""
+    own = [net for nic in facts.nics if _is_of_site(facts, nic) for net in _networks(nic)]
+    others = [*own, *(route.network for route in facts.routes if route.nic != bridge.name)]
+    best = max((net.prefixlen for net in others if ip in net), default=0)
+    return any(ip in net and net.prefixlen > best for net in _networks(bridge))
+
+
+def _is_of_site(facts: HostFacts, nic: NicFacts) -> bool:
+    return nic.kind != "loopback" and maker_of(facts, nic) in (None, VPN)
+
+
+def _networks(nic: NicFacts) -> list[IPv4Network]:
+    pairs = ((address.ip, address.prefix) for address in nic.addresses if ":" not in address.ip)
+    return [IPv4Interface(f"{ip}/{prefix}").network for ip, prefix in pairs]
+
+
+def _addresses(address: str, facts: HostFacts | None) -> set[IPv4Address]:
+    """Return the IPv4 addresses of a host that others use: the inventory's, and its NICs'."""
+    known = {address} if _is_ipv4(address) else set()
+    for nic in facts.nics if facts else ():
+        if facts and _is_of_site(facts, nic):
+            known |= {each.ip for each in nic.addresses if ":" not in each.ip}
+    return {IPv4Address(ip) for ip in known}
+
+
+def _is_ipv4(text: str) -> bool:
+    try:
+        return ip_address(text).version == 4
+    except ValueError:
+        return False
