@@ -19,6 +19,7 @@
 
     DEGRADED                            8   no error: the cluster runs, but not as specified
     CHANGES_PENDING                    10   no error: a dry run found changes
+    UNPROVEN                           12   no error: the forecast of `fit` is not proven
 
 Every error names the host, the cause in one sentence (`summary`) and the fix as a command
 (`hint`). `detail` has more for the reader, such as the last lines of a log or the complete
@@ -30,6 +31,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 DEGRADED = 8  # Exit code of `status` if the cluster is not as the inventory specifies
+
+UNPROVEN = 12  # Exit code of `fit` if its figures were not compared with vLLM's for such a model
 
 CHANGES_PENDING = 10  # Exit code of a dry run that found changes
 

@@ -101,9 +101,10 @@ def fit(
 ) -> None:
     """Show memory per rank, KV cache and layouts that fit. Starts nothing.
 
-    Exit 11 when it does not fit, with the nearest settings that would.
+    Exit 11 when it does not fit, with the nearest settings that would; 12 when the figures are not
+    proven for such a model.
     """
-    from clusterctl.errors import DoesNotFit, UsageError
+    from clusterctl.errors import UNPROVEN, DoesNotFit, UsageError
     from clusterctl.planning.fit_request import FitArguments, without_cluster
 
     given = [
@@ -154,6 +155,8 @@ def fit(
         print("\n".join(fit_lines(document, width=line_width(sys.stdout))))
     if report.refused:  # vLLM certainly cannot start like this
         raise typer.Exit(DoesNotFit.exit_code)
+    if report.unproven:
+        raise typer.Exit(UNPROVEN)
 
 
 def _shape_on_hub(model_id: str) -> ModelShape:

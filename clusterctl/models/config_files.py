@@ -23,13 +23,45 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises UsageError if it is missing, is not JSON, or is not an object.
     """
     file = path / "config.json" if path.is_dir() else path
+    if file.suffix == ".gguf":
+        raise not_planned(str(path))
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
+        if path.is_dir() and any(path.glob("*.gguf")):
+            raise not_planned(str(path)) from None
+        if (own := file.with_name("params.json")).is_file():
+            raise UsageError(
+                f"{own} is in Mistral's own format, from which memory is not planned",
+                hint="name the config.json of the same model, if it has one; clusterctl serve "
+                "starts it without a forecast",
+            ) from None
         raise UsageError(f"no config.json at {file}", hint=_FETCH) from None
     except (OSError, UnicodeDecodeError) as failed:
         raise UsageError(f"cannot read {file}: {failed}", hint=_FETCH) from failed
-    return parse_config(text, str(file))
+    return with_quantization(parse_config(text, str(file)), file.with_name(QUANTIZATION_FILE))
+
+
+def not_planned(model: str) -> UsageError:
+    """Return the error for a model in llama.cpp's format."""
+    return UsageError(
+        f"{model} is GGUF, llama.cpp's format, whose memory is not planned: each of its tensors "
+        "has a format of its own",
+        hint="plan with the config.json of the model that it was made from; vLLM 0.28 and newer "
+        "need a plugin to serve it",
+    )
+
+
+QUANTIZATION_FILE = "hf_quant_config.json"  # ModelOpt's, beside a config.json that lacks it
+
+
+def with_quantization(config: dict[str, Any], file: Path) -> dict[str, Any]:
+    """Return the config with ModelOpt's description of the quantization, which vLLM reads where
+    config.json has none. Raises UsageError if the file is not JSON."""
+    if config.get("quantization_config") or not file.is_file():
+        return config
+    found = parse_config(file.read_text(encoding="utf-8"), str(file))
+    return {**config, "quantization_config": {**found, "quant_method": "modelopt"}}
 
 
 def parse_config(text: str, origin: str = "config.json") -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
 from clusterctl import deadlines
-from clusterctl.errors import CommandFailed
+from clusterctl.errors import MALFORMED, CommandFailed
 from clusterctl.models.config_json import described
 from clusterctl.models.shape import ModelShape
 from clusterctl.transport.base import Transport
@@ -98,13 +99,14 @@ def parse_probe(text: str) -> tuple[ModelDirectory, ...]:
         elif record and line != "end":
             record.append(line)
         elif record:
-            content = [line[1:] for line in record if line.startswith("|")]
+            content = "\n".join(line[1:] for line in record if line.startswith("|"))
+            quantization = "\n".join(line[1:] for line in record if line.startswith("+"))
             sizes = _all(record, "weights")[:1] or ("0 0 0",)
             files, total, pointers = map(int, sizes[0].split())
             found.append(
                 ModelDirectory(
                     path=_all(record, "directory")[0],
-                    config="\n".join(content) if content else None,
+                    config=_with_quantization(content, quantization) or None,
                     weight_files=files,
                     weight_bytes=total,
                     pointers=pointers,
@@ -117,6 +119,19 @@ def parse_probe(text: str) -> tuple[ModelDirectory, ...]:
             )
             record = []
     return tuple(found)
+
+
+def _with_quantization(config: str, quantization: str) -> str:
+    """Return the text of config.json with what ModelOpt's file says, where it lacks that."""
+    if not config or not quantization:
+        return config
+    try:
+        found, more = json.loads(config), json.loads(quantization)
+        if found.get("quantization_config"):
+            return config
+        return json.dumps({**found, "quantization_config": {**more, "quant_method": "modelopt"}})
+    except (*MALFORMED, AttributeError, TypeError):
+        return config  # told where config.json is read
 
 
 def _all(record: Sequence[str], word: str) -> tuple[str, ...]:

@@ -48,6 +48,10 @@ record() {
     if (reach "$1/config.json" && [ -f "./$name" ] && [ -r "./$name" ]); then
         show "$1/config.json" | sed 's/^/|/'
         echo
+        if [ -f "$1/hf_quant_config.json" ]; then
+            show "$1/hf_quant_config.json" | sed 's/^/+/'
+            echo
+        fi
     elif [ -e "$1/config.json" ]; then
         echo "unreadable config.json"
     fi

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,26 @@ class Latent:
     nope_dim: int
     rope_dim: int
     value_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """Chooses the tokens that sparse attention reads (DeepSeek V3.2, GLM-5, MiniMax M3). It keeps a
+    key of `head_dim` elements of its own for every token; `owned`: not that of an earlier layer."""
+
+    heads: int
+    head_dim: int
+    owned: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """DeepSeek V4's attention: a sliding window, and beyond it one row for every `ratio` tokens (0:
+    the window alone). Projections of the output are in `groups` of rank `out_rank`."""
+
+    ratio: int
+    groups: int
+    out_rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +57,36 @@ class Attention:
     qk_norm: bool = False
     sinks: bool = False
     shares_cache: bool = False  # reads the KV cache of an earlier layer, has no own K and V
+    gated: bool = False  # the query projection has a gate of the output beside it
+    indexer: Indexer | None = None
+    compressed: Compressed | None = None
+    keys_are_values: bool = False  # one projection for both (Gemma 4's global layers)
+    value_dim: int = 0  # of each head, where it differs from that of keys
+
+
+StateKind = Literal["delta", "mamba2", "mamba1", "conv", "linear", "kimi"]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A layer that keeps a state of fixed size in place of keys and values: a gated delta net
+    (Qwen3-Next, Qwen3.5), Mamba 1 or 2, a short convolution (LFM2), linear attention, or Kimi's
+    delta attention.
+
+    The recurrent state has heads x head_dim x state_size elements of `state_bytes` each, and the
+    convolution keeps its last `kernel` - 1 inputs.
+    """
+
+    kind: StateKind
+    heads: int
+    head_dim: int
+    groups: int  # Heads of B and C, or of keys and queries
+    state_size: int
+    kernel: int
+    state_bytes: int
+    rank: int = 0  # of the time step in Mamba 1, of gates in Kimi's
+    bias: bool = False  # of the projections
+    conv_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +106,31 @@ class Experts:
     per_token: int
     width: int
     bias: bool = False
+    gated: bool = True
+    latent: int = 0  # Width that experts work in, if it is not the model's (Nemotron 3)
+
+
+# The parts of a layer that may be stored differently. `small`: narrow projections of a state, which
+# vLLM quantises only where the checkpoint names them.
+Part = Literal[
+    "attention", "out", "indexer", "mlp", "shared", "experts", "latent", "state", "small",
+    "state_out",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """A decoder layer. `norms` is the number of its vectors of the hidden size."""
+    """A decoder layer. `norms` is the number of its vectors of the hidden size, `mlp` its dense
+    block or the shared expert. `stored` has the parts that are stored in another way than the
+    model's other weights; None: not quantised."""
 
     attention: Attention | None
     mlp: Mlp | None
     experts: Experts | None = None
     norms: int = 2
     per_layer_input: int = 0  # Gemma's per-layer embeddings: width of that input
+    state: State | None = None
+    stored: tuple[tuple[Part, Quantization | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +144,10 @@ class Tower:
     gated: bool
     patch: int
     positions: int  # vectors in the position table
+    merged: int = 0  # patches to a side that are joined before the projection (Qwen's merger)
+    mergers: int = 1
+    frames: int = 1  # pictures in a patch
+    divided: bool = False  # over the tensor parallel ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +163,12 @@ class Quantization:
     """How weights are stored. `block` is the side of fp8 scale blocks; None means one scale per
     tensor."""
 
-    method: str  # fp8, mxfp4, awq, gptq, bitsandbytes
+    method: str  # fp8, mxfp8, nvfp4, mxfp4, int8, awq, gptq, bitsandbytes
     bits: int
     group: int = 128
     block: int | None = None
     zeros: bool = True  # zero points: AWQ, GPTQ; not symmetric compressed-tensors
-    experts_only: bool = False  # mxfp4 of gpt-oss: everything but the experts stays bf16
+    channels: bool = False  # fp8: a scale for each row
     padded: bool = True  # mxfp4: experts padded for Marlin; not for Triton on Hopper
 
 
@@ -119,6 +188,9 @@ class ModelShape:
     layers: tuple[DecoderLayer, ...]
     rotary: tuple[RotaryTable, ...] = ()
     quantization: Quantization | None = None
+    head_stored: Quantization | None = None  # how lm_head is
+    cache_dtype: str = "auto"  # of the KV cache, where the checkpoint says
+    drafters: int = 0  # layers of multi-token prediction in the checkpoint
     tower: Tower | None = None
     per_layer_vocab: int = 0  # rows of Gemma's per-layer embedding table
     multimodal: bool = False  # takes images, audio or video too
@@ -139,6 +211,11 @@ class ModelShape:
     def attentions(self) -> tuple[Attention, ...]:
         """The attention of every layer that has one, in order."""
         return tuple(layer.attention for layer in self.layers if layer.attention)
+
+    @cached_property
+    def states(self) -> tuple[State, ...]:
+        """The state of every layer that keeps one, in order."""
+        return tuple(layer.state for layer in self.layers if layer.state)
 
     @property
     def is_latent(self) -> bool:

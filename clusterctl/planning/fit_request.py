@@ -6,13 +6,14 @@ answer comes at once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl.errors import UsageError
 from clusterctl.models.catalogue import CatalogueEntry, by_alias, by_directory, by_hub_id
-from clusterctl.models.config_files import checkpoint_bytes, read_config
+from clusterctl.models.config_files import checkpoint_bytes, not_planned, read_config
 from clusterctl.models.config_json import describe
 from clusterctl.models.name import did_you_mean, is_hub_id
 from clusterctl.models.shape import ModelShape
@@ -79,6 +80,9 @@ def without_cluster(asked: FitArguments, hub: HubShapes | None = None) -> FitRep
     if asked.network and len(hardware.sites) == 1:
         alone = "--network is not used, since all GPUs are in one host: give --gpus for each host"
         report = replace(report, notes=(*report.notes, alone))
+    if any(gpu.name == "H20" for site in hardware.sites for gpu in site.gpus):
+        twin = "H20 is planned with 96 GB: the one with 141 GB is H20-3e"
+        report = replace(report, notes=(*report.notes, twin))
     sizes = [[gpu.memory_gib for gpu in site.gpus] for site in hardware.sites]
     if any(each != sorted(each, reverse=True) for each in sizes):
         order = "the ranks on a host take its GPUs in the order of --gpus: name the largest first"
@@ -132,6 +136,8 @@ def load_shape(model: str | Path, hub: HubShapes | None = None) -> ModelShape:
         return compared_with_files(shape, checkpoint_bytes(path)) if path.is_dir() else shape
     if path.is_absolute() and (entry := by_directory(path.name)):  # a directory on the hosts
         return entry.shape
+    if name.endswith(".gguf") or re.search(r"[-_]GGUF(:|$)", name, re.IGNORECASE):
+        raise not_planned(name)
     if hub is not None and is_hub_id(name):
         return hub(name)
     raise UsageError(

@@ -29,7 +29,13 @@ from clusterctl.planning.planner import (
 from clusterctl.planning.problems import OF_MEMORY, possible_tp
 from clusterctl.planning.report import Advice, FitReport, Hardware, PlanRequest
 from clusterctl.serving.arguments import Launch, Layout
-from clusterctl.serving.vllm_flags import lay_over, parse_arguments, render, without
+from clusterctl.serving.vllm_flags import (
+    EXPERT_PARALLEL,
+    lay_over,
+    parse_arguments,
+    render,
+    without,
+)
 
 # PyTorch's symmetric memory passes file descriptors between ranks over sockets of one host: a group
 # that spans hosts waits there forever (vLLM 0.25, PyTorch 2.11).
@@ -55,6 +61,7 @@ class MemoryForecast:
     request: PlanRequest | None = None  # What `report` answers
     env: Mapping[str, str] = field(default_factory=dict)  # Variables that vLLM needs for it
     notes: tuple[str, ...] = ()  # For the user, a sentence each
+    sequences: int | None = None  # --max-num-seqs, if it depends on the cache; else the default
     # Where GPUs differ: the host of each rank, since the plan holds there only
     places: tuple[str, ...] = ()
 
@@ -73,7 +80,8 @@ def forecast_memory(
     """
     asked = launch.request
     sizes = (asked.tensor_parallel, asked.pipeline_parallel, asked.data_parallel)
-    require_possible(launch.shape, hardware, *sizes)
+    by_number = any(argument.key == EXPERT_PARALLEL for argument in asked.given)
+    require_possible(launch.shape, hardware, *sizes, by_number=by_number)
     try:
         parse_options(planned_arguments(launch), hardware.env)
     except (Problems, UsageError) as refused:
@@ -111,7 +119,8 @@ def forecast_memory(
         env[PARTITION] = ",".join(map(str, placement.partition))
         why = "the GPUs differ, and an even split would hold less"
         notes = (*notes, f"layers per stage {env[PARTITION]}: {why}")
-    return MemoryForecast(layout, report, request, env, notes, places)
+    sequences = report.plan.settings.batch.requests if report.plan.state_blocks else None
+    return MemoryForecast(layout, report, request, env, notes, sequences, places)
 
 
 def _unplanned(launch: Launch, hardware: Hardware, why: str) -> MemoryForecast:
@@ -227,8 +236,9 @@ def memory_notes(report: FitReport, launch: Launch, request: PlanRequest) -> tup
     """Return the notes about a service that will be started, a sentence each: its KV cache, doubts,
     problems, more room, and, if the link's speed is known, a faster layout."""
     plan, limit = report.plan, report.plan.limited_by
+    verdict = "unproven" if report.unproven else plan.verdict
     notes = [
-        f"memory ({plan.verdict}): {plan.kv_cache_tokens:,} tokens of KV cache, "
+        f"memory ({verdict}): {plan.kv_cache_tokens:,} tokens of KV cache, "
         f"{plan.max_concurrency:,.1f} requests of {plan.settings.max_model_len:,} tokens at once"
     ]
     if len({(rank.host, rank.gpu) for rank in plan.ranks}) > 1 and limit.unused_gib > 0.1:

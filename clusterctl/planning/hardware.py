@@ -60,6 +60,8 @@ class GpuModel:
         return self.capability >= 89
 
 
+SHARES_MEMORY = "GB10"  # A GPU whose memory is the host's
+
 _CATALOGUE: tuple[GpuModel, ...] = (
     GpuModel("T4", 14.58, 75, 320, 65, 40, "datawhalechina/self-llm#162"),
     GpuModel(
@@ -103,10 +105,89 @@ _CATALOGUE: tuple[GpuModel, ...] = (
     GpuModel("RTX A6000", 47.40, 86, 768, 155, 84, "49140 MiB card, scaled", assumed=True),
 )
 
+# More cards sold since 2018, by the names of NVIDIA's own list of supported GPUs (README.md of
+# NVIDIA/open-gpu-kernel-modules at df1c9a3, 2026-03-05): GB of the data sheet, compute capability
+# x 10, GB/s, TFLOP/s and SMs. PyTorch reports about 0.98 of a card's GB.
+_DATA_SHEETS: tuple[tuple[str, float, int, float, float, int], ...] = (
+    ("B300", 273, 103, 8000, 2250, 148),
+    ("GB300", 280, 103, 8000, 2500, 152),
+    ("GB200", 188, 100, 8000, 2500, 152),
+    ("H20-3e", 142.65, 90, 4800, 148, 78),
+    ("H20-NVL16", 142.65, 90, 4800, 148, 78),
+    ("H800-NVL", 94.9, 90, 3900, 835, 132),
+    ("GH200-144GB", 143, 90, 4900, 989, 132),
+    ("A100-SXM-64GB", 64.7, 80, 1640, 312, 124),
+    ("A800-40GB", 40.3, 80, 1555, 312, 108),
+    ("AX800", 80.8, 80, 1935, 312, 108),
+    ("L2", 22.5, 89, 300, 48, 44),
+    ("A2", 15, 86, 200, 18, 10),
+    ("A16", 15, 86, 200, 18, 10),
+    ("TITAN RTX", 24, 75, 672, 65, 72),
+    ("TITAN V", 12, 70, 653, 110, 80),
+    ("Quadro GV100", 32.4, 70, 870, 118, 80),
+    ("Quadro RTX 8000", 48, 75, 672, 65, 72),
+    ("Quadro RTX 6000", 24, 75, 672, 65, 72),
+    ("Quadro RTX 5000", 16, 75, 448, 45, 48),
+    ("Quadro RTX 4000", 8, 75, 416, 28, 36),
+    ("RTX 2080 SUPER", 8, 75, 496, 45, 48),
+    ("RTX 2080", 8, 75, 448, 42, 46),
+    ("RTX 2070 SUPER", 8, 75, 448, 36, 40),
+    ("RTX 2070", 8, 75, 448, 30, 36),
+    ("RTX 2060 SUPER", 8, 75, 448, 28, 34),
+    ("RTX 2060", 6, 75, 336, 26, 30),
+    ("RTX 3080 Ti", 12, 86, 912, 136, 80),
+    ("RTX 3080 12GB", 12, 86, 912, 122, 70),
+    ("RTX 3070 Ti", 8, 86, 608, 87, 48),
+    ("RTX 3070", 8, 86, 448, 81, 46),
+    ("RTX 3060 Ti", 8, 86, 448, 65, 38),
+    ("RTX 3050", 8, 86, 224, 36, 20),
+    ("RTX 4090 D", 24, 89, 1008, 147, 114),
+    ("RTX 4080 SUPER", 16, 89, 736, 104, 80),
+    ("RTX 4070 Ti SUPER", 16, 89, 672, 88, 66),
+    ("RTX 4070 Ti", 12, 89, 504, 80, 60),
+    ("RTX 4070 SUPER", 12, 89, 504, 71, 56),
+    ("RTX 4070", 12, 89, 504, 58, 46),
+    ("RTX 4060 Ti", 8, 89, 288, 44, 34),
+    ("RTX 4060", 8, 89, 272, 30, 24),
+    ("RTX 4090 Laptop", 16, 89, 576, 106, 76),
+    ("RTX 5090 Laptop", 24, 120, 896, 107, 82),
+    ("RTX 5090 D", 32, 120, 1792, 210, 170),
+    ("RTX 5090 D v2", 24, 120, 1344, 210, 170),
+    ("RTX 5070", 12, 120, 672, 62, 48),
+    ("RTX 5060 Ti 16GB", 16, 120, 448, 48, 36),
+    ("RTX 5060 Ti", 8, 120, 448, 48, 36),
+    ("RTX 5060", 8, 120, 448, 38, 30),
+    ("RTX 5050", 8, 120, 320, 26, 20),
+    ("RTX A5500", 24, 86, 768, 136, 80),
+    ("RTX A4500", 20, 86, 640, 95, 56),
+    ("RTX A4000", 16, 86, 448, 77, 48),
+    ("RTX A2000 12GB", 12, 86, 288, 32, 26),
+    ("RTX A2000", 6, 86, 288, 32, 26),
+    ("RTX 5880 Ada", 48, 89, 960, 138, 110),
+    ("RTX 5000 Ada", 32, 89, 576, 130, 100),
+    ("RTX 4500 Ada", 24, 89, 432, 79, 60),
+    ("RTX 4000 Ada", 20, 89, 360, 53, 48),
+    ("RTX 4000 SFF Ada", 20, 89, 280, 38, 48),
+    ("RTX 2000 Ada", 16, 89, 224, 24, 22),
+    ("RTX 6000D", 84, 120, 1570, 220, 156),
+    ("RTX PRO 5000 72GB", 72, 120, 1344, 147, 110),
+    ("RTX PRO 5000", 48, 120, 1344, 147, 110),
+    ("RTX PRO 4500", 32, 120, 896, 110, 82),
+    ("RTX PRO 4000", 24, 120, 672, 93, 70),
+    ("RTX PRO 4000 SFF", 24, 120, 432, 48, 70),
+    ("RTX PRO 2000", 16, 120, 288, 34, 34),
+)
+_LISTED = tuple(
+    GpuModel(name, round(0.98 * gb, 2), capability, rate, tflops, sms, "data sheet", assumed=True)
+    for name, gb, capability, rate, tflops, sms in _DATA_SHEETS
+)
+
 # By folded name
 _OTHER_NAMES = {
     "a100": "A100-80GB", "a800": "A800-80GB", "v100": "V100-32GB",
-    "h10080gb": "H100", "h200nvl": "H200",
+    "h10080gb": "H100", "h200nvl": "H200", "gh200480gb": "GH200-96GB",
+    "gh200120gb": "GH200-96GB", "gh200": "GH200-96GB", "gh200144g": "GH200-144GB",
+    "a80040gbactive": "A800-40GB", "a10080gblc": "A100-80GB", "a80080gblc": "A800-80GB",
     "3080": "RTX 3080 10GB", "rtx3080": "RTX 3080 10GB", "3090": "RTX 3090",
     "4090": "RTX 4090", "5080": "RTX 5080", "5090": "RTX 5090", "2080ti": "RTX 2080 Ti",
 }  # fmt: skip
@@ -128,10 +209,15 @@ def _folded(name: str) -> str:
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     for brand in ("nvidia", "geforce", "tesla", "quadro"):
         plain = plain.removeprefix(brand)
-    return re.sub(r"sxm[2-5]?|pcie|hbm[23]e?", "", plain)
+    return re.sub(r"sxm[2-6]?|pcie|hbm[23]e?", "", plain)
 
 
-_BY_NAME = {_folded(gpu.name): gpu for gpu in _CATALOGUE}
+# What nvidia-smi prints after the name of a card: RTX PRO 6000 Blackwell Server Edition
+_SUFFIXES = re.compile(
+    r"(generation|embedded|gpu|ac|blackwell|(server|maxqworkstation|workstation|sff)edition)$"
+)
+
+_BY_NAME = {_folded(gpu.name): gpu for gpu in (*_LISTED, *_CATALOGUE)}
 
 
 def known_gpus() -> tuple[GpuModel, ...]:
@@ -142,7 +228,15 @@ def known_gpus() -> tuple[GpuModel, ...]:
 def find_gpu(name: str) -> GpuModel | None:
     """Return the catalogue's entry for a name as users or nvidia-smi write it."""
     folded = _folded(name)
-    return _BY_NAME.get(_folded(_OTHER_NAMES.get(folded, folded)))
+    if folded.endswith("sffedition"):
+        folded = folded.removesuffix("edition").replace("blackwell", "")
+    while folded:
+        found = _BY_NAME.get(_folded(_OTHER_NAMES.get(folded, folded)))
+        shorter = _SUFFIXES.sub("", folded)
+        if found or shorter == folded:
+            return found
+        folded = shorter
+    return None
 
 
 def gpu_of_host(name: str, smi_mib: int | None = None) -> GpuModel:

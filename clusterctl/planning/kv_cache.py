@@ -10,10 +10,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import lcm
 
-from clusterctl.models.shape import Attention
+from clusterctl.models.shape import Attention, DecoderLayer, State
 from clusterctl.planning.rules import Rules
-from clusterctl.planning.weights import kv_heads_on_rank
+from clusterctl.planning.weights import groups_for, kv_heads_on_rank
 
 DEFAULT_BLOCK = 16
 # vLLM's default for attention on a CPU: 0.32 gave 292 x 128 tokens for 1 GiB at 28 KiB per token.
@@ -22,26 +23,65 @@ CPU_BLOCK = 128
 LATENT_BLOCK = 64  # FlashMLA's only block size (v1/attention/backends/mla/flashmla.py)
 
 
+_CHECKPOINT_STEP = 64  # FLASHINFER_GDN_CHECKPOINT_ALIGNMENT
+_STATE_BLOCK_STEP = 16  # The least block of vLLM's attention kernels
+_LATENT_STATE_BLOCK_STEP = 128  # TRTLLM's and FlashInfer's kernels for MLA
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRules:
+    """What a release and its settings decide about the cache.
+
+    `element_bytes`: of a cached key or value. `step`: attention's blocks beside states are a
+    multiple of it. `state_blocks`: those that a request holds in each group of states. `drafted`:
+    tokens that a drafter proposes in a step. `whole`: windows keep all tokens (before the hybrid
+    cache, or with --disable-hybrid-kv-cache-manager). `shared_context`: ranks that divide the
+    tokens of a request among them (decode context parallel).
+    """
+
+    block_size: int
+    element_bytes: float
+    step: int = _STATE_BLOCK_STEP
+    state_blocks: int = 1
+    drafted: int = 0
+    whole: bool = False
+    shared_context: int = 1
+
+
+def state_step(block_size: int, *, latent: bool, exported: bool) -> int:
+    """Return the number of which attention's blocks are a multiple beside states. `exported`:
+    FlashInfer hands out checkpoints, on boundaries of 64 tokens."""
+    least = _LATENT_STATE_BLOCK_STEP if latent else _STATE_BLOCK_STEP
+    step = max(block_size, least)
+    return lcm(step, _CHECKPOINT_STEP) if exported else step
+
+
 @dataclass(frozen=True, slots=True)
 class CacheNeed:
-    """The cache of one layer: bytes per token, and its reach (window or chunk) in tokens."""
+    """The cache of one layer: bytes per token and its reach (window or chunk) in tokens, or the
+    bytes of its state."""
 
     token_bytes: int
     window: int | None = None
     chunk: int | None = None
+    state_bytes: int = 0
 
     def reaches_as(self, other: CacheNeed) -> bool:
         """Return whether both layers keep the same tokens."""
-        return (self.window, self.chunk) == (other.window, other.chunk)
+        return (self.window, self.chunk, self.state_bytes) == (
+            other.window, other.chunk, other.state_bytes
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Layers (by index, in order) that share a block table."""
+    """Layers (by index, in order) that share a block table. `block_size` is that of all ranks that
+    divide the context among them."""
 
     need: CacheNeed
     block_size: int
     layers: tuple[int, ...]
+    state_blocks: int = 0
 
     def blocks_for(self, length: int, in_flight: int) -> int:
         """Return the most blocks that a request of `length` tokens holds.
@@ -49,6 +89,8 @@ class Group:
         A window keeps the tokens in its reach and those scheduled but not settled, plus one block
         because it need not start at a block boundary (v1/kv_cache_interface.py).
         """
+        if self.need.state_bytes:
+            return self.state_blocks
         if self.need.window:
             kept = min(self.need.window - 1 + in_flight, length)
             return -(-kept // self.block_size) + 1
@@ -64,18 +106,22 @@ class CachePlan:
 
     groups: tuple[Group, ...]
     page_bytes: int
-    token_bytes: tuple[int, ...]  # By layer; 0 if it caches nothing
+    layer_bytes: tuple[int, ...]  # Of a block, by layer, in a model with one group
 
     @property
     def is_uniform(self) -> bool:
         """Whether all layers keep the same tokens."""
         return len(self.groups) <= 1
 
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers keep a state, for which each request needs a block."""
+        return any(group.need.state_bytes for group in self.groups)
+
     def block_bytes(self, first: int, last: int) -> int:
         """Return the bytes of a block on a rank with layers [first, last)."""
         if self.is_uniform:
-            block = self.groups[0].block_size if self.groups else DEFAULT_BLOCK
-            return block * sum(self.token_bytes[first:last])
+            return sum(self.layer_bytes[first:last])
         held = (
             bisect_left(group.layers, last) - bisect_left(group.layers, first)
             for group in self.groups
@@ -97,61 +143,102 @@ class Capacity:
     concurrency: float
 
 
-def needs_of(
-    attentions: Sequence[Attention | None], tp: int, element_bytes: int, *, whole: bool = False
-) -> list[CacheNeed | None]:
-    """Return the cache of every layer on a rank; None for a layer that caches nothing.
-
-    With `whole`, windows count as if they kept all tokens (vLLM before its hybrid cache, or
-    --disable-hybrid-kv-cache-manager).
-    """
-    found: list[CacheNeed | None] = []
-    for attention in attentions:
-        if attention is None or attention.shares_cache:
-            found.append(None)
-        elif attention.latent:  # one latent per token, not split by TP
-            width = attention.latent.kv_rank + attention.latent.rope_dim
-            found.append(CacheNeed(width * element_bytes))
-        else:
-            size = 2 * kv_heads_on_rank(attention, tp) * attention.head_dim * element_bytes
-            found.append(CacheNeed(size, attention.window, attention.chunk))
-    mixed = len({(need.window, need.chunk) for need in found if need}) > 1
-    if whole and mixed:
+def needs_of(layers: Sequence[DecoderLayer], tp: int, rules: CacheRules) -> list[CacheNeed | None]:
+    """Return the cache of every layer on a rank; None for a layer that caches nothing."""
+    found = [_need_of(layer, tp, rules) for layer in layers]
+    mixed = len({(need.window, need.chunk) for need in found if need and need.token_bytes}) > 1
+    if rules.whole and mixed:
         return [replace(need, window=None, chunk=None) if need else None for need in found]
     return found
 
 
-def plan_cache(needs: Sequence[CacheNeed | None], block_size: int) -> CachePlan:
+def _need_of(layer: DecoderLayer, tp: int, rules: CacheRules) -> CacheNeed | None:
+    if layer.state:
+        return CacheNeed(0, state_bytes=state_bytes(layer.state, tp, rules.drafted))
+    if layer.attention is None or layer.attention.shares_cache:
+        return None
+    attention = layer.attention
+    size = int(attention_bytes(attention, tp, rules.element_bytes))
+    return CacheNeed(size, attention.window, attention.chunk)
+
+
+# An index key in fp8, and its scale (v1/attention/backends/mla/indexer.py).
+_INDEX_SCALE_BYTES = 4
+# A latent in fp8 for sparse attention: 512 bytes, 4 scales of 4 bytes, and 64 rotary elements in
+# bf16 (`fp8_ds_mla` in v1/attention/backends/mla/flashmla_sparse.py).
+_SPARSE_FP8_TOKEN = 656
+
+
+def attention_bytes(attention: Attention, tp: int, element_bytes: float) -> float:
+    """Return the bytes that a layer keeps of a token on a rank, with the key of its indexer."""
+    indexer = attention.indexer
+    index = indexer.head_dim + _INDEX_SCALE_BYTES if indexer and indexer.owned else 0
+    if latent := attention.latent:  # one latent per token, not split by TP
+        if indexer and element_bytes == 1:
+            return _SPARSE_FP8_TOKEN + index
+        return (latent.kv_rank + latent.rope_dim) * element_bytes + index
+    if indexer and indexer.owned:  # MiniMax M3 keeps these keys as the others
+        index = int(indexer.head_dim * element_bytes)
+    dims = attention.head_dim + (attention.value_dim or attention.head_dim)
+    return kv_heads_on_rank(attention, tp) * dims * element_bytes + index
+
+
+def state_bytes(state: State, tp: int, drafted: int = 0) -> int:
+    """Return the bytes of a layer's state on a rank (model_executor/layers/mamba/mamba_utils.py):
+    the last inputs of the convolution in bf16, and the recurrent state."""
+    inner = state.heads * state.head_dim
+    mixed = -(-(inner + 2 * groups_for(state, tp) * state.state_size) // tp)
+    recurrent = inner // tp * state.state_size * state.state_bytes
+    return (state.kernel - 1 + drafted) * mixed * 2 + recurrent
+
+
+def plan_cache(needs: Sequence[CacheNeed | None], rules: CacheRules) -> CachePlan:
     """Group layers as vLLM does.
 
     With mixed reaches, pages are made equal by raising the block size of layers with smaller ones.
     Then the layers of each reach are divided into groups as large as the rarest reach has layers,
     or as the most common reach has if that is less than half more.
     """
-    token_bytes = tuple(need.token_bytes if need else 0 for need in needs)
+    block_size = _block_beside_states(needs, rules)
+    wide = block_size * rules.shared_context
+    layer_bytes = tuple(
+        need.state_bytes or block_size * need.token_bytes if need else 0 for need in needs
+    )
     by_need: dict[CacheNeed, list[int]] = {}
     for index, need in enumerate(needs):
         if need:
             by_need.setdefault(need, []).append(index)
     kinds = [(need, tuple(layers)) for need, layers in by_need.items()]
     if len(kinds) <= 1:
-        groups = tuple(Group(need, block_size, layers) for need, layers in kinds)
-        page = block_size * max(token_bytes, default=0)
-        return CachePlan(groups, page, token_bytes)
+        groups = tuple(Group(need, wide, layers, rules.state_blocks) for need, layers in kinds)
+        return CachePlan(groups, max(layer_bytes, default=0), layer_bytes)
     if all(need.reaches_as(kinds[0][0]) for need, _ in kinds):
         layers = tuple(index for index, need in enumerate(needs) if need)
-        return CachePlan((Group(kinds[0][0], block_size, layers),), 0, token_bytes)
+        return CachePlan((Group(kinds[0][0], wide, layers),), 0, layer_bytes)
     page = block_size * max(need.token_bytes for need, _ in kinds)
     fewest = min(len(layers) for _, layers in kinds)
     most = max(len(layers) for _, layers in kinds)
     size = most if most < fewest * 1.5 else fewest
     divided: list[Group] = []
     for need, layers in kinds:
-        ratio, rest = divmod(page, block_size * need.token_bytes)
-        tokens = block_size * (1 if rest else ratio)  # a page that does not divide is padded
+        ratio, rest = divmod(page, block_size * need.token_bytes) if need.token_bytes else (1, 0)
+        tokens = wide * (1 if rest else ratio)  # a page that does not divide is padded
         count = -(-len(layers) // size)
-        divided += [Group(need, tokens, layers[start::count]) for start in range(count)]
-    return CachePlan(tuple(divided), page, token_bytes)
+        divided += [
+            Group(need, tokens, layers[start::count], rules.state_blocks) for start in range(count)
+        ]
+    return CachePlan(tuple(divided), page, layer_bytes)
+
+
+def _block_beside_states(needs: Sequence[CacheNeed | None], rules: CacheRules) -> int:
+    """Return the tokens of a block: beside layers that keep a state, so many that a page of
+    attention holds a state (`_align_hybrid_block_size` in vllm/platforms/interface.py)."""
+    states = max((need.state_bytes for need in needs if need), default=0)
+    token = max((need.token_bytes for need in needs if need), default=0)
+    if not states or not token:
+        return rules.block_size
+    least = rules.step * -(-states // (rules.step * token))
+    return max(rules.block_size, least)
 
 
 def capacity(plan: CachePlan, blocks: int, length: int, in_flight: int, rules: Rules) -> Capacity:
@@ -159,6 +246,8 @@ def capacity(plan: CachePlan, blocks: int, length: int, in_flight: int, rules: R
     if blocks <= 0 or not plan.groups:
         return Capacity(max(blocks, 0), 0, 0.0)
     block_size = min(group.block_size for group in plan.groups)
+    if plan.has_states and plan.is_uniform:  # Mamba alone: a state has no tokens
+        return Capacity(blocks, blocks * length, float(blocks))
     if rules.engine_v0 or (plan.is_uniform and rules.version < (0, 9, 0)):
         tokens = blocks * block_size
         return Capacity(blocks, tokens, tokens / length)
@@ -173,6 +262,8 @@ def longest_that_fits(
 ) -> int:
     """Return the longest request, up to `longest` tokens, that the pool holds; 0 if none fits."""
     usable = blocks - 1 if rules.null_block_held else blocks
+    if not plan.groups:
+        return longest
     low, high = 0, longest
     while low < high:
         middle = (low + high + 1) // 2

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import show_version
+from clusterctl.planning.hardware import SHARES_MEMORY
 from clusterctl.planning.kv_cache import (
     CachePlan,
     capacity,
@@ -33,6 +34,9 @@ from clusterctl.planning.weights import PipelineStage, weight_bytes
 from clusterctl.units import GIB
 
 Verdict = Literal["fits", "may not fit", "does not fit"]
+
+# Share by which the bytes of a token may be off if the architecture is unknown.
+_UNKNOWN_CACHE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,10 @@ class FitPlan:
     verdict: Verdict
     limited_by: Limit
     partition: tuple[int, ...]
+    least_tokens: int  # In the KV cache, if memory is off by the margin of error
+    most_tokens: int
+    # Blocks for the states of requests, at least and at most; None if a start does not depend on it
+    state_blocks: tuple[int, int] | None = None
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -99,6 +107,7 @@ class FitPlan:
             "fits": self.fits,
             "verdict": self.verdict,
             "kv_cache_tokens": self.kv_cache_tokens,
+            "kv_cache_tokens_range": [self.least_tokens, self.most_tokens],
             "max_concurrency": round(self.max_concurrency, 2),
             "max_model_len": self.settings.max_model_len,
             "longest_context": self.longest_context,
@@ -124,6 +133,10 @@ def rounded(one: Any) -> dict[str, Any]:
 
 _UNTOLD_CPU_CACHE = 4 * GIB
 _UNTOLD_CPU_NOTE = "VLLM_CPU_KVCACHE_SPACE is not set: a KV cache of 4 GiB is assumed on CPUs"
+
+# vLLM's profile of CUDA graphs on GB10 was between -4.7 and +6.2 GiB, as the host's programs use
+# and free the same memory (vllm-project/vllm#46462, eugr/spark-vllm-docker#200).
+_SHARED_MEMORY_SPREAD = 5.3
 
 _ASSUMED_MEMORY_SHARE = 0.02  # Error of a GPU memory figure that was not read from PyTorch
 
@@ -152,6 +165,12 @@ class _Case:
     def shares_experts(self) -> bool:
         """Whether data parallel replicas divide the experts among them."""
         return (self.options.dp or 1) > 1 and any(layer.experts for layer in self.shape.layers)
+
+    @property
+    def needs_block_per_request(self) -> bool:
+        """Whether vLLM refuses more requests in a batch than blocks."""
+        eager = self.options.enforce_eager or self.placement.seats[0].gpu.is_cpu
+        return self.cache.has_states and self.rules.needs_block_per_request and not eager
 
     @property
     def charges_graphs(self) -> bool:
@@ -190,9 +209,7 @@ def plan_memory(
 
 def cache_plan(shape: ModelShape, settings: Settings, tp: int) -> CachePlan:
     """Return the groups of the KV cache with these settings."""
-    attentions = [layer.attention for layer in shape.layers]
-    needs = needs_of(attentions, tp, settings.element_bytes, whole=settings.whole_windows)
-    return plan_cache(needs, settings.block_size)
+    return plan_cache(needs_of(shape.layers, tp, settings.cache), settings.cache)
 
 
 def _rank(case: _Case, seat: RankSeat) -> RankMemory:
@@ -205,6 +222,7 @@ def _rank(case: _Case, seat: RankSeat) -> RankMemory:
             int(case.options.cpu_offload_gib * GIB),
             unsplit=case.rules.unsplit_weights,
             replicas=case.options.dp or 1,
+            by_number=case.options.expert_parallel,
         )
         / GIB
     )
@@ -225,6 +243,7 @@ def _rank(case: _Case, seat: RankSeat) -> RankMemory:
     runtime = runtime_gib(case.rules, group, fabric, seat.measured)
     graphs = graphs_gib(
         group,
+        case.settings.batch.requests,
         eager=case.is_eager(seat),
         exchanging=case.shares_experts,
         measured=seat.measured,
@@ -242,6 +261,8 @@ def _rank(case: _Case, seat: RankSeat) -> RankMemory:
             weights_gib=weights,
             measured=seat.measured,
         )
+        if seat.gpu.name == SHARES_MEMORY and case.charges_graphs:
+            margin += _SHARED_MEMORY_SPREAD
         margin += _ASSUMED_MEMORY_SHARE * seat.gpu.memory_gib if seat.gpu.assumed else 0.0
     block = case.block_bytes(seat.stage)
     return RankMemory(
@@ -265,7 +286,7 @@ def _rank(case: _Case, seat: RankSeat) -> RankMemory:
 def _judge(case: _Case, ranks: tuple[RankMemory, ...]) -> FitPlan:
     settings, in_flight = case.settings, case.settings.in_flight
     blocks = min((rank.blocks for rank in ranks if rank.layers), default=0)
-    longest = longest_that_fits(case.cache, blocks, settings.max_model_len, in_flight, case.rules)
+    longest = _longest(case, ranks, blocks)
     if settings.automatic_length and longest:
         settings = replace(settings, max_model_len=longest)
     found = capacity(case.cache, blocks, settings.max_model_len, in_flight, case.rules)
@@ -275,17 +296,27 @@ def _judge(case: _Case, ranks: tuple[RankMemory, ...]) -> FitPlan:
         or case.options.kv_cache_bytes is not None
         or all(rank.usable_gib + rank.cuda_graphs_gib <= rank.memory_gib for rank in ranks)
     )
-    fits = longest >= settings.max_model_len and graphs_fit
+    # Each request of a batch needs a block for its state, which vLLM checks when graphs are made.
+    states = None
+    if case.needs_block_per_request:
+        states = (_blocks_if_off(case, ranks, -1), _blocks_if_off(case, ranks, 1))
+    states_fit = states is None or blocks >= settings.batch.requests
+    fits = longest >= settings.max_model_len and graphs_fit and states_fit
     # What every rank has beyond the need of one request of full length.
     need = case.cache.blocks_per_request(settings.max_model_len, in_flight)
     block_gib = [case.block_bytes(rank.stage) / GIB for rank in ranks]
-    slack = [rank.kv_cache_gib - need * block for rank, block in zip(ranks, block_gib, strict=True)]
+    compared = [_block_compared(case, rank) / GIB for rank in ranks]
+    slack = [rank.kv_cache_gib - need * block for rank, block in zip(ranks, compared, strict=True)]
     verdict: Verdict = "fits" if fits else "may not fit"
     for rank, left in zip(ranks, slack, strict=True):
         if left < -rank.margin_gib:
             verdict = "does not fit"
         elif left < rank.margin_gib and verdict == "fits":
             verdict = "may not fit"
+    if states and states[1] < settings.batch.requests:
+        verdict = "does not fit"
+    elif states and states[0] < settings.batch.requests and verdict == "fits":
+        verdict = "may not fit"
     index = min(range(len(ranks)), key=lambda i: (ranks[i].blocks, ranks[i].kv_cache_gib))
     poorest = ranks[index]
     if poorest.kv_cache_gib <= 0:
@@ -313,8 +344,48 @@ def _judge(case: _Case, ranks: tuple[RankMemory, ...]) -> FitPlan:
         verdict=verdict,
         limited_by=Limit(index, poorest.host, poorest.gpu, reason, sum(unused)),
         partition=tuple(stage.last - stage.first for stage in case.stages),
+        least_tokens=_tokens_if_off(case, ranks, settings.max_model_len, -1),
+        most_tokens=_tokens_if_off(case, ranks, settings.max_model_len, 1),
+        state_blocks=states,
         notes=(*case.rules.notes, *case.shape.assumptions),
     )
+
+
+def _block_compared(case: _Case, rank: RankMemory) -> int:
+    """Return the bytes of a block by which vLLM checks a rank's memory before it starts."""
+    if case.rules.compares_whole_model:
+        return case.cache.block_bytes(0, len(case.shape.layers))
+    return case.block_bytes(rank.stage)
+
+
+def _longest(case: _Case, ranks: Sequence[RankMemory], blocks: int) -> int:
+    """Return the longest request that vLLM starts with."""
+    settings = case.settings
+    if case.rules.compares_whole_model:
+        sizes = [(_block_compared(case, rank), rank) for rank in ranks if rank.layers]
+        whole = [int(rank.kv_cache_gib * GIB) // size for size, rank in sizes if size]
+        blocks = max(0, min(whole, default=0))
+    return longest_that_fits(
+        case.cache, blocks, settings.max_model_len, settings.in_flight, case.rules
+    )
+
+
+def _blocks_if_off(case: _Case, ranks: Sequence[RankMemory], sign: int) -> int:
+    """Return the blocks of the cache if each rank has its margin of error more, or less."""
+    blocks = []
+    for rank in ranks:
+        size = case.block_bytes(rank.stage)
+        left = int((rank.kv_cache_gib + sign * rank.margin_gib) * GIB)
+        if rank.layers and size:
+            blocks.append(max(0, left) // size)
+    return min(blocks, default=0)
+
+
+def _tokens_if_off(case: _Case, ranks: Sequence[RankMemory], length: int, sign: int) -> int:
+    fewest = _blocks_if_off(case, ranks, sign)
+    tokens = capacity(case.cache, fewest, length, case.settings.in_flight, case.rules).tokens
+    unknown = _UNKNOWN_CACHE if case.shape.assumptions else 1.0
+    return int(tokens * unknown**sign)
 
 
 _MOVES = 12  # Moves from the proportional split, which is rarely off by more than two layers

@@ -6,6 +6,7 @@ defaults depend on the model and the GPU.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,13 @@ from clusterctl.errors import ClusterctlError, UsageError, raise_all
 from clusterctl.models.quantized import requested
 from clusterctl.models.shape import ModelShape, Quantization
 from clusterctl.planning.hardware import GpuModel
-from clusterctl.planning.kv_cache import CPU_BLOCK, DEFAULT_BLOCK, LATENT_BLOCK
+from clusterctl.planning.kv_cache import (
+    CPU_BLOCK,
+    DEFAULT_BLOCK,
+    LATENT_BLOCK,
+    CacheRules,
+    state_step,
+)
 from clusterctl.planning.overheads import Batch
 from clusterctl.planning.rules import Rules, Sampler, has_second_runner
 from clusterctl.serving.arguments import BatchLimits
@@ -49,20 +56,46 @@ class ServeOptions:
     hybrid_cache: bool = True
     language_model_only: bool = False
     second_runner: bool | None = None
+    expert_parallel: bool = False
+    prefix_caching: bool | None = None
+    state_mode: str | None = None  # --mamba-cache-mode
+    shared_context: int = 1  # --decode-context-parallel-size
+    split_prefill: int = 1  # --prefill-context-parallel-size
+    drafted: int = 0  # tokens that a drafter proposes
+    drafter: str = ""  # its method
     tp: int | None = None
     pp: int | None = None
     dp: int | None = None
     partition: tuple[int, ...] = ()
 
+    def cache_element_bytes(self, stored: str = "auto") -> float:
+        """Return the bytes of an element of a cached key or value. `stored`: the dtype that the
+        checkpoint asks for, which `auto` takes."""
+        dtype = stored if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+        return next((size for name, size in _ELEMENT_BYTES.items() if dtype.startswith(name)), 2)
+
     @property
-    def cache_element_bytes(self) -> int:
-        """Bytes of an element of a cached key or value."""
-        return 1 if self.kv_cache_dtype.startswith("fp8") else 2
+    def cache_is_known(self) -> bool:
+        """Whether the size of that format was compared with vLLM's."""
+        return self.kv_cache_dtype.removesuffix("_e4m3").removesuffix("_e5m2") in (
+            "auto", "bfloat16", "float16", "fp8", "fp8_inc", "fp8_ds_mla",
+        )  # fmt: skip
 
 
 _LENGTH = re.compile(r"^(\d{1,12})(?:\.(\d{1,6}))?\s*([kKmMgG]?)$")
 _FACTORS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
-_KV_DTYPES = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla")
+# CacheDType in vllm/config/cache.py of 0.33.
+_KV_DTYPES = (
+    "auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla",
+    "nvfp4", "nvfp4_4over6", "nvfp4_ds_mla", "int4_per_token_head", "int8_per_token_head",
+    "fp8_per_token_head", "turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc",
+    "turboquant_3bit_nc", "octave_k3v4", "octave_k3v3", "octave_k3v3_compact", "ultraquant_4bit",
+)  # fmt: skip
+# By the beginning of the name. 4 bits have a scale for each 16 elements (nvfp4) or for each head.
+_ELEMENT_BYTES = {
+    "fp8": 1, "int8": 1, "nvfp4": 0.5625, "int4": 0.53, "ultraquant": 0.5625,
+    "turboquant_k8": 0.78, "turboquant": 0.53, "octave": 0.5,
+}  # fmt: skip
 _DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 
 
@@ -135,6 +168,9 @@ _READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "block-size": ("block_size", _count),
     "cpu-offload-gb": ("cpu_offload_gib", _gib),
     "kv-cache-memory-bytes": ("kv_cache_bytes", _count),
+    "decode-context-parallel-size": ("shared_context", _count),
+    "prefill-context-parallel-size": ("split_prefill", _count),
+    "mamba-cache-mode": ("state_mode", str),
     "tensor-parallel-size": ("tp", _count),
     "pipeline-parallel-size": ("pp", _count),
     "data-parallel-size": ("dp", _count),
@@ -145,6 +181,8 @@ _SWITCHES: dict[str, tuple[str, bool]] = {
     "async-scheduling": ("async_scheduling", True),
     "disable-hybrid-kv-cache-manager": ("hybrid_cache", False),
     "language-model-only": ("language_model_only", True),
+    "enable-expert-parallel": ("expert_parallel", True),
+    "enable-prefix-caching": ("prefix_caching", True),
 }
 
 
@@ -173,7 +211,9 @@ def parse_options(
     words = [item for item in arguments if isinstance(item, str)]
     given = [item for item in arguments if isinstance(item, Argument)]
     for argument in (*parse_arguments(words), *given):
-        if argument.key in _SWITCHES:
+        if argument.key == "speculative-config":
+            values.update(_drafter(argument))
+        elif argument.key in _SWITCHES:
             field, when_given = _SWITCHES[argument.key]
             values[field] = when_given != argument.negated
         elif argument.key in _READERS and len(argument.values) != 1:
@@ -183,6 +223,24 @@ def parse_options(
             values[field] = _checked(argument.flag, argument.values[0], reader, errors)
     raise_all(errors)
     return replace(ServeOptions(), **values)
+
+
+def _drafter(argument: Argument) -> dict[str, Any]:
+    """Return the method and the tokens of --speculative-config, whole or in dotted parts."""
+    part, value = argument.name.partition(".")[2], " ".join(argument.values)
+    try:
+        given = {part: value} if part else json.loads(value)
+    except ValueError:
+        return {"drafter": "unknown"}
+    if not isinstance(given, dict):
+        return {"drafter": "unknown"}
+    found: dict[str, Any] = {}
+    if "method" in given or "model" in given:
+        found["drafter"] = str(given.get("method") or "draft model")
+    tokens = str(given.get("num_speculative_tokens", ""))
+    if tokens.isdecimal():
+        found["drafted"] = int(tokens)
+    return found
 
 
 def _checked(
@@ -201,6 +259,7 @@ def _checked(
 _LARGE_GPU_GIB = 70
 _HUGE_GPU_GIB = 160
 _V0_TOKENS = 2048
+_V0_CHUNKED_BEYOND = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +270,9 @@ class Settings:
     automatic_length: bool
     utilization: float
     batch: Batch
-    block_size: int
-    element_bytes: int  # Bytes of an element of a cached key or value
+    cache: CacheRules
     in_flight: int  # Tokens that are scheduled and not settled
     quantization: Quantization | None
-    whole_windows: bool
     second_runner: bool
     sampler: Sampler
 
@@ -253,13 +310,33 @@ def settle(
         automatic_length=length == AUTO_LENGTH,
         utilization=options.utilization or rules.utilization,
         batch=Batch(tokens, min(requests, tokens)),
-        block_size=block_size,
-        element_bytes=options.cache_element_bytes,
+        cache=_cache_rules(shape, options, rules, head, block_size),
         in_flight=tokens * batches,
         quantization=storage,
-        whole_windows=rules.engine_v0 or not options.hybrid_cache or rules.version < (0, 9, 2),
         second_runner=second,
         sampler="gumbel" if second and rules.second_samples_plainly else rules.sampler,
+    )
+
+
+def _cache_rules(
+    shape: ModelShape, options: ServeOptions, rules: Rules, head: GpuModel, block_size: int
+) -> CacheRules:
+    """Return what these options and this release decide about the cache."""
+    caching = options.prefix_caching
+    aligned = rules.aligns_states if caching is None else caching
+    if options.state_mode is not None:
+        aligned = options.state_mode != "none"
+    delta = bool(shape.states) and all(state.kind == "delta" for state in shape.states)
+    exported = aligned and delta and rules.checkpoints_states and head.capability >= 90
+    blocks = 1 if not aligned else 3 if exported else 2
+    return CacheRules(
+        block_size=block_size,
+        element_bytes=options.cache_element_bytes(shape.cache_dtype),
+        step=state_step(block_size, latent=shape.is_latent, exported=exported),
+        state_blocks=blocks + options.drafted,
+        drafted=options.drafted,
+        whole=rules.engine_v0 or not options.hybrid_cache or rules.version < (0, 9, 2),
+        shared_context=options.shared_context * options.split_prefill,
     )
 
 
@@ -279,7 +356,8 @@ def default_batch(rules: Rules, head: GpuModel, length: int, ranks: int = 1) -> 
     if head.is_cpu:
         return Batch(2048 * ranks, 128 * ranks)
     if rules.engine_v0:
-        return Batch(max(length, _V0_TOKENS), 256)
+        chunked = rules.chunks_long_contexts and length > _V0_CHUNKED_BEYOND
+        return Batch(_V0_TOKENS if chunked else max(length, _V0_TOKENS), 256)
     if rules.widest_from_160_gib and head.memory_gib >= _HUGE_GPU_GIB:
         return Batch(16384, 1024)
     spared = rules.spares_a100 and "a100" in head.name.lower()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from clusterctl.models.shape import DecoderLayer, ModelShape
+from clusterctl.models.shape import DecoderLayer, ModelShape, Tower
 from clusterctl.planning.hardware import GpuModel
 from clusterctl.planning.rules import Rules, Sampler
 from clusterctl.planning.weights import PipelineStage, vocabulary_rows
@@ -57,6 +57,11 @@ _GRAPHS_JOINED = 1.6
 # one host, 2.41 over two hosts.
 _GRAPHS_EXCHANGING = 2.4
 
+# Graphs are captured for batches of up to twice --max-num-seqs requests. With 2 of them on two
+# RTX 3090, 4.99 GiB were left for the cache (talos-argocd-proxmox#1995), which leaves 1.0 to them.
+_GRAPHS_OF_FEW = 1.0
+_FEW_REQUESTS = 8
+
 _GRAPHS_SPREAD = 0.5
 
 
@@ -71,17 +76,23 @@ def runtime_gib(rules: Rules, tp: int, fabric: Fabric, measured: Measured | None
 
 
 def graphs_gib(
-    tp: int, *, eager: bool, exchanging: bool = False, measured: Measured | None = None
+    tp: int,
+    requests: int,
+    *,
+    eager: bool,
+    exchanging: bool = False,
+    measured: Measured | None = None,
 ) -> float:
-    """Return the GiB of captured CUDA graphs; 0 with --enforce-eager. `exchanging`: replicas divide
-    the experts."""
+    """Return the GiB of captured CUDA graphs for batches of so many requests; 0 with
+    --enforce-eager. `exchanging`: replicas divide the experts."""
     if eager:
         return 0.0
     if measured and measured.graphs_gib is not None:
         return measured.graphs_gib
     if exchanging:
         return _GRAPHS_EXCHANGING
-    return _GRAPHS_JOINED if tp > 1 else _GRAPHS_ALONE
+    joined = _GRAPHS_OF_FEW if requests <= _FEW_REQUESTS else _GRAPHS_JOINED
+    return joined if tp > 1 else _GRAPHS_ALONE
 
 
 def margin_gib(
@@ -164,6 +175,8 @@ def activation_gib(
         held += kept if rules.keeps_workspace else 0
         requests = min(batch.requests, tokens)
         peaks.append(held + _sampler_peak(shape, requests, sampler, gpu.multiprocessors))
+    if stage.has_embedding and shape.tower and shape.tower.merged and not rules.engine_v0:
+        peaks.append(_picture_peak(shape.tower, stage.tp))
     if compiles and stage.has_embedding and not shape.tower:
         # The first compilation: PyTorch tunes each kernel on full-size dummy arguments
         # (torch/_inductor/standalone_compile.py sets triton.autotune_at_compile_time). The largest
@@ -175,6 +188,17 @@ def activation_gib(
         rows = vocabulary_rows(shape.vocab, stage.tp) + made * tokens
         peaks.append(2 * shape.hidden * rows)
     return max(peaks) / GIB
+
+
+# The largest picture of Qwen's models: 16,777,216 pixels in patches of 16 x 16 (of 14 x 14 before)
+_PATCHES = 65536
+
+
+def _picture_peak(tower: Tower, tp: int) -> int:
+    """Return the bytes that one picture takes in the tower: the profiling run encodes the largest
+    one. Queries, keys, values and the MLP are divided over the ranks."""
+    wide = (3 * tower.hidden + tower.mlp_width) // (tp if tower.divided else 1)
+    return _PATCHES * 2 * (3 * tower.hidden + wide)
 
 
 def _sampler_peak(shape: ModelShape, requests: int, sampler: Sampler, multiprocessors: int) -> int:

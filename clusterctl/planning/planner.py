@@ -17,15 +17,17 @@ from clusterctl.planning.memory import FitPlan, best_split
 from clusterctl.planning.placement import PARTITION, Placement, Site, seat_ranks, sites_without
 from clusterctl.planning.problems import (
     OF_MEMORY,
+    context_problem,
     heads_problem,
     possible_tp,
     predict_problems,
+    requests_for,
     tp_problem,
 )
 from clusterctl.planning.report import FitReport, Hardware, PlanRequest, Proposal
 from clusterctl.planning.speed import speed_of
 from clusterctl.serving.arguments import Launch, engine_arguments
-from clusterctl.serving.vllm_flags import Argument, last_value
+from clusterctl.serving.vllm_flags import DEFAULT, Argument, last_value, lay_over
 
 # Bytes/s from which TP across hosts is proposed: RDMA of 200 Gbit/s and more. Over a 4 GB/s link TP
 # 2 reached a seventh of one GPU's throughput.
@@ -42,6 +44,11 @@ _UNTYPED = (
 # A layout across hosts ranks before replicas inside hosts only if it is a third faster: it depends
 # on the network, and the estimate is for 64 requests, which leaves many replicas idle.
 _ACROSS_HOSTS = 0.75
+
+# Methods of --speculative-config that guess from the text itself.
+_WITHOUT_WEIGHTS = frozenset({"ngram", "ngram_gpu", "suffix"})
+
+_STATES_SINCE = (0, 19, 0)
 
 LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 _CHANGES_THE_MODEL = ("hf-overrides", "hf-config-path", "config-format", "rope-scaling")
@@ -74,6 +81,28 @@ def plan(request: PlanRequest) -> FitReport:
     that the model cannot be split into; DoesNotFit for more ranks than GPUs. A layout that does not
     fit in memory is not an error: see `FitReport.refused`.
     """
+    report = _planned(request)
+    fewer = _requests_that_start(request, report.plan)
+    if fewer is None:
+        return report
+
+    flag = Argument("max-num-seqs", (str(fewer),))
+    report = _planned(replace(request, arguments=lay_over(request.arguments, (flag,))))
+    why = f"--max-num-seqs {fewer}: each request needs a block of the cache for its state"
+    return replace(report, notes=(*report.notes, why))
+
+
+def _requests_that_start(request: PlanRequest, found: FitPlan) -> int | None:
+    """Return how many requests a batch may have at most, if the default is more than there are
+    blocks for states; None if it is not, or if the user has decided."""
+    own = [argument for argument in request.arguments if argument.key == "max-num-seqs"]
+    if found.state_blocks is None or any(argument.origin != DEFAULT for argument in own):
+        return None
+    fewest = found.state_blocks[0]
+    return requests_for(fewest) if fewest < found.settings.batch.requests else None
+
+
+def _planned(request: PlanRequest) -> FitReport:
     shape, hardware = request.shape, request.hardware
     if shape.encoder:
         raise UsageError(
@@ -83,7 +112,10 @@ def plan(request: PlanRequest) -> FitReport:
         )
     options = request.options
     tp, pp = request.tp or options.tp, request.pp or options.pp
-    require_possible(shape, hardware, tp, pp, options.dp or 1)
+    by_number = options.expert_parallel
+    require_possible(shape, hardware, tp, pp, options.dp or 1, by_number=by_number)
+    if problem := context_problem(shape, options, tp or 1):
+        raise UsageError(problem, hint="a divisor of the ranks that have the same heads")
     notes = [] if shape.typed else [_UNTYPED]
     if hardware.held and hardware.as_if_free:
         users = "; ".join(hardware.held)
@@ -126,17 +158,25 @@ def require_possible(
     tp: int | None,
     pp: int | None,
     replicas: int = 1,
+    *,
+    by_number: bool = False,
 ) -> None:
     """Raise UsageError for sizes that the model cannot be split into, and DoesNotFit for more ranks
     than GPUs, all at once. A `shape` of None skips the checks that depend on it."""
     found: list[ClusterctlError] = []
     free = hardware.free
     # In an unknown architecture widths may have another meaning.
-    judge = heads_problem if shape and shape.assumptions else tp_problem
-    problem = judge(shape, tp) if shape and tp else None
+    problem = None
+    if shape and tp and shape.assumptions:
+        problem = heads_problem(shape, tp)
+    elif shape and tp:
+        problem = tp_problem(shape, tp, by_number=by_number)
     if shape and problem:
-        sizes = ", ".join(map(str, possible_tp(shape, max(tp or 1, 8))))
-        found.append(UsageError(f"--tp {tp} {problem}", hint=f"sizes that work: --tp {sizes}"))
+        sizes = ", ".join(map(str, possible_tp(shape, max(tp or 1, 8), by_number=by_number)))
+        whole = not by_number and tp_problem(shape, tp or 1, by_number=True) is None
+        other = f", or --ep with --tp {tp}, which keeps experts whole" if whole else ""
+        hint = f"sizes that work: --tp {sizes}{other}"
+        found.append(UsageError(f"--tp {tp} {problem}", hint=hint))
     if shape and pp and pp > len(shape.layers):
         layers = len(shape.layers)
         found.append(UsageError(f"--pp {pp} is more than the model's {layers} layers",
@@ -146,7 +186,9 @@ def require_possible(
         given = (("tp", tp or 1), ("pp", pp or 1), ("dp", replicas))
         asked = " ".join(f"--{name} {size}" for name, size in given if size > 1) or "a model"
         have = ", ".join(f"{host.host} {host.free}" for host in free) or "no host has any"
-        possible = possible_tp(shape, total) if shape else range(1, total + 1)
+        possible: Sequence[int] = range(1, total + 1)
+        if shape:
+            possible = possible_tp(shape, total, by_number=by_number)
         nearest = max(possible, default=0)
         fix = f"--tp {nearest} works" if nearest else "clusterctl status shows who uses the GPUs"
         found.append(
@@ -195,7 +237,8 @@ def _tensor_sizes(request: PlanRequest) -> list[int]:
     """Return the powers of two that vLLM accepts. It accepts 3, 5, 6 and 7 too, which are
     untested."""
     total = sum(len(site.gpus) for site in request.sites)
-    return [tp for tp in possible_tp(request.shape, total) if tp & (tp - 1) == 0]
+    sizes = possible_tp(request.shape, total, by_number=request.options.expert_parallel)
+    return [tp for tp in sizes if tp & (tp - 1) == 0]
 
 
 def _stages(request: PlanRequest, tp: int) -> Iterator[FitPlan]:
@@ -282,7 +325,8 @@ def _as_served(request: PlanRequest) -> FitPlan | None:
     """Return the plan of the current layout, if it may still fit: measurements of an earlier start
     must neither move nor restart a service that is served again."""
     served, options = request.served, request.options
-    if served is None or tp_problem(request.shape, served.tensor_parallel):
+    by_number = options.expert_parallel
+    if served is None or tp_problem(request.shape, served.tensor_parallel, by_number=by_number):
         return None
     counts = served.env.get(PARTITION, "").split(",")
     partition = tuple(int(count) for count in counts if count.isdecimal())
@@ -296,15 +340,39 @@ def _as_served(request: PlanRequest) -> FitPlan | None:
     return None
 
 
-def _doubts(request: PlanRequest) -> tuple[str, ...]:
-    """Return the reasons why the forecast is too uncertain to refuse a start; empty if it is
-    reliable."""
-    doubts = [*request.shape.assumptions]
-    doubts += [
+def _unproven(request: PlanRequest) -> tuple[str, ...]:
+    """Return the reasons why the figures are no verdict: what this model, release or flag needs was
+    not compared with vLLM."""
+    options = request.options
+    found = [*request.shape.assumptions]
+    found += [
         f"{argument.flag} overrides config.json"
         for argument in request.arguments
         if argument.key in _CHANGES_THE_MODEL
     ]
+    if not options.cache_is_known:
+        found.append(
+            f"the size of a KV cache in {options.kv_cache_dtype} was not compared with vLLM's"
+        )
+    if options.drafter and options.drafter not in _WITHOUT_WEIGHTS:
+        found.append(f"the weights and the cache of the drafter ({options.drafter}) are estimated")
+    if options.split_prefill > 1:
+        ranks = options.split_prefill
+        found.append(
+            f"--prefill-context-parallel-size {ranks} takes {ranks} times as many GPUs, and these "
+            "are not planned"
+        )
+    if len(request.shape.states) and request.rules.version < _STATES_SINCE:
+        found.append("models that keep states were compared with vLLM 0.19 and newer")
+    if request.rules.notes and request.hardware.vllm:
+        found += request.rules.notes  # a release that is not known
+    return tuple(found)
+
+
+def _doubts(request: PlanRequest) -> tuple[str, ...]:
+    """Return the reasons why the forecast is too uncertain to refuse a start; empty if it is
+    reliable."""
+    doubts = [*_unproven(request)]
     if request.hardware.env.get(LONGER, "0") not in ("0", ""):
         doubts.append(f"{LONGER} allows a longer context than the model's own")
     if (request.options.dp or 1) > 1 and any(layer.experts for layer in request.shape.layers):
@@ -373,7 +441,7 @@ def _proposal(request: PlanRequest, plan: FitPlan) -> Proposal:
     quantization = plan.settings.quantization
     batched = plan.settings.batch.tokens
     speed = speed_of(request.shape, placement, quantization, request.network, plan.options, batched)
-    return Proposal(plan, speed, "; ".join(parts))
+    return Proposal(plan, speed, "; ".join(parts), _unproven(request))
 
 
 def one_service(report: FitReport, request: PlanRequest) -> FitReport:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from clusterctl.models.quantized import KNOWN_METHODS, NEEDS_CAPABILITY, requested
-from clusterctl.models.shape import ModelShape
+from clusterctl.models.shape import Experts, Mlp, ModelShape, Part
 from clusterctl.models.version import show_version
-from clusterctl.planning.hardware import GpuModel
+from clusterctl.planning.hardware import SHARES_MEMORY, GpuModel
 from clusterctl.planning.memory import FitPlan
 from clusterctl.planning.options import AUTO_LENGTH, ServeOptions
 from clusterctl.planning.rules import Rules
@@ -20,22 +20,15 @@ from clusterctl.serving.release_flags import refused_flags
 from clusterctl.serving.vllm_flags import Argument
 from clusterctl.units import GIB
 
-_UNCOUNTED = {
-    "speculative-config": "the drafter's weights and cache",
-    "enable-lora": "LoRA adapters",
-    "enable-expert-parallel": "experts split by number instead of width",
-    "decode-context-parallel-size": "a KV cache split along the context",
-}
+_UNCOUNTED = {"enable-lora": "LoRA adapters"}
 
 # Names of problems that more memory would solve.
-OF_MEMORY = frozenset({"cuda-oom", "no-kv-memory", "kv-too-small-for-len"})
+OF_MEMORY = frozenset({"cuda-oom", "no-kv-memory", "kv-too-small-for-len", "cuda-graph-mamba"})
 
 _ROUND_TO = 1024
 _SHORTEST = 512  # A context shorter than this is useless, and is not suggested
 
-# A GPU without memory of its own: headless, 102 of 121.69 GiB were free at the start of vLLM
-# (GLM-5.3-Flash-EXL3-2x-DGX-Sparks#47).
-_WITH_HOST_MEMORY = "GB10"
+# Headless, 102 of 121.69 GiB were free at the start of vLLM (GLM-5.3-Flash-EXL3-2x-DGX-Sparks#47).
 _FREE_OF_SHARED = 0.82
 
 
@@ -65,6 +58,7 @@ def predict_problems(
         if "bitsandbytes" not in error.summary:
             hint = error.hint or "leave it out"
             found.append(PredictedProblem("unknown-arg", True, error.summary, hint))
+    found += _of_release(plan, rules)
     found += _of_speed(shape, plan)
     for argument in arguments:
         if argument.key in _UNCOUNTED:
@@ -73,6 +67,27 @@ def predict_problems(
             found.append(PredictedProblem("not-counted", False, text, hint))
     found += _of_memory(plan, rules, shape.context)
     return tuple(sorted(found, key=lambda item: not item.fatal))
+
+
+def _of_release(plan: FitPlan, rules: Rules) -> Iterator[PredictedProblem]:
+    """Yield faults of single releases that end a start of this layout."""
+    stages = plan.placement.pp
+    if rules.loses_stages and stages > 1 and plan.placement.stages_cross_hosts:
+        yield PredictedProblem(
+            "stages-over-hosts",
+            True,
+            f"vLLM {plan.vllm} ends with a KeyError when it makes the KV cache of {stages} stages "
+            "on several hosts through Ray (vllm-project/vllm#41287)",
+            "an image of vLLM 0.20 or newer, or stages on one host",
+        )
+    if rules.compares_whole_model and stages > 1 and plan.verdict != "fits":
+        yield PredictedProblem(
+            "whole-model-compared",
+            False,
+            f"vLLM {plan.vllm} compares the cache of all {len(plan.partition)} stages with the "
+            "memory of one (vllm-project/vllm#33698), which refuses contexts that would fit",
+            "an image of vLLM 0.16 or newer",
+        )
 
 
 def _of_speed(shape: ModelShape, plan: FitPlan) -> Iterator[PredictedProblem]:
@@ -100,18 +115,28 @@ def _of_speed(shape: ModelShape, plan: FitPlan) -> Iterator[PredictedProblem]:
         )
 
 
-def tp_problem(shape: ModelShape, tp: int) -> str | None:
-    """Return why vLLM does not accept that tensor parallel size for this model, or None."""
+def tp_problem(shape: ModelShape, tp: int, *, by_number: bool = False) -> str | None:
+    """Return why vLLM does not accept that tensor parallel size for this model, or None.
+
+    `by_number`: --enable-expert-parallel keeps experts whole, whatever their width is.
+    """
     found = heads_problem(shape, tp)
-    side = shape.quantization.block if shape.quantization else None
     for layer in dict.fromkeys(shape.layers) if found is None else ():
+        experts = None if by_number else layer.experts
         if layer.mlp and layer.mlp.width % tp:
             return f"does not divide the MLP's width of {layer.mlp.width}"
-        if layer.experts and layer.experts.width % tp:
-            return f"does not divide the experts' width of {layer.experts.width}"
-        widths = [part.width for part in (layer.mlp, layer.experts) if part]
-        if side and any(width // tp % side for width in widths):
-            return f"does not divide the fp8 scale blocks of {side} in widths of {widths}"
+        if experts and experts.width % tp:
+            return f"does not divide the experts' width of {experts.width}"
+
+        stored = dict(layer.stored)
+        dense: Part = "shared" if layer.experts else "mlp"
+        blocks: tuple[tuple[Part, Mlp | Experts | None], ...]
+        blocks = ((dense, layer.mlp), ("experts", experts))
+        for part, block in blocks:
+            storage = stored.get(part, shape.quantization)
+            side = storage.block if storage else None
+            if block and side and block.width // tp % side:
+                return f"does not divide the fp8 scale blocks of {side} in a width of {block.width}"
     return found
 
 
@@ -129,9 +154,28 @@ def heads_problem(shape: ModelShape, tp: int) -> str | None:
     return None
 
 
-def possible_tp(shape: ModelShape, most: int) -> tuple[int, ...]:
+def possible_tp(shape: ModelShape, most: int, *, by_number: bool = False) -> tuple[int, ...]:
     """Return the tensor parallel sizes up to `most` that vLLM accepts for this model."""
-    return tuple(tp for tp in range(1, most + 1) if tp_problem(shape, tp) is None)
+    sizes = range(1, most + 1)
+    return tuple(tp for tp in sizes if tp_problem(shape, tp, by_number=by_number) is None)
+
+
+def context_problem(shape: ModelShape, options: ServeOptions, tp: int) -> str | None:
+    """Return why vLLM does not accept --decode-context-parallel-size for this model, or None
+    (vllm/config/parallel.py and vllm/config/model.py)."""
+    ranks = options.shared_context
+    if ranks == 1 or options.split_prefill > 1:
+        return None
+    if tp % ranks:
+        return f"--decode-context-parallel-size {ranks} does not divide --tp {tp}"
+    heads = max(shape.kv_heads, default=1)
+    if tp // heads < ranks:
+        most = max(1, tp // heads)
+        return (
+            f"--decode-context-parallel-size {ranks}: with --tp {tp} and {heads} key/value heads "
+            f"each is on {most} ranks, and no more than these can divide the context"
+        )
+    return None
 
 
 def _of_model(
@@ -224,11 +268,25 @@ def shorter_context(plan: FitPlan, longest: int) -> int | None:
     return length if _SHORTEST <= length < plan.settings.max_model_len else None
 
 
+def requests_for(blocks: int) -> int:
+    """Return the largest power of two, up to 1024, of requests that have a block each."""
+    return 1 << min(max(blocks, 1).bit_length() - 1, 10)
+
+
 def _of_memory(plan: FitPlan, rules: Rules, longest: int) -> Iterator[PredictedProblem]:
     """Yield the problems of memory, and of tensor parallelism across hosts."""
     worst = min(plan.ranks, key=lambda rank: rank.kv_cache_gib)
     fatal, shorter = plan.verdict == "does not fit", shorter_context(plan, longest)
     where = f"{worst.host} ({worst.gpu})"
+    requests, blocks = plan.settings.batch.requests, plan.state_blocks
+    if blocks and blocks[0] < requests and worst.kv_cache_gib > 0:
+        yield PredictedProblem(
+            "cuda-graph-mamba",
+            blocks[1] < requests,
+            f"--max-num-seqs {requests}: each request needs a block for its state, and there are "
+            f"{blocks[0]} to {blocks[1]}",
+            f"--max-num-seqs {requests_for(blocks[0])}",
+        )
     if plan.verdict == "fits":
         pass
     elif worst.weights_gib > worst.memory_gib > 0:
@@ -249,6 +307,8 @@ def _of_memory(plan: FitPlan, rules: Rules, longest: int) -> Iterator[PredictedP
         )
     elif plan.verdict == "may not fit":
         text = f"{where}: what is left is within the margin of error ({worst.margin_gib:.1f} GiB)"
+        if worst.gpu == SHARES_MEMORY:
+            text += ", which is wide: vLLM measures CUDA graphs in memory that the host changes too"
         yield PredictedProblem(
             "may-not-fit", False, text, "--gpu-memory-utilization up, or fewer --max-num-seqs"
         )
@@ -259,12 +319,12 @@ def _of_memory(plan: FitPlan, rules: Rules, longest: int) -> Iterator[PredictedP
             "tensor parallel groups span hosts: every layer waits for the network",
             f"--tp 1 --pp {plan.placement.tp * plan.placement.pp}, or one replica per host",
         )
-    shared = [rank.host for rank in plan.ranks if rank.gpu == _WITH_HOST_MEMORY]
+    shared = [rank.host for rank in plan.ranks if rank.gpu == SHARES_MEMORY]
     if shared and plan.settings.utilization > _FREE_OF_SHARED:
         yield PredictedProblem(
             "gpu-memory-taken",
             False,
-            f"{_WITH_HOST_MEMORY} shares its memory with {shared[0]}, and vLLM refuses to start if "
+            f"{SHARES_MEMORY} shares its memory with {shared[0]}, and vLLM refuses to start if "
             "less is free than it is to use",
             f"--gpu-memory-utilization {_FREE_OF_SHARED}",
         )

@@ -88,17 +88,19 @@ class Proposal:
     plan: FitPlan
     speed: Speed
     reason: str
+    unproven: tuple[str, ...] = ()  # Why its figures are no verdict; empty if they are
 
     def to_json(self) -> dict[str, Any]:
-        return {**self.plan.to_json(), "speed": self.speed.to_json(), "reason": self.reason}
+        found = {**self.plan.to_json(), "speed": self.speed.to_json(), "reason": self.reason}
+        return found | ({"fits": None, "verdict": "unproven"} if self.unproven else {})
 
 
 @dataclass(frozen=True)
 class FitReport(Proposal):
     """The result of planning: the sizes asked for, else the current layout, else the best one."""
 
-    problems: tuple[PredictedProblem, ...]
-    advice: tuple[Advice, ...]
+    problems: tuple[PredictedProblem, ...] = ()
+    advice: tuple[Advice, ...] = ()
     proposals: tuple[Proposal, ...] = ()  # All that fit, best first; empty if TP or PP was given
     faster: Proposal | None = None  # A proposal estimated to be at least 1.5 times as fast
     doubts: tuple[str, ...] = ()  # Why nothing is refused; empty if the plan is reliable

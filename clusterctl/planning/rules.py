@@ -42,6 +42,8 @@ class Rules:
 
     # The first engine: no chunked prefill, no hybrid cache, sampler on the first rank only.
     engine_v0 = _Of(until=(0, 8, 0))
+    # Chunked prefill is on by default for models beyond 32K (vllm#6666).
+    chunks_long_contexts = _Of((0, 5, 4))
     # Buffers of fused experts stay allocated after a step (v1/worker/workspace.py).
     keeps_workspace = _Of((0, 17, 0))
     # Top-k/top-p by pivots (v1/sample/ops/topk_topp_triton.py), before by sorting the vocabulary.
@@ -62,6 +64,18 @@ class Rules:
     # Sliding windows reserve for every batch in flight: 2 with asynchronous scheduling.
     in_flight_batches = _Of((0, 26, 0))
     null_block_held = _Of((0, 26, 0))  # The start check plans with one block less than there is
+    # Prefix caching, and with it aligned states, is on by default for models that keep a state: a
+    # request holds two blocks of each group of them (vllm/model_executor/models/config.py).
+    aligns_states = _Of((0, 24, 0))
+    # A third block for a checkpoint inside a prompt, where FlashInfer computes delta nets: blocks
+    # are then multiples of 64 (v1/kv_cache_interface.py, `MambaSpec`).
+    checkpoints_states = _Of((0, 33, 0))
+    # The start fails if --max-num-seqs is above the number of blocks (vllm#34094).
+    needs_block_per_request = _Of((0, 16, 0))
+    # 0.14 and 0.15 compare what the whole model needs with the memory of one stage (vllm#33698).
+    compares_whole_model = _Of((0, 14, 0), (0, 16, 0))
+    # Ray and stages on several hosts end with a KeyError when the cache is made (vllm#41287).
+    loses_stages = _Of((0, 18, 0), (0, 20, 0))
     spares_a100 = _Of((0, 9, 0))  # A100 gets the small defaults of batch size (vllm#17885)
     widest_from_160_gib = _Of((0, 26, 0))  # GPUs of 160 GiB and more get 16384 batched tokens
     has_bitsandbytes = _Of(until=BITSANDBYTES_ABSENT_FROM)

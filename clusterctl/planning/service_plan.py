@@ -112,6 +112,8 @@ def plan_service(
     build_service(launch)  # first of all, refuse flags that this vLLM lacks
 
     forecast = forecast_memory(launch, model, asked.config, asked.hardware, asked.served)
+    if forecast.sequences and launch.limits:
+        launch = replace(launch, limits=replace(launch.limits, sequences=forecast.sequences))
     layout = forecast.layout
     if forecast.places:
         layout = replica_layout(layout, forecast.places)

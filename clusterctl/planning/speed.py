@@ -43,7 +43,7 @@ from dataclasses import dataclass, replace
 from clusterctl.errors import UsageError
 from clusterctl.models.shape import DecoderLayer, ModelShape, Quantization
 from clusterctl.planning.hardware import GpuModel
-from clusterctl.planning.kv_cache import needs_of
+from clusterctl.planning.kv_cache import attention_bytes
 from clusterctl.planning.options import ServeOptions
 from clusterctl.planning.placement import Placement, stages_of
 from clusterctl.planning.weights import PipelineStage, WeightsRead, weight_bytes, weights_read
@@ -278,7 +278,14 @@ class SpeedModel:
         """Return the bytes of weights that a rank leaves in the host's memory."""
         wanted, replicas = int(self.options.cpu_offload_gib * GIB), self.options.dp or 1
         on_gpu, all_on_gpu = (
-            weight_bytes(self.shape, stage, self.quantization, moved, replicas=replicas)
+            weight_bytes(
+                self.shape,
+                stage,
+                self.quantization,
+                moved,
+                replicas=replicas,
+                by_number=self.options.expert_parallel,
+            )
             for moved in (wanted, 0)
         )
         return all_on_gpu - on_gpu
@@ -319,10 +326,13 @@ class SpeedModel:
         """Return the seconds to read the KV cache of these requests, half of whose answers is
         there."""
         layers = self.shape.layers[stage.first : stage.last]
-        needs = needs_of(
-            [layer.attention for layer in layers], stage.tp, self.options.cache_element_bytes
+        element = self.options.cache_element_bytes(self.shape.cache_dtype)
+        kept = (layer.attention for layer in layers if layer.attention)
+        token = sum(
+            attention_bytes(attention, stage.tp, element)
+            for attention in kept
+            if not attention.shares_cache
         )
-        token = sum(need.token_bytes for need in needs if need)
         context = self.cached + self.prompt + self.output / 2
         return requests * context * token / (gpu.bandwidth * 1e9 * _BANDWIDTH_SHARE)
 

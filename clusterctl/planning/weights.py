@@ -17,11 +17,14 @@ from functools import lru_cache
 
 from clusterctl.models.shape import (
     Attention,
+    Compressed,
     DecoderLayer,
     Experts,
     Latent,
     ModelShape,
+    Part,
     Quantization,
+    State,
     Tower,
 )
 from clusterctl.units import GIB, MIB
@@ -98,10 +101,18 @@ def matrix(rows: int, columns: int, storage: Quantization | None) -> Iterator[Te
     elements = rows * columns
     if storage is None:
         yield Tensor(elements * 2)
-    elif storage.method == "fp8":
+    elif storage.method in ("fp8", "int8"):
         yield Tensor(elements)
         side = storage.block
-        yield Tensor(-(-rows // side) * -(-columns // side) * 4 if side else 4)
+        alone = rows * 4 if storage.channels or storage.method == "int8" else 4
+        yield Tensor(-(-rows // side) * -(-columns // side) * 4 if side else alone)
+    elif storage.method == "nvfp4":
+        yield Tensor(elements // 2)
+        yield Tensor(elements // storage.group)
+        yield Tensor(4)  # the scale of the scales
+    elif storage.method == "mxfp8":
+        yield Tensor(elements)
+        yield Tensor(elements // storage.group)
     elif storage.method == "bitsandbytes":
         yield Tensor(elements * storage.bits // 8)
         scales = elements // _BITSANDBYTES_BLOCK
@@ -134,18 +145,26 @@ class PipelineStage:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """How weights are cut: the model's width, the TP size, the quantization."""
+    """How weights are cut: the model's width, the TP size, the quantization of its bulk, and how
+    many ranks divide the experts: by number (`by_number`) or by width."""
 
     hidden: int
     tp: int
     quantization: Quantization | None
+    among: int = 1
+    by_number: bool = False
 
-    def linear(self, rows: int, columns: int, *, bias: bool = False) -> Iterator[Tensor]:
+    def storage(self, layer: DecoderLayer, part: Part) -> Quantization | None:
+        """Return how that part of a layer is stored."""
+        if self.quantization is None:
+            return None
+        return dict(layer.stored).get(part, self.quantization)
+
+    def linear(
+        self, layer: DecoderLayer, part: Part, rows: int, columns: int, *, bias: bool = False
+    ) -> Iterator[Tensor]:
         """Yield a weight of `rows` x `columns` elements on this rank, with scales and bias."""
-        storage = self.quantization
-        if storage and storage.experts_only:
-            storage = None
-        yield from matrix(rows, columns, storage)
+        yield from matrix(rows, columns, self.storage(layer, part))
         if bias:
             yield Tensor(rows * 2)
 
@@ -167,24 +186,24 @@ def weight_bytes(
     *,
     unsplit: bool = False,
     replicas: int = 1,
+    by_number: bool = False,
 ) -> int:
     """Return the bytes that "model loading took" will report for a rank.
 
     `offload` is --cpu-offload-gb in bytes: vLLM moves parameters of decoder layers, in order of
     creation, until that many bytes are moved; embeddings stay (models/utils.py,
     `maybe_offload_to_cpu`). `unsplit`: see `allocated_bytes`. `replicas`: data parallel ones share
-    the experts, by width or by number (fused_moe/config.py, `FusedMoEParallelConfig.make`).
-    Results are cached, since layouts share most of their stages.
+    the experts, by width or by number (`by_number`; fused_moe/config.py,
+    `FusedMoEParallelConfig.make`). Results are cached, since layouts share most of their stages.
     """
-    cut = _Cut(shape.hidden, stage.tp, quantization)
-    among_all = replace(cut, tp=stage.tp * replicas)
+    cut = _Cut(shape.hidden, stage.tp, quantization, stage.tp * replicas, by_number)
     made: dict[DecoderLayer, tuple[Tensor, ...]] = {}  # layers repeat: split each kind once
     moved = 0
     sizes = [tensor.size for tensor in _tables(shape, stage)]
     for layer in shape.layers[stage.first : stage.last]:
         if layer not in made:
-            parts = [*_attention_and_mlp(layer, cut)]
-            parts += _experts(layer.experts, among_all) if layer.experts else ()
+            parts = [*_mixer_and_mlp(layer, cut)]
+            parts += _experts(layer, layer.experts, cut) if layer.experts else ()
             parts += [cut.whole(cut.hidden)] * layer.norms
             if layer.per_layer_input:
                 parts += [cut.whole(cut.hidden * layer.per_layer_input)] * 2
@@ -197,7 +216,8 @@ def weight_bytes(
     if stage.has_head:
         sizes.append(shape.hidden * 2)
         if not shape.tied:
-            sizes.append(_vocabulary(shape, stage).size)
+            rows = vocabulary_rows(shape.vocab, stage.tp)
+            sizes += (tensor.size for tensor in matrix(rows, shape.hidden, shape.head_stored))
     return allocated_bytes(sizes, unsplit=unsplit)
 
 
@@ -224,40 +244,106 @@ def weights_read(
     Only experts chosen by a token are read: with E experts of which each token takes k, that is a
     share of 1 - (1 - k/E)^batch.
     """
-    cut = _Cut(shape.hidden, stage.tp, quantization)
+    cut = _Cut(shape.hidden, stage.tp, quantization, stage.tp)
     of_layers = of_experts = 0.0
     for layer, count in Counter(shape.layers[stage.first : stage.last]).items():
-        of_layers += count * sum(tensor.size for tensor in _attention_and_mlp(layer, cut))
+        of_layers += count * sum(tensor.size for tensor in _mixer_and_mlp(layer, cut))
         if layer.experts:
             share = 1 - (1 - layer.experts.per_token / layer.experts.count) ** batch
-            of_experts += count * share * sum(t.size for t in _experts(layer.experts, cut))
+            tensors = _experts(layer, layer.experts, cut)
+            of_experts += count * share * sum(tensor.size for tensor in tensors)
     head = vocabulary_rows(shape.vocab, stage.tp) * shape.hidden * 2 if stage.has_head else 0
     return WeightsRead(of_layers, of_experts, head)
 
 
-def _experts(experts: Experts, cut: _Cut) -> Iterator[Tensor]:
-    return expert_tensors(experts, cut.hidden, cut.part(experts.width), cut.quantization)
+def _experts(layer: DecoderLayer, experts: Experts, cut: _Cut) -> Iterator[Tensor]:
+    """Yield the experts of a layer on this rank, with the projections to their own width."""
+    if experts.latent:
+        for rows, columns in ((experts.latent, cut.hidden), (cut.hidden, experts.latent)):
+            yield from cut.linear(layer, "latent", rows, columns)
+    width = experts.width if cut.by_number else -(-experts.width // cut.among)
+    count = -(-experts.count // cut.among) if cut.by_number else experts.count
+    yield Tensor(experts.count * cut.hidden * 2)  # the router
+    here, storage = replace(experts, count=count), cut.storage(layer, "experts")
+    yield from expert_tensors(here, experts.latent or cut.hidden, width, storage)
 
 
-def _attention_and_mlp(layer: DecoderLayer, cut: _Cut) -> Iterator[Tensor]:
+def _mixer_and_mlp(layer: DecoderLayer, cut: _Cut) -> Iterator[Tensor]:
+    if layer.state:
+        yield from _state(layer, layer.state, cut)
     if layer.attention and layer.attention.latent:
-        yield from _latent(layer.attention, layer.attention.latent, cut)
+        yield from _latent(layer, layer.attention, layer.attention.latent, cut)
+    elif layer.attention and layer.attention.compressed:
+        yield from _compressed(layer, layer.attention, layer.attention.compressed, cut)
     elif layer.attention:
-        yield from _heads(layer.attention, cut)
+        yield from _heads(layer, layer.attention, cut)
     if layer.mlp:
+        part: Part = "shared" if layer.experts else "mlp"
         width = cut.part(layer.mlp.width)
         rows = (2 if layer.mlp.gated else 1) * width
-        yield from cut.linear(rows, cut.hidden, bias=layer.mlp.bias)
-        yield from cut.linear(cut.hidden, width)
+        yield from cut.linear(layer, part, rows, cut.hidden, bias=layer.mlp.bias)
+        yield from cut.linear(layer, part, cut.hidden, width)
         if layer.mlp.bias:
             yield cut.whole(cut.hidden)
 
 
-def _heads(attention: Attention, cut: _Cut) -> Iterator[Tensor]:
+def _state(layer: DecoderLayer, state: State, cut: _Cut) -> Iterator[Tensor]:
+    """Yield the tensors of a layer that keeps a state (model_executor/layers/mamba/)."""
+    heads, inner = state.heads // cut.tp, cut.part(state.heads * state.head_dim)
+    mixed = inner + 2 * cut.part(groups_for(state, cut.tp) * state.state_size)
+    yield Tensor(mixed * state.kernel * 2)
+    if state.conv_bias:
+        yield Tensor(mixed * 2)
+    if state.kind == "conv":  # B, C and the input, each as wide as the model
+        yield from cut.linear(layer, "state", 3 * inner, cut.hidden, bias=state.bias)
+        yield from cut.linear(layer, "state_out", cut.hidden, inner)
+    elif state.kind == "mamba1":
+        yield from cut.linear(layer, "state", 2 * inner, cut.hidden)
+        yield from cut.linear(layer, "state", state.rank + 2 * state.state_size, inner)
+        yield from cut.linear(layer, "state", inner, state.rank, bias=True)
+        yield Tensor(inner * state.state_size * 4)
+        yield Tensor(inner * 4)
+        yield from cut.linear(layer, "state_out", cut.hidden, inner)
+    elif state.kind == "kimi":
+        yield from cut.linear(layer, "state", 3 * inner + heads, cut.hidden)
+        if state.rank:  # gates of low rank
+            yield from cut.linear(layer, "state", 2 * state.rank, cut.hidden)
+            yield from cut.linear(layer, "state", 2 * inner, state.rank)
+        else:
+            yield from cut.linear(layer, "state", inner + state.head_dim, cut.hidden)
+            yield from cut.linear(layer, "state", inner, state.head_dim)
+        yield Tensor(inner * 4)
+        yield from cut.linear(layer, "state_out", cut.hidden, inner)
+    elif state.kind == "mamba2":
+        rows = inner + mixed + heads
+        yield from cut.linear(layer, "state", rows, cut.hidden, bias=state.bias)
+        yield Tensor(heads * 4)
+        yield Tensor(heads * 4)
+        yield Tensor(inner * 2)  # the gated norm
+        yield from cut.linear(layer, "state_out", cut.hidden, inner)
+    else:  # gated delta net, linear attention: queries, keys, values and the gate of the output
+        yield from cut.linear(layer, "state", mixed + inner, cut.hidden)
+        yield from cut.linear(layer, "small", 2 * heads, cut.hidden)
+        yield Tensor(heads * 4)
+        yield cut.whole(state.head_dim)
+        yield from cut.linear(layer, "state_out", cut.hidden, inner)
+
+
+def groups_for(state: State, tp: int) -> int:
+    """Return the groups of B and C with those that are added so that each rank has its own
+    (`extra_groups_for_head_shards` in mamba_utils.py)."""
+    if state.kind != "mamba2" or state.groups % tp == 0:
+        return state.groups
+    return tp
+
+
+def _heads(layer: DecoderLayer, attention: Attention, cut: _Cut) -> Iterator[Tensor]:
     queries = attention.heads // cut.tp * attention.head_dim
-    keys = 0 if attention.shares_cache else kv_heads_on_rank(attention, cut.tp) * attention.head_dim
-    yield from cut.linear(queries + 2 * keys, cut.hidden, bias=attention.qkv_bias)
-    yield from cut.linear(cut.hidden, queries)
+    kv_heads = 0 if attention.shares_cache else kv_heads_on_rank(attention, cut.tp)
+    values = attention.value_dim or attention.head_dim
+    rows = queries * (2 if attention.gated else 1) + kv_heads * (attention.head_dim + values)
+    yield from cut.linear(layer, "attention", rows, cut.hidden, bias=attention.qkv_bias)
+    yield from cut.linear(layer, "out", cut.hidden, attention.heads // cut.tp * values)
     if attention.out_bias:
         yield cut.whole(cut.hidden)
     if attention.qk_norm:
@@ -265,6 +351,9 @@ def _heads(attention: Attention, cut: _Cut) -> Iterator[Tensor]:
         yield cut.whole(attention.head_dim)
     if attention.sinks:
         yield cut.whole(attention.heads // cut.tp)
+    if (indexer := attention.indexer) and indexer.owned:  # MiniMax M3
+        rows = (indexer.heads + 1) * indexer.head_dim
+        yield from cut.linear(layer, "indexer", rows, cut.hidden)
 
 
 def kv_heads_on_rank(attention: Attention, tp: int) -> int:
@@ -273,7 +362,9 @@ def kv_heads_on_rank(attention: Attention, tp: int) -> int:
     return max(1, attention.kv_heads // tp)
 
 
-def _latent(attention: Attention, latent: Latent, cut: _Cut) -> Iterator[Tensor]:
+def _latent(
+    layer: DecoderLayer, attention: Attention, latent: Latent, cut: _Cut
+) -> Iterator[Tensor]:
     """Yield the tensors of MLA: projections down to the latent are whole on every rank, those up
     are split.
 
@@ -282,24 +373,36 @@ def _latent(attention: Attention, latent: Latent, cut: _Cut) -> Iterator[Tensor]
     heads = attention.heads // cut.tp
     head_dim = latent.nope_dim + latent.rope_dim
     if latent.query_rank:
-        yield from cut.linear(latent.query_rank, cut.hidden)
+        yield from cut.linear(layer, "attention", latent.query_rank, cut.hidden)
         yield cut.whole(latent.query_rank)
-        yield from cut.linear(heads * head_dim, latent.query_rank)
+        yield from cut.linear(layer, "attention", heads * head_dim, latent.query_rank)
     else:
-        yield from cut.linear(heads * head_dim, cut.hidden)
-    yield from cut.linear(latent.kv_rank + latent.rope_dim, cut.hidden)
+        yield from cut.linear(layer, "attention", heads * head_dim, cut.hidden)
+    yield from cut.linear(layer, "attention", latent.kv_rank + latent.rope_dim, cut.hidden)
     yield cut.whole(latent.kv_rank)
     up = heads * (latent.nope_dim + latent.value_dim)
-    yield from cut.linear(up, latent.kv_rank)
+    yield from cut.linear(layer, "attention", up, latent.kv_rank)
     yield Tensor(up * latent.kv_rank * 2, movable=False)
-    yield from cut.linear(cut.hidden, heads * latent.value_dim)
+    yield from cut.linear(layer, "out", cut.hidden, heads * latent.value_dim)
+    if (indexer := attention.indexer) and indexer.owned:
+        rank = latent.query_rank or cut.hidden
+        yield from cut.linear(layer, "indexer", indexer.heads * indexer.head_dim, rank)
+        # the key and the weights of the heads in one matrix, which is not quantised
+        yield cut.whole((indexer.head_dim + indexer.heads) * cut.hidden)
+        yield cut.whole(2 * indexer.head_dim)
+
+
+def _compressed(
+    layer: DecoderLayer, attention: Attention, compressed: Compressed, cut: _Cut
+) -> Iterator[Tensor]:
+    raise NotImplementedError
 
 
 def _tables(shape: ModelShape, stage: PipelineStage) -> Iterator[Tensor]:
     """Yield tensors created before the layers: vision tower, embeddings, rotary tables."""
     if stage.has_embedding:
         if shape.tower:
-            yield from _tower(shape.tower, shape.hidden)
+            yield from _tower(shape.tower, shape.hidden, stage.tp)
         yield _vocabulary(shape, stage)
         if shape.per_layer_vocab:
             width = sum(layer.per_layer_input for layer in shape.layers)
@@ -319,18 +422,26 @@ def vocabulary_rows(vocab: int, tp: int) -> int:
     return round_up(vocab, VOCABULARY_STEP) // tp
 
 
-def _tower(tower: Tower, text_hidden: int) -> Iterator[Tensor]:
-    """Yield unfused bf16 projections, as in transformers, and the projection to the text."""
+def _tower(tower: Tower, text_hidden: int, tp: int) -> Iterator[Tensor]:
+    """Yield unfused bf16 projections, as in transformers, and the projection to the text. Qwen's
+    towers are divided over the ranks, and join patches before that projection."""
+    ranks = tp if tower.divided else 1
     for _ in range(tower.layers):
         for _projection in range(4):
-            yield Tensor(tower.hidden * tower.hidden * 2)
+            yield Tensor(tower.hidden * tower.hidden * 2 // ranks)
         for _matrix_of_mlp in range(3 if tower.gated else 2):
-            yield Tensor(tower.hidden * tower.mlp_width * 2)
+            yield Tensor(tower.hidden * tower.mlp_width * 2 // ranks)
         for _norm in range(4):
             yield Tensor(tower.hidden * 2)
-    yield Tensor(3 * tower.patch**2 * tower.hidden * 2)
+    yield Tensor(3 * tower.frames * tower.patch**2 * tower.hidden * 2)
     yield Tensor(tower.positions * tower.hidden * 2)
-    yield Tensor(tower.hidden * text_hidden * 2)
+    if not tower.merged:
+        yield Tensor(tower.hidden * text_hidden * 2)
+        return
+    joined = tower.hidden * tower.merged**2
+    for _merger in range(tower.mergers):
+        yield Tensor(joined * joined * 2 // ranks)
+        yield Tensor(joined * text_hidden * 2 // ranks)
 
 
 # Above this relative difference from config.json, the checkpoint has parts unknown here.
@@ -367,13 +478,12 @@ _TRITON_SCALE_ROWS = 256
 def expert_tensors(
     experts: Experts, hidden: int, width: int, storage: Quantization | None
 ) -> Iterator[Tensor]:
-    """Yield all experts of a layer as two stacked matrices, and the router. `width` is the
-    rank's."""
-    count, router = experts.count, experts.count * hidden
+    """Yield the experts as two stacked matrices. `width` is the rank's."""
+    count, factor = experts.count, 2 if experts.gated else 1
     if storage and storage.method == "mxfp4" and not storage.padded:
         # The layout of Triton's Hopper kernels; biases become float32.
         width = round_up(width, _TRITON_WIDTH_STEP)
-        for rows, columns in ((2 * width, hidden), (hidden, width)):
+        for rows, columns in ((factor * width, hidden), (hidden, width)):
             yield Tensor(count * rows * columns // 2)
             scales = round_up(rows, _TRITON_SCALE_ROWS) * columns // storage.group
             yield Tensor(count * scales)
@@ -382,9 +492,8 @@ def expert_tensors(
         if storage and storage.method == "mxfp4":
             width = round_up(width, _MARLIN_WIDTH_STEP)
             hidden = round_up(hidden, _MARLIN_HIDDEN_STEP)
-        yield from matrix(count * 2 * width, hidden, storage)
+        yield from matrix(count * factor * width, hidden, storage)
         yield from matrix(count * hidden, width, storage)
         biases = [count * 2 * width * 2, count * hidden * 2, count * 2]
-    yield Tensor(router * 2)
     if experts.bias:
         yield from map(Tensor, biases)

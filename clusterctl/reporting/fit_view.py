@@ -84,8 +84,11 @@ def _totals(document: Document) -> list[str]:
     margin = max(rank["margin_gib"] for rank in document["ranks"])
     error = f"margin of error {margin:.1f} GiB a rank; " if margin else ""
     batch = f"{document['max_num_seqs']} requests, {document['max_num_batched_tokens']} tokens"
+    least, most = document["kv_cache_tokens_range"]
+    between = f" ({least:,} to {most:,})" if document["verdict"] == "unproven" else ""
     lines = [
-        f"KV cache: {document['kv_cache_tokens']:,} tokens, {document['max_concurrency']:,.2f} "
+        f"KV cache: {document['kv_cache_tokens']:,} tokens{between}, "
+        f"{document['max_concurrency']:,.2f} "
         f"requests of {document['max_model_len']:,} tokens at once",
         f"limited by rank {limit['rank']} ({limit['host']}, {limit['gpu']}): "
         f"{limit['reason']}{rest}",
@@ -93,7 +96,11 @@ def _totals(document: Document) -> list[str]:
         f"{document['gpu_memory_utilization']:g}; a step takes up to {batch})",
     ]
     speed = document.get("speed")
-    if speed and document["verdict"] in ("fits", "may not fit") and not _on_cpus(document):
+    if (
+        speed
+        and document["verdict"] in ("fits", "may not fit", "unproven")
+        and not _on_cpus(document)
+    ):
         one, some, many = (speed[f"tokens_per_s_{requests}"] for requests in (1, 64, 256))
         lines.append(
             f"speed, an estimate: {one:,.0f} tokens/s alone, {some:,.0f} with 64 requests, "

@@ -64,8 +64,15 @@ def parse_config(text: str, name: str) -> tuple[Argument, ...]:
             continue
         if first := found.get(flag):
             problems.append(UsageError(f"{place}: {flag} is already set at {first.origin}"))
-        else:
-            found[flag] = Argument(flag, values, negated=loaded is False, origin=place)
+            continue
+
+        # `no-FLAG: true` becomes --no-FLAG, and `no-FLAG: false` is left out, as in vLLM
+        # (vllm/utils/argparse_utils.py, `load_config_file`).
+        opposite = flag.startswith("no-") and isinstance(loaded, bool)
+        if opposite and not loaded:
+            continue
+        whole = flag.removeprefix("no-") if opposite else flag
+        found[flag] = Argument(whole, values, negated=opposite or loaded is False, origin=place)
     raise_all(problems)
     return tuple(argument for argument in found.values() if argument.values != _EMPTY)
 

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from clusterctl.errors import ClusterctlError, UsageError, raise_all
 from clusterctl.node.documents import is_service_name
-from clusterctl.serving.release_flags import is_vllm_flag
+from clusterctl.serving.release_flags import completed, is_vllm_flag
 from clusterctl.serving.vllm_flags import (
     EXPERT_PARALLEL,
     Argument,
@@ -117,6 +117,8 @@ def read_request(
     contradict each other, and flags that only clusterctl may set.
     """
     problems: list[ClusterctlError] = []
+    as_written, extra_as_written = config, extra
+    config, extra = _in_full(config), _in_full(extra)
     merged = lay_over(config, extra)
 
     def fail(text: str, hint: str | None = None) -> None:
@@ -138,8 +140,8 @@ def read_request(
             fail(f"{ours} {chosen}: must be {f'1 to {most}' if most else 'at least 1'}")
         return chosen
 
-    for argument in (*config, *extra):
-        if reason := _refusal(argument, typed=argument in extra):
+    for argument in (*as_written, *extra_as_written):
+        if reason := _refusal(argument, typed=argument in extra_as_written):
             fail(f"{argument.flag} ({argument.origin}) cannot be passed to vLLM", reason)
     if last_value(extra, "model") is not None:
         fail("--model after -- is not taken", "clusterctl serve MODEL -- ...")
@@ -226,6 +228,15 @@ def _abbreviated(key: str) -> str | None:
     if key.startswith("-") or is_vllm_flag(f"--{key}"):
         return None
     return next((flag for flag in (*_SERVICE_FLAGS, *_REFUSED) if flag.startswith(key)), None)
+
+
+def _in_full(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
+    """Return the arguments with each unambiguous beginning of a flag as the whole flag."""
+    found = []
+    for argument in arguments:
+        rest = argument.name.removeprefix(argument.key)
+        found.append(replace(argument, name=completed(argument.key) + rest))
+    return tuple(found)
 
 
 def service_name(served_name: str) -> str:

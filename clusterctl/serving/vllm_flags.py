@@ -56,6 +56,7 @@ ON_BY_DEFAULT = frozenset(
 )
 
 COMMAND_LINE = "command line"
+DEFAULT = "clusterctl"  # Origin of flags that nobody gave
 
 EXPERT_PARALLEL = "enable-expert-parallel"  # Split experts by number over all TP x DP ranks
 
@@ -72,7 +73,7 @@ class Argument:
     values: tuple[str, ...] = ()
     negated: bool = False
     # Source, for messages: `command line`, or `file:line:column`
-    origin: str = "clusterctl"
+    origin: str = DEFAULT
 
     @property
     def key(self) -> str:

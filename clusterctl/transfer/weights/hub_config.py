@@ -10,7 +10,7 @@ from typing import Any
 import huggingface_hub
 
 from clusterctl.errors import RequirementsNotMet, StepFailed
-from clusterctl.models.config_files import parse_config
+from clusterctl.models.config_files import QUANTIZATION_FILE, parse_config, with_quantization
 from clusterctl.transfer.weights.hub import Listing, hub_session
 from clusterctl.transfer.weights.huggingface import HuggingFace
 
@@ -61,11 +61,14 @@ def config_on_hub(model_id: str) -> HubConfig:
 
 
 def _downloaded(hub: HuggingFace, listing: Listing) -> Path:
-    if not any(file.path == _FILE for file in listing.files):
+    files = {file.path for file in listing.files}
+    if _FILE not in files:
         raise RequirementsNotMet(
             f"{listing.model_id} has no config.json on {hub.endpoint}",
             hint="name the model that it was made from, or a config.json: clusterctl fit ./FILE",
         )
+    if QUANTIZATION_FILE in files:
+        hub.newest(listing.model_id, QUANTIZATION_FILE)
     return hub.newest(listing.model_id, _FILE)
 
 
@@ -81,4 +84,5 @@ def _kept(model_id: str, why_not: RequirementsNotMet | StepFailed) -> HubConfig:
 
 def _read(file: Path, model_id: str) -> dict[str, Any]:
     text = file.read_text(encoding="utf-8", errors="replace")
-    return parse_config(text, f"config.json of {model_id}")
+    config = parse_config(text, f"config.json of {model_id}")
+    return with_quantization(config, file.with_name(QUANTIZATION_FILE))

@@ -12,7 +12,7 @@ from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.models.catalogue import CATALOGUE, CatalogueEntry
 from clusterctl.models.config_json import describe
 from clusterctl.models.shape import ModelShape, Quantization, RotaryTable
-from clusterctl.planning.kv_cache import needs_of, plan_cache
+from clusterctl.planning.kv_cache import CacheRules, needs_of, plan_cache
 from clusterctl.planning.placement import sites_of
 from clusterctl.planning.planner import plan
 from clusterctl.planning.problems import possible_tp
@@ -80,10 +80,13 @@ def test_a_mixture_with_latent_attention_in_block_fp8() -> None:
     assert gib(DEEPSEEK_V3) == pytest.approx(625 + 6, rel=0.02)
 
 
+BF16 = CacheRules(block_size=16, element_bytes=2)
+
+
 def test_latent_attention_caches_one_vector_whatever_tp() -> None:
     shape = describe(DEEPSEEK_V3)
     for tp in (1, 8):
-        needs = needs_of([layer.attention for layer in shape.layers], tp, 2)
+        needs = needs_of(shape.layers, tp, BF16)
         assert {need.token_bytes for need in needs if need} == {1152}
 
 
@@ -119,14 +122,13 @@ def test_tensor_parallel_ranks_share_all_but_rotary_tables_and_norms() -> None:
 
 def test_kv_heads_are_replicated_when_there_are_more_ranks() -> None:
     shape = describe(LLAMA_8B)
-    attentions = [layer.attention for layer in shape.layers]
-    by_rank = {tp: needs_of(attentions, tp, 2)[0] for tp in (1, 8, 16, 32)}
+    by_rank = {tp: needs_of(shape.layers, tp, BF16)[0] for tp in (1, 8, 16, 32)}
     assert [need.token_bytes for need in by_rank.values() if need] == [4096, 512, 512, 512]
 
 
 def test_hybrid_models_get_groups_of_equal_blocks() -> None:
     gemma = describe(config_of("google/gemma-4-26b-a4b"))
-    plan = plan_cache(needs_of([layer.attention for layer in gemma.layers], 1, 2), 16)
+    plan = plan_cache(needs_of(gemma.layers, 1, BF16), BF16)
     assert sorted((len(group.layers), group.block_size) for group in plan.groups) == [
         (5, 16), (5, 16), (5, 16), (5, 16), (5, 16), (5, 32),
     ]  # fmt: skip
@@ -135,7 +137,7 @@ def test_hybrid_models_get_groups_of_equal_blocks() -> None:
 
 def test_a_model_whose_layers_all_slide_has_one_group() -> None:
     shape = describe({**LLAMA_8B, "architectures": ["MistralForCausalLM"], "sliding_window": 4096})
-    plan = plan_cache(needs_of([layer.attention for layer in shape.layers], 1, 2), 16)
+    plan = plan_cache(needs_of(shape.layers, 1, BF16), BF16)
     assert plan.is_uniform
     assert plan.blocks_per_request(100_000, 2048) == (4095 + 2048) // 16 + 2
 
@@ -166,7 +168,7 @@ def test_an_unknown_architecture_is_described_and_said() -> None:
     assert weight_bytes(shape, whole(shape), None) > 0
 
 
-def test_layers_without_attention_cache_nothing_and_are_said() -> None:
+def test_layers_without_attention_in_an_unlikely_model_are_said() -> None:
     kinds = ["linear_attention", "full_attention"] * 16
     shape = describe({**LLAMA_8B, "layer_types": kinds})
     assert len(shape.attentions) == 16
@@ -194,7 +196,8 @@ def test_scale_blocks_of_fp8_limit_tensor_parallelism() -> None:
 
 def test_mxfp4_applies_to_experts_alone() -> None:
     shape = describe(config_of("openai/gpt-oss-20b"))
-    assert shape.quantization == Quantization("mxfp4", 4, group=32, experts_only=True)
+    assert shape.quantization == Quantization("mxfp4", 4, group=32)
+    assert dict(shape.layers[0].stored) == {"attention": None, "out": None}
 
 
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.alias)

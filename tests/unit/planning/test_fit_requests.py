@@ -23,8 +23,9 @@ from tests.fakes.catalogue import config_of
 from tests.fakes.fit_requests import fit_request
 
 TOP_KEYS = {
-    "model", "architecture", "vllm", "fits", "verdict", "kv_cache_tokens", "max_concurrency",
-    "max_model_len", "longest_context", "limited_by", "tp", "pp", "dp", "layer_partition",
+    "model", "architecture", "vllm", "fits", "verdict", "kv_cache_tokens", "kv_cache_tokens_range",
+    "max_concurrency", "max_model_len", "longest_context", "limited_by", "tp", "pp", "dp",
+    "layer_partition",
     "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "reason", "ranks",
     "notes", "speed", "foreseen", "doubts", "advice", "proposals", "faster",
 }  # fmt: skip

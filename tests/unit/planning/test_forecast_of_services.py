@@ -221,7 +221,7 @@ def test_a_slow_link_is_told_and_obeyed() -> None:
         (None, (), "nothing is known about this model"),
         ("{", (), "not JSON"),
         ({"architectures": ["X"]}, (), "not planned"),
-        (TINY, ("--kv-cache-dtype", "nvfp4"), "nvfp4"),
+        (TINY, ("--kv-cache-dtype", "fp2"), "fp2"),
     ],
 )
 def test_what_is_not_understood_is_served_with_a_note(

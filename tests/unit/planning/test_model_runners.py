@@ -114,7 +114,7 @@ def test_large_blocks_stay_whole_while_newer_versions_load() -> None:
 
 def test_mxfp4_on_hopper_is_laid_out_as_the_allocator_shows() -> None:
     """Blocks that PyTorch held after loading gpt-oss-20b on an H200, vLLM 0.25.1."""
-    storage = Quantization("mxfp4", 4, group=32, experts_only=True, padded=False)
+    storage = Quantization("mxfp4", 4, group=32, padded=False)
     found = expert_tensors(Experts(32, 4, 2880, bias=True), 2880, 2880, storage)
     sizes = [tensor.size for tensor in found]
     assert sizes[:4] == [265_420_800, 16_957_440, 132_710_400, 8_847_360]

@@ -135,3 +135,10 @@ def test_a_config_is_read_from_its_file(tmp_path: Path) -> None:
     (argument,) = read_config_file(path)
 
     assert argument.origin == f"{path}:1:1"
+
+
+def test_a_switch_may_be_turned_off_by_its_negated_name() -> None:
+    """As in the config files of vLLM's own recipes."""
+    text = "no-enable-prefix-caching: true\nno-async-scheduling: false\nenforce-eager: true\n"
+    found = [argument.tokens() for argument in parse_config(text, "c.yaml")]
+    assert found == [("--no-enable-prefix-caching",), ("--enforce-eager",)]
