@@ -183,6 +183,9 @@ SYSTEMD = 120.0
 # To remove an image: tens of GiB in many small files, on a busy disk.
 IMAGE_REMOVAL = 900.0
 
+# For an engine to ask a registry for the digest of a tag. Without internet, names time out.
+REGISTRY_LOOK = 10.0
+
 # Without output of a pull. Without a terminal the client prints a line only when a layer begins or
 # ends, and a 10 GB layer takes 800 s at 100 Mbit/s.
 PULL_SILENCE = 900.0

@@ -31,10 +31,8 @@ def report(
     from clusterctl.cli.session import session
     from clusterctl.commands.report import run
     from clusterctl.reporting.output_file import write_file
-    from clusterctl.reporting.page import charts_library, page
+    from clusterctl.reporting.page import page
 
-    if not as_json:
-        charts_library()  # Before anything is measured
     with session("report", inventory, quiet=as_json) as opened:
         document = run(opened.inventory, opened.credentials, opened.progress, bandwidth=bandwidth)
     if as_json:

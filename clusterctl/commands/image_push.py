@@ -21,7 +21,7 @@ from clusterctl.steps.image_digest import read_record
 from clusterctl.steps.node_image import ImagePulled
 from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transfer.image_receiver import ImageReceiver
-from clusterctl.transfer.image_sources import HOST, ImageFinder, operators_engine
+from clusterctl.transfer.image_sources import HOST, ImageFinder, PulledFirst, operators_engine
 from clusterctl.transfer.transfer import Route, Transfer
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
@@ -127,6 +127,7 @@ class _Delivery:
             operator=operators_engine(),
             limit_rate=push.limit_rate,
             ca=outside_of(inventory).ca,
+            pullers=self._names,
             compress=push.compress,
             ask=credentials.ask,
             say=lambda text: sink(Note(text)),
@@ -161,9 +162,8 @@ class _Delivery:
         """Return the stages; a host that fails does not stop the others."""
         bring = Stage("Image", self._names, (self.transfer,), OnFailure.SET_HOST_ASIDE)
         origin = self.images.origin()
-        if not isinstance(origin, Unknown):
+        if not isinstance(origin, PulledFirst):
             return (bring,)
-        # Only hosts reach the registry: one of them pulls the image, and serves it to the others.
         reference, engines = self._push.reference, Engines(driver_for)
         first = ImagePulled(reference, engines, origin.reason, marked=False)
-        return (Stage("Image from its registry", self._names[:1], (first,)), bring)
+        return (Stage("Image from its registry", (origin.host,), (first,)), bring)

@@ -148,6 +148,26 @@ class DockerDriver:
         with self._engine() as engine:
             engine.tag(image, repository, tag)
 
+    def published(self, reference: str) -> str:
+        # Not docker-py's, which would send the operator's registry login.
+        with self._engine() as engine:
+            path = f"v{engine.api_version}/distribution/{quote(reference, safe='/:@')}/json"
+            try:
+                answer = engine.get(f"{_URL}/{path}", timeout=deadlines.REGISTRY_LOOK)
+            except requests.Timeout as error:
+                limit = f"{deadlines.REGISTRY_LOOK:.0f} s"
+                raise StepFailed(
+                    f"the registry of {reference} did not answer within {limit}", host=self.host
+                ) from error
+            self._insist(answer)
+        try:
+            digest = str(json.loads(answer.content)["Descriptor"]["digest"])
+        except MALFORMED:
+            digest = ""
+        if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+            raise StepFailed("the engine named no digest of the image", host=self.host)
+        return digest
+
     def pull(self, reference: str, say: Say) -> None:
         # Use the client, which uses the host's own login; docker-py would send the operator's.
         ended = in_time("docker pull", self.host)

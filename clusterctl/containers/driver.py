@@ -140,6 +140,10 @@ class ContainerDriver(Protocol):
 
     def tag(self, image: str, reference: str) -> None: ...
 
+    def published(self, reference: str) -> str:
+        """Return the digest that the registry has for `reference`, as the engine sees it without a
+        login. Raises StepFailed if the registry refuses or does not answer."""
+
     def pull(self, reference: str, say: Say) -> None:
         """Pull the image from its registry, with the host's own login."""
 

@@ -20,6 +20,7 @@ from clusterctl.transfer.image_sources import (
     EngineStates,
     ImageFinder,
     Origin,
+    PulledFirst,
     host_origin,
     operators_engine,
 )
@@ -45,6 +46,7 @@ class ClusterImages(Closing):
         self._outside = outside_of(inventory)
         self._inventory, self.names, self.engines = inventory, names, engines
         self._head = inventory.head.name
+        self._heads = (self._head,) if self._head in names else ()
         self._workers = tuple(name for name in names if name != self._head)
         self._drivers = {name: engines(view) for name, view in cluster.views.items()}
         self.node = NodeImage(inventory.image, engines, cluster.head, inventory.packages.pip_index)
@@ -61,6 +63,7 @@ class ClusterImages(Closing):
             (self._head, *others),
             archive=inventory.image_archive,
             ca=self._outside.ca,
+            pullers=(*self._heads, *self._workers),
             operator=operators_engine(),
             say=lambda text: sink(Note(text)),
             recorded=lambda name: read_record(cluster.views[name].transport, inventory.image),
@@ -83,12 +86,11 @@ class ClusterImages(Closing):
     def stages(self) -> tuple[Stage, ...]:
         """Return the stages in order. Raises what `ImageFinder.find` raises."""
         inventory, (base, made) = self._inventory, self._transfers
-        heads = (self._head,) if self._head in self.names else ()
         pulled: tuple[Stage, ...] = ()
         origin = self._base.origin()
-        if isinstance(origin, Unknown):  # Only a host can get the image.
+        if isinstance(origin, PulledFirst):
             pull = ImagePulled(inventory.image, self.engines, origin.reason, marked=True)
-            pulled = (Stage("Image from its registry", self.names[:1], (pull,)),)
+            pulled = (Stage("Image from its registry", (origin.host,), (pull,)),)
         with_ray = RayInImage(
             self.node,
             self.engines,
@@ -98,7 +100,7 @@ class ClusterImages(Closing):
         return (
             *pulled,
             Stage("Image", self.names, (base,)),
-            Stage("Node image", heads, (with_ray,)),
+            Stage("Node image", self._heads, (with_ray,)),
             Stage("Node image on workers", self._workers, (made,)),
         )
 

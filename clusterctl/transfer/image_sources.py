@@ -25,7 +25,9 @@ from clusterctl.transfer.engine_image import engine_image, overlay_image, save_o
 from clusterctl.transfer.engine_state import EngineState, HeldImage, inspect_engine, settings
 from clusterctl.transfer.image_plan import WantedImage
 from clusterctl.transfer.manifests import digest_of
+from clusterctl.transfer.registry.failures import NoSuchImage
 from clusterctl.transport.credentials import Ask, nobody
+from clusterctl.transport.fanout import fan_out, values
 from clusterctl.transport.local import LocalTransport
 
 HOST = "host:"  # Prefix of --from values that name a host
@@ -40,7 +42,18 @@ WORTH_COMPRESSING = 32 * 1024**2
 # some 60 to 100 MB/s per core.
 SLOW_LINK = 500_000_000 // 8
 
+# Hosts that are asked whether they reach the registry; an answer may count as a pull there.
+ASKED = 4
+
 EngineStates = Mapping[str, EngineState]  # By host
+
+
+@dataclass(frozen=True)
+class PulledFirst(Unknown):
+    """`host` pulls the image from its registry, and the others get it from there."""
+
+    host: str
+
 
 # Makes an image ready to send, given the diff IDs of the layers that hosts lack. A HostImage is
 # sent by its host, any other image by this machine.
@@ -135,10 +148,11 @@ class ImageFinder:
     store: BlobStore = field(default_factory=BlobStore)
     ask: Ask = nobody
     say: Say = lambda _: None
+    pullers: tuple[str, ...] = ()  # Hosts that may pull the image, the preferred ones first
     # What a host has recorded of the image's name.
     recorded: Callable[[str], DigestRecord | None] = lambda _: None
-    # Why this machine could not read the registry; it is asked only once in a run.
-    _refused: list[str] = field(default_factory=list)
+    # The host that pulls, once that is decided: registries are asked once in a run.
+    _pulls: list[PulledFirst] = field(default_factory=list)
 
     def find(self, engines: EngineStates) -> Origin | Unknown:
         """Return the origin. Raises StepFailed, RequirementsNotMet, UsageError if there is none."""
@@ -174,13 +188,36 @@ class ImageFinder:
         nearby = archived or self._from_docker()
         if nearby:
             return nearby
-        # A host may reach a registry that this machine does not, or have a login there.
-        if not self._refused:
+        if self._pulls:
+            return self._pulls[0]
+
+        pulls = self._host_that_reaches_the_registry(engines)
+        if pulls is None:
             try:
                 return self._from_registry(engines)
+            except NoSuchImage:
+                raise
             except ClusterctlError as error:
-                self._refused.append(f"{self.order[0]} pulls it first: from here, {error.summary}")
-        return Unknown(self._refused[0])
+                # The engine of a host may have a login that was not used so far.
+                host = (*self.pullers, *self.order)[0]
+                pulls = PulledFirst(f"{host} pulls it first: from here, {error.summary}", host)
+        self._pulls.append(pulls)
+        return pulls
+
+    def _host_that_reaches_the_registry(self, engines: EngineStates) -> PulledFirst | None:
+        """Return the first host whose engine is told the image's digest by its registry. The bytes
+        then never cross the uplink of this machine, which may be at home."""
+        asked = [name for name in self.pullers if name in engines and engines[name].python][:ASKED]
+        answers = fan_out(
+            {name: name for name in asked},
+            lambda name: self.drivers[name].published(self.reference),
+        )
+        digests = values(answers)
+        for name in asked:
+            if name in digests:
+                why = f"{name} pulls it first, as {digests[name]}: its engine reaches the registry"
+                return PulledFirst(why, name)
+        return None
 
     def _from_host(self, name: str, engine: EngineState, held: HeldImage) -> Origin:
         record = self.recorded(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -132,6 +133,11 @@ class FakeDriver:
             kept = tuple(tag for tag in found.tags if tag != reference)
             tags = (*kept, reference) if found.id == image else kept
             self._engine.images[found.id] = replace(found, tags=tags)
+
+    def published(self, reference: str) -> str:
+        if reference not in self._engine.registry:
+            raise StepFailed("the registry has no such image", host=self.host)
+        return f"sha256:{hashlib.sha256(reference.encode()).hexdigest()}"
 
     def pull(self, reference: str, say: Say) -> None:
         self._change()

@@ -30,6 +30,10 @@ class RegistryFailed(StepFailed):
         self.again = again
 
 
+class NoSuchImage(RegistryFailed):
+    """The registry answered that it has no such name or tag."""
+
+
 def refused(registry: str, reference: str, status: int, *, tried: str | None) -> RequirementsNotMet:
     """Return the error for 401 or 403. `tried`: the user name that was sent."""
     command = "docker login" if registry == DOCKER_HUB else f"docker login {registry}"
@@ -49,7 +53,7 @@ def answered(registry: str, reference: str, response: httpx2.Response) -> StepFa
     status = response.status_code
     words = beginning(response, MOST_WORDS).decode(errors="replace")[:1000]
     if status == 404:
-        return RegistryFailed(
+        return NoSuchImage(
             f"{reference} does not exist: {registry} knows no such name or tag",
             hint="check name and tag; each of a registry's images has its own tags",
             detail=words or None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,9 @@ from clusterctl.transport.base import Channel
 from clusterctl.transport.local import LocalTransport
 from tests.contract.containers.dockerd import Engine
 from tests.contract.transport.sshd import eventually
+from tests.fakes.docker_registry import docker_registry
 from tests.fakes.docker_run import docker_run_argv
+from tests.fakes.image_archives import MadeImage, layer_tar, sha256
 
 pytestmark = pytest.mark.dockerd
 
@@ -223,6 +226,17 @@ def test_a_build_that_fails_leaves_no_image_behind(driver: DockerDriver, image: 
 def test_a_pull_from_nowhere_says_that_the_registry_is_out_of_reach(driver: DockerDriver) -> None:
     with pytest.raises(StepFailed, match="cannot reach the registry"):
         driver.pull("127.0.0.1:9/none:1", lambda _: None)
+
+
+def test_a_registry_names_the_digest_of_a_tag(driver: DockerDriver, tmp_path: Path) -> None:
+    pushed = MadeImage("acme/vllm:1", (layer_tar("base", 5000),))
+    with docker_registry(tmp_path) as registry:
+        reference = registry.push(pushed)
+        assert driver.published(reference) == sha256(pushed.manifest)
+        with pytest.raises(StepFailed, match="no such image"):
+            driver.published(reference.replace(":1", ":2"))
+    with pytest.raises(StepFailed, match="cannot reach the registry"):
+        driver.published(reference)
 
 
 def test_an_engine_that_is_down_is_named(engine: Engine) -> None:

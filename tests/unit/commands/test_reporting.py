@@ -57,7 +57,7 @@ def test_damaged_entries_are_left_out_and_long_ones_cut() -> None:
 
 
 def test_a_host_without_an_answer_is_on_the_page_with_the_reason(
-    facts: HostFacts, monkeypatch: pytest.MonkeyPatch
+    facts: HostFacts,
 ) -> None:
     answers = {**healthy(facts), "gpu2": Said(problem="timed out <b>")}
     nobody = cast("Transport", object())  # With one host there is no pair to ask
@@ -75,7 +75,6 @@ def test_a_host_without_an_answer_is_on_the_page_with_the_reason(
     }
     assert [host["ray"] for host in document["hosts"]] == ["up", "no answer"]
     assert document["pairs"] == []
-    monkeypatch.setattr(page, "charts_library", lambda: "")
     drawn = page.page(document)
     assert '<p class="problem">gpu2: timed out &lt;b&gt;</p>' in drawn
     assert "<td>1 expected</td>" in drawn
