@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -142,6 +143,25 @@ class PatientReader:
         return state
 
 
+@dataclass(frozen=True)
+class _Failed:
+    """The last failure of a start. One alone does not show that the next start would fail, too: a
+    port or a GPU may have been taken for a moment."""
+
+    attempt: int = 0
+    error: ClusterctlError | None = None
+
+    def again(self, attempt: int, error: ClusterctlError) -> bool:
+        """Whether a later attempt failed for the same reason, numbers such as pids aside."""
+        if self.error is None or attempt == self.attempt:
+            return False
+        return _without_numbers(error) == _without_numbers(self.error)
+
+
+def _without_numbers(error: ClusterctlError) -> str:
+    return re.sub(r"\d+", "N", error.summary)
+
+
 def await_ready(
     document: ServiceDocument,
     read: Callable[[], NodeState | None],
@@ -151,14 +171,16 @@ def await_ready(
     """Return the state of the service once it is ready.
 
     `read` returns the head's current state; its errors propagate. Raises StepFailed with the cause
-    found in the log when an attempt fails or time runs out, and RayNotFormed if the service waits
-    for Ray's nodes or GPUs for more than `deadlines.WAIT_FOR_RAY` seconds.
+    found in the log when the supervisor gives up, when an attempt fails like the one before, or
+    when time runs out; and RayNotFormed if the service waits for Ray's nodes or GPUs for more than
+    `deadlines.WAIT_FOR_RAY` seconds.
     """
     wait = wait or Wait()
     seen = wait.clock()
     node: NodeState | None = None
     last = "its supervisor never reported it"
     waiting_since: float | None = None
+    failed = _Failed()
     deadline = seen + document.ready_timeout + document.shutdown_timeout + deadlines.NOTICE
     while (now := wait.clock()) < deadline:
         node = read()
@@ -181,7 +203,12 @@ def await_ready(
         events.see(state)
         last = f"last seen: {stage_title(state)}{_colon(state.detail)}"
         if state.state in {"failed", "backing-off", "stopped"} and state.last_error:
-            raise explain(document.name, state.last_error, host=events.host)
+            error = explain(document.name, state.last_error, host=events.host)
+            if state.state != "backing-off" or failed.again(state.attempts, error):
+                raise error
+            if failed.attempt != state.attempts:
+                failed = _Failed(state.attempts, error)
+                events.sink(Note(f"{document.name}, which is tried again: {error}", events.host))
         if state.state != "waiting":
             waiting_since = None
         elif waiting_since is None:
@@ -317,8 +344,8 @@ class HostServices:
                 stop = f"clusterctl stop {document.service}"
                 note = f"{name} stays declared: {error}; to end it: {stop}"
             else:
-                was = "its previous declaration is restored" if old else "it would fail again"
-                note = f"{name} is withdrawn: {was}"
+                restored = ", and its previous declaration restored" if old else ""
+                note = f"{name} is withdrawn{restored}"
             self.sink(Note(note))
             raise
 

@@ -61,21 +61,21 @@ def run(head: Head, old: ServiceDocument | None, events: list[Event] | None = No
 
 
 def test_a_new_service_that_fails_is_withdrawn() -> None:
-    head = Head("backing-off")
+    head = Head("failed")
     with pytest.raises(StepFailed, match="tiny did not start"):
         run(head, None)
     assert head.text is None
 
 
 def test_a_changed_service_that_fails_is_served_as_before() -> None:
-    head = Head("backing-off", AS_OLD)
+    head = Head("failed", AS_OLD)
     with pytest.raises(StepFailed, match="tiny did not start"):
         run(head, OLD)
     assert head.text == AS_OLD
 
 
 def test_the_failure_of_the_service_outlives_a_failed_withdrawal() -> None:
-    head = Head("backing-off")
+    head = Head("failed")
     gone = lambda argv: "clusterctl-write" in argv and "gone" in argv  # noqa: E731
     head.on(gone, raises=Unreachable("no route"))
     events: list[Event] = []
@@ -114,8 +114,8 @@ def test_what_others_did_while_this_run_was_frozen_stays_so(
 
 
 def test_a_service_that_fails_after_others_changed_it_is_not_put_back() -> None:
-    head = Head("backing-off", AS_OLD)
-    failing = to_json(_saying("backing-off"))
+    head = Head("failed", AS_OLD)
+    failing = to_json(_saying("failed"))
 
     def look(call: Call) -> CommandResult:
         head.text = None

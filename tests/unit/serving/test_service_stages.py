@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from clusterctl.deadlines import Wait
-from clusterctl.engine.events import Event, StepFinished, StepProgress, StepStarted
+from clusterctl.engine.events import Event, Note, StepFinished, StepProgress, StepStarted
 from clusterctl.errors import (
     AuthenticationRejected,
     CommandTimedOut,
@@ -66,12 +66,45 @@ def test_stages_are_told_once_each_in_order() -> None:
     assert any(isinstance(e, StepProgress) and "gpu2" in e.text for e in events)
 
 
-def test_a_failed_attempt_is_told_by_its_cause() -> None:
-    log = ["ValueError: No available memory for the cache blocks."]
+NO_MEMORY = ["(EngineCore pid=7) ValueError: No available memory for the cache blocks."]
+PORT_TAKEN = ["(EngineCore pid=8) OSError: [Errno 98] Address already in use"]
+
+
+def test_a_start_that_fails_twice_for_one_reason_is_told_by_its_cause() -> None:
+    """Numbers such as pids aside."""
+    again = [NO_MEMORY[0].replace("7", "9")]
     with pytest.raises(StepFailed) as failed:
-        follow([node("starting"), node("backing-off", last_error=log)])
+        follow(
+            [
+                node("starting"),
+                *[node("backing-off", attempts=1, last_error=NO_MEMORY)] * 3,
+                node("loading", attempts=2, last_error=NO_MEMORY),
+                node("backing-off", attempts=2, last_error=again),
+            ]
+        )
     assert failed.value.host == "gpu1"
     assert failed.value.hint
+
+
+def test_a_start_that_failed_once_is_followed_to_the_next_and_told() -> None:
+    """A port that was taken for a moment is free for the next attempt."""
+    found, events = follow(
+        [
+            *[node("backing-off", attempts=1, last_error=PORT_TAKEN)] * 3,
+            node("backing-off", attempts=2, last_error=NO_MEMORY),
+            node("loading", attempts=3),
+            node("ready", ready_seconds=12.0),
+        ]
+    )
+    assert found.ready_seconds == 12.0
+    notes = [event.text for event in events if isinstance(event, Note)]
+    assert len(notes) == 2
+    assert all(note.startswith("tiny, which is tried again: ") for note in notes)
+
+
+def test_a_start_that_the_supervisor_does_not_repeat_fails_at_once() -> None:
+    with pytest.raises(StepFailed):
+        follow([node("failed", attempts=1, last_error=["vllm: error: unrecognized arguments"])])
 
 
 def test_a_wait_for_ray_ends() -> None:
