@@ -7,7 +7,7 @@ larger MTU, then the one that SSH connects to, then the first of two halves of o
 are still equal, the user has to choose: a guess would be wrong half the time, and show up as
 slowness or a hang.
 
-Two hosts may also have a cable between them with link-local addresses (decision 30). Where hosts
+Two hosts may also have a cable between them with link-local addresses (decision 21). Where hosts
 share no subnet, the interfaces that SSH connects to are used, whatever they are.
 """
 
