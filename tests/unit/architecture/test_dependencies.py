@@ -21,6 +21,9 @@ IMPORTED_AS = {
 }
 
 
+READ = {"plotly"}  # A file of the package is read; none of its modules is imported
+
+
 def foreign(path: Path) -> Iterator[str]:
     """Top names of the libraries that a module imports, wherever in it."""
     for node in ast.walk(ast.parse(path.read_text())):
@@ -43,4 +46,4 @@ def declared() -> set[str]:
 def test_libraries_that_are_imported_are_the_ones_declared() -> None:
     modules = (ROOT / "clusterctl").rglob("*.py")
     imported = {name for path in modules for name in foreign(path)} - NOT_INSTALLED
-    assert imported == declared()
+    assert imported | READ == declared()
