@@ -192,13 +192,17 @@ _JOURNAL = (
 )
 
 
+_LINE = 200  # Characters of a line of the journal in a summary: its end has the reason
+
+
 def _why_not(view: HostView, journal: str) -> tuple[str, str] | None:
     """Return the line of dockerd's journal that shows why it does not start, and the fix; None if
     no line is known."""
     for words, fix in _JOURNAL:
         for line in journal.splitlines():
             if words in line.lower():
-                return line[-300:], fix.format(kernel=view.facts.os.kernel)
+                said = line if len(line) < _LINE else f"...{line[-_LINE:].partition(' ')[2]}"
+                return said, fix.format(kernel=view.facts.os.kernel)
     return None
 
 

@@ -154,8 +154,14 @@ class DriverFile:
                 doing="installing the driver", timeout=deadlines.DRIVER_BUILD,
             )  # fmt: skip
         except CommandFailed as error:
-            if "dd here is uutils'" in str(error):
+            said = f"{error.summary} {error.detail}"
+            if "dd here is uutils'" in said:
                 error.hint = GNU_DD
+            elif "MD5 checksums" in said:
+                error.hint = (
+                    "see which: dd --version there. GNU's: the file is damaged, download it again. "
+                    f"uutils': {GNU_DD}"
+                )
             raise
 
 

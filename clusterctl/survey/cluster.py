@@ -98,6 +98,24 @@ def requirements(survey: Survey, hosts: Collection[str] | None = None) -> list[C
     )
 
 
+def image_problems(cluster: Cluster, env: Mapping[str, str]) -> list[RequirementsNotMet]:
+    """Return what keeps the devices of the hosts in `held` from running an image with this
+    environment, besides what keeps them from running any."""
+    inventory = cluster.inventory
+    devices = accelerator_named(inventory.accelerator)
+    found = []
+    for host in inventory.hosts:
+        if host.name not in cluster.held or host.name not in cluster.views:
+            continue
+        facts = cluster.views[host.name].facts
+        of_any = {problem.summary for problem in devices.problems(inventory, host, facts, None)}
+        for problem in devices.problems(inventory, host, facts, env):
+            if problem.summary not in of_any:
+                problem.host = host.name
+                found.append(problem)
+    return found
+
+
 def _of_other_clusters(survey: Survey, found: Iterable[ClusterctlError]) -> list[ClusterctlError]:
     """Put one error for each other cluster of ours in place of those about ports that its nodes
     use: as after a new name for the cluster in the inventory."""

@@ -9,12 +9,14 @@ from clusterctl.containers.driver import EngineUnavailable
 from clusterctl.engine.events import EventSink, Note
 from clusterctl.engine.plan import Stage
 from clusterctl.engine.step import Unknown
+from clusterctl.errors import raise_all
 from clusterctl.inventory.outside import outside_of
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.files import IMAGES, record_installed
 from clusterctl.steps.image_digest import read_record
 from clusterctl.steps.node_image import ImagePulled, NodeImage, RayInImage, node_tag
-from clusterctl.survey.cluster import Cluster
+from clusterctl.survey.cluster import Cluster, image_problems
+from clusterctl.transfer.engine_state import environment
 from clusterctl.transfer.image_receiver import ImageReceiver
 from clusterctl.transfer.image_sources import (
     EngineStates,
@@ -43,7 +45,7 @@ class ClusterImages(Closing):
         sink: EventSink = lambda _: None,
     ) -> None:
         inventory, topology = cluster.inventory, cluster.topology
-        self._outside = outside_of(inventory)
+        self._cluster, self._outside = cluster, outside_of(inventory)
         self._inventory, self.names, self.engines = inventory, names, engines
         self._head = inventory.head.name
         self._heads = (self._head,) if self._head in names else ()
@@ -84,13 +86,17 @@ class ClusterImages(Closing):
                 stack.callback(transfer.close)
 
     def stages(self) -> tuple[Stage, ...]:
-        """Return the stages in order. Raises what `ImageFinder.find` raises."""
+        """Return the stages in order. Raises what `ImageFinder.find` raises, and
+        RequirementsNotMet, before anything is sent, for GPUs or drivers that cannot run the image.
+        """
         inventory, (base, made) = self._inventory, self._transfers
         pulled: tuple[Stage, ...] = ()
         origin = self._base.origin()
         if isinstance(origin, PulledFirst):
             pull = ImagePulled(inventory.image, self.engines, origin.reason, marked=True)
             pulled = (Stage("Image from its registry", (origin.host,), (pull,)),)
+        elif isinstance(origin, Origin):
+            raise_all(image_problems(self._cluster, environment(origin.wanted.settings)))
         with_ray = RayInImage(
             self.node,
             self.engines,

@@ -124,6 +124,12 @@ def parse_engine_state(text: str) -> EngineState:
     )
 
 
+def environment(settings: str) -> dict[str, str]:
+    """Return the environment variables in an image's `settings`."""
+    lines = (line.partition("=") for line in json.loads(settings or "{}").get("Env", ()))
+    return {name: value for name, _, value in lines}
+
+
 def settings(config: Mapping[str, Any] | None) -> str:
     """Return the settings that containers inherit from an image's `config`, as canonical JSON.
     Empty values are dropped: engines differ in whether they list them."""
