@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import threading
@@ -34,6 +35,7 @@ from clusterctl.node.documents import (
 from clusterctl.node.endpoint import EndpointWatch, LocalApi
 from clusterctl.node.files import Journal, NodePaths, read_file
 from clusterctl.node.gateway_config import (
+    MOST_CONNECTIONS,
     USAGE_FILTER,
     GatewayPlan,
     GatewayServer,
@@ -44,7 +46,13 @@ from clusterctl.node.gateway_config import (
     models_document,
     models_map,
 )
-from clusterctl.node.gateway_socket import ask, replace_map, requests_in_flight, valid_until
+from clusterctl.node.gateway_socket import (
+    ask,
+    refused_so_far,
+    replace_map,
+    requests_in_flight,
+    valid_until,
+)
 from clusterctl.node.secret_files import SecretUnusable, read_secret
 from clusterctl.node.timing import Backoff, Timing
 
@@ -130,7 +138,7 @@ class GatewayCounts:
             status, retries = int(entry["status"]), int(entry["retries"])
             key, server = str(entry["key"]), f"{entry['backend']}/{entry['server']}"
             ended = str(entry["ended"])
-            spent = [_number(entry["prompt"]), _number(entry["completion"])]
+            spent = [_number(entry["prompt"]), _number(entry["completion"])] if status < 500 else []
         except (ValueError, LookupError, TypeError):
             return
         if entry["server"] == "<NOSRV>" and status != 503:
@@ -148,8 +156,8 @@ class GatewayCounts:
         self.keys[key] = replace(
             use,
             requests=use.requests + 1,
-            prompt_tokens=use.prompt_tokens + spent[0],
-            completion_tokens=use.completion_tokens + spent[1],
+            prompt_tokens=use.prompt_tokens + sum(spent[:1]),
+            completion_tokens=use.completion_tokens + sum(spent[1:]),
             day=today,
             tokens_of_day=of_day + sum(spent),
         )
@@ -236,6 +244,7 @@ class Gateway:
         self._looked_at = 0.0
         self._tls_until = 0.0
         self._deaf_since: Optional[float] = None
+        self._refused_before = 0
         self._counting = threading.Lock()
         self._counts = self._counts_before()
         self._counts_kept_at = 0.0
@@ -317,6 +326,7 @@ class Gateway:
             version,
             _NOBODY if may_change_user() else 0,
             min(_MOST_THREADS, os.cpu_count() or 1),
+            connections_allowed(),
         )
 
     def _address(self, listen: str) -> str:
@@ -471,6 +481,7 @@ class Gateway:
             if changed or now - self._looked_at > self._timing.gateway_look:
                 self._in_flight, self._looked_at = requests_in_flight(admin), now
                 self._tls_until = valid_until(admin, plan.certificate)
+                self._count_refused(refused_so_far(admin))
         except (OSError, ValueError):
             return False
         self._told, self._maps, self._keys_told = commands, maps, keys
@@ -480,6 +491,13 @@ class Gateway:
         if line.startswith("{") and len(line) < _LINE_LIMIT:
             with self._counting:
                 self._counts.take(line, _today())
+
+    def _count_refused(self, so_far: int) -> None:
+        """Count what HAProxy refused since the last look; after a reload it begins at 0."""
+        new = so_far - self._refused_before if so_far >= self._refused_before else so_far
+        self._refused_before = so_far
+        with self._counting:
+            self._counts.refused += new
 
     def _counts_before(self) -> GatewayCounts:
         try:
@@ -548,6 +566,13 @@ class Gateway:
             if up
             else "",
         )
+
+
+def connections_allowed() -> int:
+    """Return how many connections HAProxy may have: it does not start with more than the limit of
+    open files allows."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(256, min(MOST_CONNECTIONS, (most - 1024) // 2))
 
 
 def may_change_user() -> bool:

@@ -14,6 +14,7 @@ from typing import Dict, FrozenSet, Iterable, List, Mapping, Tuple
 # Bytes of a request that are read before it is sent on: the model's name must be within them, and
 # a longer request is not sent again when a replica fails. Memory is used for what arrives.
 REQUEST_BUFFER = 2**20
+_FULL = REQUEST_BUFFER - 2**16  # Bytes of a body that has filled it: HAProxy keeps some for heads
 
 # Requests that only compute may be sent to another replica if the first one fails. Others, such as
 # /v1/responses, which stores what was asked, are sent once.
@@ -37,43 +38,102 @@ LOOPBACK = "127.0.0.1"
 # `/v1/%2e%2e/metrics` are not of this form.
 _API_PATH = "^/v1(/[A-Za-z0-9_~:@-][A-Za-z0-9._~:@-]*)+/?$"
 
-# Reads the counts of tokens out of answers as they pass: the last `usage` of an answer. Within a
-# text of an answer the quotes are escaped, so that it cannot pretend to be one. A stream without
-# `usage`, which a request can get past every check of its body, counts as a token for each event.
+# Bytes of a request, with pictures and sound; more are refused.
+LARGEST_REQUEST = 64 * 2**20
+
+# Connections of one address (in IPv6 of a /64) at a time, before and after it has shown a valid key
+STRANGERS_CONNECTIONS, CLIENTS_CONNECTIONS = 256, 12288
+MOST_CONNECTIONS = 16384  # Of all addresses; each may need two descriptors
+
+# Reads the counts of tokens out of answers as they pass.
+#
+# - Of `usage` objects the largest counts: a request's own text, which /v1/responses repeats in its
+#   answer, may have one as well. Within a text the quotes are escaped.
+# - A stream has at least a token for each event but a few. One that ends before its last event,
+#   whose usage nobody will see, has one for every four bytes of text (vLLM may send several tokens
+#   in one event), and the prompt counts as `estimate` has it.
+# - Nothing is searched for by patterns but what follows the word `usage`: an answer may have
+#   megabytes of numbers.
 USAGE_FILTER = """\
-local names = {
-  prompt_tokens = "prompt", input_tokens = "prompt",
-  completion_tokens = "completion", output_tokens = "completion",
-}
-local overlap = 64
+local ends = { prompt_tokens = "prompt", input_tokens = "prompt",
+  completion_tokens = "completion", output_tokens = "completion" }
+local texts = { content = true, reasoning_content = true, reasoning = true, text = true,
+  delta = true, thinking = true, arguments = true, partial_json = true }
+local longest_usage, longest_event = 1024, 65536
+local without_token = 8 -- Events of a whole stream: its begin, its end, its usage
+
 local Usage = { id = "usage", flags = filter.FLT_CFG_FL_HTX }
 Usage.__index = Usage
 
 function Usage:new()
-  return setmetatable({ rest = "", events = 0 }, Usage)
+  return setmetatable({ rest = "", events = 0, weight = 0, prompt = 0, completion = 0 }, Usage)
 end
 
 function Usage:start_analyze(txn, channel)
   if channel:is_resp() then filter.register_data_filter(self, channel) end
 end
 
+function Usage:read(text)
+  local at = 0
+  while true do
+    local _, last = text:find('"usage":', at + 1, true)
+    if not last then return end
+    at = last
+    local object = text:sub(at + 1, at + longest_usage):match("^%s*(%b{})")
+    for name, count in (object or ""):gmatch('"([a-z_]+)":%s*(%d+)') do
+      local which = ends[name]
+      if which and #count < 16 then self[which] = math.max(self[which], tonumber(count)) end
+    end
+  end
+end
+
+function Usage:count(lines)
+  for event in lines:gmatch("data: ({[^\\n]*)") do
+    local size = 0
+    for name, text in event:gsub("\\\\.", ".."):gmatch('"([a-z_]+)":%s*"([^"]*)') do
+      if texts[name] then size = size + #text end
+    end
+    self.events = self.events + 1
+    self.weight = self.weight + math.max(1, size // 4)
+  end
+end
+
 function Usage:http_payload(txn, message)
   local data = message:body()
   if data == nil or #data == 0 then return end
   local text = self.rest .. data
-  for name, count in text:gmatch('"([a-z_]+)":%s*(%d+)[,}%s]') do
-    if names[name] then
-      self.reported = true
-      txn:set_var("txn." .. names[name], tonumber(count))
-    end
+  self:read(text)
+  if self.events > 0 or text:find("data: {", 1, true) then
+    local whole = text:match("^.*()\\n")
+    self:count(text:sub(1, whole or 0))
+    self.rest = text:sub((whole or 0) + 1):sub(-longest_event)
+  else
+    self.rest = text:sub(-longest_usage)
   end
-  local _, events = data:gsub("data: {", "")
-  self.events = self.events + events
-  if events > 0 and not self.reported then txn:set_var("txn.completion", self.events) end
-  self.rest = text:sub(-overlap)
+  local estimate = txn:get_var("txn.estimate") or 0
+  txn:set_var("txn.prompt", math.max(self.prompt, estimate))
+  txn:set_var("txn.completion", math.max(self.completion, self.weight))
+end
+
+function Usage:http_end(txn, message)
+  if not message:is_resp() then return end
+  local prompt, completion = self.prompt, math.max(self.completion, self.events - without_token)
+  if self.events > 0 and prompt == 0 then
+    prompt, completion = txn:get_var("txn.estimate") or 0, self.weight
+  end
+  txn:set_var("txn.prompt", prompt)
+  txn:set_var("txn.completion", completion)
 end
 
 core.register_filter("usage", Usage, function(class) return class end)
+
+-- What a request may have as tokens: one for four bytes, or for 64 of a picture or sound.
+core.register_fetches("estimate", function(txn)
+  local body = txn.f:req_body() or ""
+  local plain = body:gsub("data:[%w/.+-]+;base64,[%w+/=]+", "")
+  return (math.max(#body, txn.f:req_body_size() or 0) - #body + #plain) // 4
+    + (#body - #plain) // 64
+end)
 """
 
 
@@ -113,6 +173,7 @@ class GatewayPlan:
     # User and group that HAProxy becomes; 0: it keeps its own, which may not change them.
     user: int = 0
     threads: int = 1
+    connections: int = MOST_CONNECTIONS
 
 
 @dataclass(frozen=True)
@@ -154,6 +215,10 @@ _UNCOUNTED = (
     "stream_options.include_usage to true"
 )
 _NO_PATH = "the gateway serves /v1/ and /health"
+_NO_METHOD = "the gateway passes on GET, HEAD, POST and DELETE"
+_TOO_LARGE = f"the request has more than {LARGEST_REQUEST >> 20} MiB"
+_NO_LENGTH = "a request of more than 1 MiB needs a Content-Length"
+_NO_UPGRADE = "this key has limits, which a WebSocket would not keep"
 _NO_MODEL = "no service of this cluster serves that model: /v1/models lists them"
 _NAMELESS = (
     "the model of this request is not known: name it in `model` within the first "
@@ -194,16 +259,17 @@ def _general(plan: GatewayPlan) -> List[str]:
         "global",
         f"    stats socket {plan.directory}/admin.sock mode 600 level admin expose-fd listeners",
         # The supervisor reads them; nothing of a request or an answer is logged.
-        "    log stdout format raw local0",
+        # A line of each request with a key, and none of others: a flood of these cannot fill the
+        # pipe that the lines go through.
+        "    log stdout format raw local0 notice",
         f"    lua-load-per-thread {plan.directory}/usage.lua",
         f"    nbthread {plan.threads}",
-        "    maxconn 8192",
+        f"    maxconn {plan.connections}",
         f"    tune.bufsize {REQUEST_BUFFER}",
         "    hard-stop-after 1h",
         *user,
         "defaults",
         "    mode http",
-        "    option http-buffer-request",
         # Without it, parts of a stream wait 200 ms for more to come.
         "    option http-no-delay",
         # vLLM closes idle connections after 5 s, maybe just as the next request is sent.
@@ -215,7 +281,7 @@ def _general(plan: GatewayPlan) -> List[str]:
         "    srvtcpka-intvl 3s",
         "    srvtcpka-cnt 3",
         "    timeout connect 2s",
-        "    timeout http-request 60s",
+        "    timeout http-request 10s",
         "    timeout http-keep-alive 60s",
         "    timeout client 1h",
         "    timeout server 1h",
@@ -229,6 +295,15 @@ def _answer(status: int, message: str, kind: str, condition: str) -> str:
         f"    http-request return status {status} content-type application/json "
         f"string '{error_body(message, kind, status)}' {condition}"
     )
+
+
+def _refuse(status: int, message: str, kind: str, condition: str) -> List[str]:
+    """Answer a request without any member, and count it in a table in place of a line."""
+    return [
+        f"    http-request set-log-level silent {condition}",
+        f"    http-request sc-inc-gpc0(2) {condition}",
+        _answer(status, message, kind, condition),
+    ]
 
 
 def _front(plan: GatewayPlan, api_key: str) -> List[str]:
@@ -255,43 +330,65 @@ def _front(plan: GatewayPlan, api_key: str) -> List[str]:
         "prompt": "%[var(txn.prompt)]",
         "completion": "%[var(txn.completion)]",
     }
-    rejected = "AuthenticationError"
-    limited = "RateLimitError"
+    rejected, limited, bad = "AuthenticationError", "RateLimitError", "BadRequestError"
     return [
         "frontend gateway",
         *binds,
         "    log global",
         f"    log-format {json.dumps(log, separators=(',', ':')).join(chr(39) * 2)}",
         "    filter lua.usage",
+        # Silent connections and slow heads of one address must not use up those of all.
+        "    tcp-request connection track-sc1 src,ipmask(32,64) table addresses",
+        f"    tcp-request connection reject if {{ sc1_conn_cur gt {CLIENTS_CONNECTIONS} }}",
+        f"    tcp-request connection reject if {{ sc1_conn_cur gt {STRANGERS_CONNECTIONS} }} "
+        "!{ sc1_get_gpc0 gt 0 }",
+        "    tcp-request connection track-sc2 int(1) table refused",
         "    acl health path /health",
         f"    acl api path_reg {_API_PATH}",
         "    acl administration path_beg /v1/load_lora_adapter /v1/unload_lora_adapter",
-        "    http-request set-log-level silent if health",
+        "    acl passed method GET HEAD POST DELETE",
         *in_service,
         _answer(503, "no replica is ready", "ServiceUnavailableError", "if health"),
-        _answer(404, _NO_PATH, "NotFoundError", "if !api or administration"),
+        *_refuse(405, _NO_METHOD, bad, "if !passed"),
+        *_refuse(404, _NO_PATH, "NotFoundError", "if !api or administration"),
         # Not http_auth_bearer, which ends a key at a comma.
         "    acl bearer req.fhdr(authorization) -m beg -i 'bearer '",
         f"    http-request set-var(txn.key) req.fhdr(authorization),bytes({len('bearer ')}),"
         f"sha2(256),hex,map_str({directory}/keys.map) if bearer",
-        _answer(401, _NO_KEY, rejected, "unless { var(txn.key) -m found }"),
+        *_refuse(401, _NO_KEY, rejected, "unless { var(txn.key) -m found }"),
+        "    http-request sc-inc-gpc0(1)",
+        "    http-request set-log-level notice",
         "    http-request track-sc0 var(txn.key) table requests",
         f"    http-request set-var(txn.most) var(txn.key),map_str_int({directory}/requests.map,0)",
-        _answer(
+        f"    acl counted var(txn.key),map_str({directory}/counted.map) -m found",
+        "    acl limited var(txn.most) -m int gt 0",
+        *_refuse(
             429,
             _TOO_MANY,
             limited,
-            "if { var(txn.most) -m int gt 0 } { sc0_gpc0_rate,sub(txn.most) -m int ge 0 }",
+            "if limited { sc0_gpc0_rate,sub(txn.most) -m int ge 0 }",
         ),
-        _answer(
+        *_refuse(
             429, _SPENT, limited, f"if {{ var(txn.key),map_str({directory}/spent.map) -m found }}"
         ),
-        "    http-request sc-inc-gpc0(0)",
-        f"    acl counted var(txn.key),map_str({directory}/counted.map) -m found",
+        *_refuse(400, _NO_UPGRADE, bad, "if { req.hdr(upgrade) -m found } counted"),
+        *_refuse(400, _NO_UPGRADE, bad, "if { req.hdr(upgrade) -m found } limited"),
+        *_refuse(413, _TOO_LARGE, bad, f"if {{ req.body_size gt {LARGEST_REQUEST} }}"),
+        # Nothing of a body is kept before this.
+        "    http-request wait-for-body time 60s if { method POST }",
+        *_refuse(
+            413,
+            _NO_LENGTH,
+            bad,
+            f"if !{{ req.hdr(content-length) -m found }} {{ req.body_len gt {_FULL} }}",
+        ),
         "    acl streams req.body,json_query('$.stream') -m bool",
         "    acl reports req.body,json_query('$.stream_options.include_usage') -m bool",
-        _answer(400, _UNCOUNTED, "BadRequestError", "if counted streams !reports"),
+        *_refuse(400, _UNCOUNTED, bad, "if counted streams !reports"),
         *_model_of(plan),
+        "    http-request sc-inc-gpc0(0)",
+        "    http-request set-var(txn.estimate) lua.estimate if counted",
+        "    http-request set-var(txn.prompt) var(txn.estimate) if counted",
         "    http-request del-header Accept-Encoding",
         "    http-request del-header X-Model",
         f"    http-request set-header Authorization {_literal(f'Bearer {api_key}')}",
@@ -324,9 +421,9 @@ def _model_of(plan: GatewayPlan) -> List[str]:
         f"file {directory}/models.json if {{ path /v1/models }}",
         "    http-request set-var(txn.model) req.body,json_query('$.model')",
         "    http-request set-var(txn.model) req.hdr(x-model) unless { var(txn.model) -m found }",
-        _answer(400, _NAMELESS, "BadRequestError", "unless { var(txn.model) -m found }"),
+        *_refuse(400, _NAMELESS, "BadRequestError", "unless { var(txn.model) -m found }"),
         f"    http-request set-var(txn.backend) var(txn.model),map_str({directory}/models.map)",
-        _answer(404, _NO_MODEL, "NotFoundError", "unless { var(txn.backend) -m found }"),
+        *_refuse(404, _NO_MODEL, "NotFoundError", "unless { var(txn.backend) -m found }"),
     ]
 
 
@@ -334,6 +431,10 @@ def _backends(plan: GatewayPlan, ready: FrozenSet[Tuple[str, str]]) -> List[str]
     lines = [
         "backend requests",
         "    stick-table type string len 64 size 10k expire 10m store gpc0,gpc0_rate(60s)",
+        "backend addresses",
+        "    stick-table type ipv6 size 100k expire 1h store conn_cur,gpc0",
+        "backend refused",
+        "    stick-table type integer size 1 expire 1d store gpc0",
     ]
     for service in plan.services:
         retries = min(len(service.servers) - 1, MOST_RETRIES)

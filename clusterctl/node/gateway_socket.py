@@ -49,3 +49,9 @@ def replace_map(admin: Path, path: Path, entries: Mapping[str, str]) -> None:
     version = int(answer.strip().rpartition(" ")[2])
     adding = [f"add map @{version} {path} {key} {value}" for key, value in entries.items()]
     ask(admin, [*adding, f"commit map @{version} {path}"])
+
+
+def refused_so_far(admin: Path) -> int:
+    """Return how many requests this HAProxy itself refused. Raises OSError, ValueError."""
+    found = re.search(r" gpc0=(\d+)", ask(admin, ["show table refused"]))
+    return int(found[1]) if found else 0

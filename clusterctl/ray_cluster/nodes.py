@@ -29,6 +29,8 @@ from clusterctl.ray_cluster.topology import Node, Topology, client_address, host
 # All that root in a node container needs besides its own files: models and mounts may belong to
 # users of the host.
 CAPABILITIES = ("DAC_OVERRIDE",)
+# Besides, where a gateway is: HAProxy becomes another user, whom the supervisor can end.
+GATEWAY_CAPABILITIES = ("KILL", "SETGID", "SETUID")
 
 # The file that vLLM looks for in VLLM_CONFIG_ROOT
 NON_CARRY_OVER_FILE = "ray_non_carry_over_env_vars.json"
@@ -227,6 +229,7 @@ def container_spec(
             *CAPABILITIES,
             *(("NET_BIND_SERVICE",) if inventory.gateway.low_ports else ()),
             *(("IPC_LOCK",) if node.rdma else ()),  # InfiniBand registers locked memory
+            *(GATEWAY_CAPABILITIES if inventory.host(node.host) in inventory.gateways else ()),
         ),
         labels={
             CLUSTER_LABEL: cluster,

@@ -17,7 +17,7 @@ from clusterctl.containers.spec import ContainerSpec
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Gpu, Host, Inventory, Nics
 from clusterctl.network.choice import resolve
-from clusterctl.ray_cluster.nodes import container_spec, ray_argv
+from clusterctl.ray_cluster.nodes import GATEWAY_CAPABILITIES, container_spec, ray_argv
 from clusterctl.ray_cluster.topology import Topology
 from tests.fakes.docker_run import docker_run_argv
 from tests.fakes.host_facts import gpus, host_facts, nic, rdma
@@ -164,7 +164,9 @@ def cluster(**changes: Any) -> tuple[Inventory, dict[str, HostFacts], Topology]:
 
 def same_by_clusterctl(host: str, **changes: Any) -> ContainerSpec:
     inventory, facts, topology = cluster(**changes)
-    return container_spec(topology.node(host), IMAGE, inventory, facts[host], topology)
+    spec = container_spec(topology.node(host), IMAGE, inventory, facts[host], topology)
+    kept = tuple(each for each in spec.capabilities if each not in GATEWAY_CAPABILITIES)
+    return replace(spec, capabilities=kept)  # By hand there is no gateway
 
 
 PRIVILEGES = ("--cap-drop", "--cap-add", "--security-opt", "--pids-limit")
