@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from clusterctl.engine.carry_out import carry_out
 from clusterctl.engine.events import EventSink
 from clusterctl.errors import ClusterctlError, DoesNotFit, Problems, UsageError, raise_all
 from clusterctl.inventory.model import Inventory
@@ -18,7 +19,6 @@ from clusterctl.operations.serving import (
     Served,
     Wanted,
     bring_up,
-    decide_again,
     decide_on,
     look,
     prepare,
@@ -42,6 +42,14 @@ class FleetDecision:
     services: Mapping[str, Decision]  # In the order of planning: those that free GPUs come first
     pruned: Mapping[str, Sequence[Replica]]
     changes: Changes
+
+    @property
+    def empty(self) -> bool:
+        return self.changes.empty
+
+    @property
+    def shown(self) -> Set[object]:
+        return self.changes.shown
 
     def changed(self, name: str) -> bool:
         return bool(self.services[name].changes.lines)
@@ -92,13 +100,11 @@ def run(
         def decide() -> FleetDecision:
             return decide_all(look(inventory, transports), wanted, prune=prune)
 
-        decision = decide()
-        agree(decision.changes)
-        if not decision.changes.lines:
-            return Applied(_carry_out(decision, None, sink), decision)
-        with ClusterLock(transports[inventory.head.name], inventory.cluster, "apply") as lock:
-            decision = decide_again(decision, decide, agree)
-            return Applied(_carry_out(decision, lock, sink), decision)
+        def act(decision: FleetDecision, lock: ClusterLock | None) -> Applied:
+            return Applied(_bring_about(decision, lock, sink), decision)
+
+        lock = partial(ClusterLock, transports[inventory.head.name], inventory.cluster, "apply")
+        return carry_out(decide, lambda decision: agree(decision.changes), lock, act)
 
 
 def decide_all(survey: Survey, wanted: Sequence[Wanted], *, prune: bool) -> FleetDecision:
@@ -179,7 +185,7 @@ def _without(survey: Survey, leaving: Sequence[Replica], services: Collection[st
     return survey.with_files(written)
 
 
-def _carry_out(
+def _bring_about(
     decision: FleetDecision, lock: ClusterLock | None, sink: EventSink
 ) -> dict[str, Served]:
     """Stop what is pruned, then change services: those that free GPUs first, the others together.

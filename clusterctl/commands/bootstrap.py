@@ -4,7 +4,8 @@ changing anything."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,6 +13,7 @@ from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.containers.driver import Container, ContainerDriver
 from clusterctl.containers.drivers import driver_for
 from clusterctl.containers.spec import ContainerSpec
+from clusterctl.engine.carry_out import carry_out
 from clusterctl.engine.events import EventSink, Note, StageStarted
 from clusterctl.engine.executor import execute
 from clusterctl.engine.interrupt import interruptible
@@ -234,11 +236,12 @@ class Bootstrapped:
     fabric: FabricRecord  # proof of the links between hosts, of this or an earlier run
 
 
-def plan_for(cluster: Cluster, names: tuple[str, ...]) -> Plan:
+def plan_for(cluster: Cluster, names: tuple[str, ...], engines: Engines | None = None) -> Plan:
     """Return the plan of bootstrap for the hosts called `names`. Changes nothing."""
     outside, python, *engine = host_stages(cluster.inventory, names, cluster.survey.facts)
     host = (outside, python, firewall_stage(cluster, names), *engine)
-    later = cluster_stages(cluster, ClusterImages(cluster, names, Engines(driver_for)))
+    images = ClusterImages(cluster, names, engines or Engines(driver_for))
+    later = cluster_stages(cluster, images)
     return plan_stages((*host, *later), cluster.views)
 
 
@@ -292,42 +295,74 @@ def run(
         answered = {name: view.transport for name, view in cluster.views.items()}
         return require_fit(take_survey(inventory, answered), hosts)
 
-    with connected(inventory.hosts, credentials) as transports:
-        cluster = require_fit(take_survey(inventory, transports), hosts)
-        answered = [name for name in cluster.left_out if name in cluster.views]
-        silent = [name for name in cluster.left_out if name not in cluster.views]
-        if answered:
-            left = ", ".join(answered)
-            sink(Note(f"left out by --limit, neither changed nor waited for: {left}"))
-        if silent:
-            sink(Note(f"left out by --limit, and does not answer: {', '.join(silent)}"))
-        with ClusterLock(cluster.head.transport, inventory.cluster, "bootstrap") as lock:
-            outside, python, *engine = host_stages(inventory, names, cluster.survey.facts)
-            first = (outside, python, firewall_stage(cluster, names))
-            later = cluster_stages(cluster, ClusterImages(cluster, names, engines))
-            plan = plan_stages((*first, *engine, *later), cluster.views)
-            agree(plan)
-            with interruptible(sink) as cancelled:
-                changed, since = 0, None
-                carry_out = partial(
-                    execute, sink=sink, cancelled=cancelled, before_change=lock.ensure_held
+    def act(found: Outlook, lock: ClusterLock | None) -> Bootstrapped:
+        cluster, changed, since = found.cluster, 0, None
+        with ExitStack() as stack:
+            held = lock or stack.enter_context(lock_of())
+            cancelled = stack.enter_context(interruptible(sink))
+            if not found.empty:
+                facts = cluster.survey.facts
+                outside, python, *engine = host_stages(inventory, names, facts)
+                first = (outside, python, firewall_stage(cluster, names))
+                carry = partial(
+                    execute, sink=sink, cancelled=cancelled, before_change=held.ensure_held
                 )
-                if not plan.empty:
-                    before = carry_out(first, cluster.views)
-                    cluster = look_again(cluster) if before.changed else cluster
-                    _require_links(cluster, sink)
-                    brought = carry_out(engine, cluster.views)
-                    cluster = look_again(cluster) if brought.changed else cluster
-                    # What the survey found by now may differ from what was planned for.
-                    with ClusterImages(cluster, names, engines, sink) as images:
-                        stages = cluster_stages(cluster, images, lock, sink)
-                        rest = carry_out(stages, cluster.views)
-                    raise_all(rest.set_aside.values())
-                    changed = before.changed + brought.changed + rest.changed
-                    since = clock_of(cluster.head.transport)
-                formed = await_formation(cluster, since=since, sink=sink, cancelled=cancelled)
-                proof = ensure_proven(cluster.gate_scope, sink, cancelled)
-    return Bootstrapped(changed, formed, proof.record)
+                before = carry(first, cluster.views)
+                cluster = look_again(cluster) if before.changed else cluster
+                _require_links(cluster, sink)
+                brought = carry(engine, cluster.views)
+                cluster = look_again(cluster) if brought.changed else cluster
+                # What the survey found by now may differ from what was planned for.
+                with ClusterImages(cluster, names, engines, sink) as images:
+                    rest = carry(cluster_stages(cluster, images, held, sink), cluster.views)
+                raise_all(rest.set_aside.values())
+                changed = before.changed + brought.changed + rest.changed
+                since = clock_of(cluster.head.transport)
+            formed = await_formation(cluster, since=since, sink=sink, cancelled=cancelled)
+            proof = ensure_proven(cluster.gate_scope, sink, cancelled)
+        return Bootstrapped(changed, formed, proof.record)
+
+    with connected(inventory.hosts, credentials) as transports:
+        lock_of = partial(
+            ClusterLock, transports[inventory.head.name], inventory.cluster, "bootstrap"
+        )
+
+        def look() -> Outlook:
+            cluster = require_fit(take_survey(inventory, transports), hosts)
+            return Outlook(cluster, plan_for(cluster, names, engines))
+
+        def ask(found: Outlook) -> None:
+            note_left_out(found.cluster, sink)
+            agree(found.plan)
+
+        return carry_out(look, ask, lock_of, act)
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """The cluster before a bootstrap, and what that would change."""
+
+    cluster: Cluster
+    plan: Plan
+
+    @property
+    def empty(self) -> bool:
+        return self.plan.empty
+
+    @property
+    def shown(self) -> Set[object]:
+        return self.plan.shown
+
+
+def note_left_out(cluster: Cluster, sink: EventSink) -> None:
+    """Report the hosts that --limit leaves out."""
+    answered = [name for name in cluster.left_out if name in cluster.views]
+    silent = [name for name in cluster.left_out if name not in cluster.views]
+    if answered:
+        left = ", ".join(answered)
+        sink(Note(f"left out by --limit, neither changed nor waited for: {left}"))
+    if silent:
+        sink(Note(f"left out by --limit, and does not answer: {', '.join(silent)}"))
 
 
 def _require_links(cluster: Cluster, sink: EventSink) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
 
+from clusterctl.engine.carry_out import Held, carry_out
 from clusterctl.engine.events import EventSink, HostSetAside, Note
-from clusterctl.engine.executor import execute_held
+from clusterctl.engine.executor import RunOutcome, execute_held
 from clusterctl.engine.plan import Plan, Planned, plan_apart
 from clusterctl.engine.step import HostView
 from clusterctl.errors import raise_all
@@ -50,30 +53,41 @@ def run(
         for stranger in survey.strangers:
             sink(Note(f"{stranger.summary}; it is left as it is", stranger.host))
         mine = {name: view for name, view in survey.views.items() if name in limited}
-        with _locked(inventory, survey.views, sink) as ensure_held:
-            planned = plan_apart(removal_stages(inventory, tuple(mine), purge=purge), mine)
+        head = survey.views.get(inventory.head.name)
+        if head is None:
+            text = "does not answer: continuing without the cluster's lock"
+            sink(Note(text, inventory.head.name))
+
+        def look() -> Planned:
+            return plan_apart(removal_stages(inventory, tuple(mine), purge=purge), mine)
+
+        def ask(planned: Planned) -> None:
             for name, error in planned.set_aside.items():
                 sink(HostSetAside(name, error.summary))
             agree(planned.plan)
+
+        def act(planned: Planned, lock: Held | None) -> RunOutcome:
+            if lock is None:
+                return RunOutcome(0, planned.set_aside)
             fit = tuple(name for name in mine if name not in planned.set_aside)
-            ordered = removal_stages(inventory, fit, purge=purge) if planned.plan.changes else ()
-            outcome = execute_held(ordered, mine, sink, ensure_held)
+            stages = removal_stages(inventory, fit, purge=purge)
+            done = execute_held(stages, mine, sink, lock.ensure_held)
+            return replace(done, set_aside={**planned.set_aside, **done.set_aside})
+
+        outcome = carry_out(look, ask, partial(_lock_of, inventory, head), act)
     silent = [error for name, error in survey.errors.items() if name in limited]
-    raise_all([*silent, *planned.set_aside.values(), *outcome.set_aside.values()])
+    raise_all([*silent, *outcome.set_aside.values()])
     return outcome.changed
 
 
-@contextmanager
-def _locked(
-    inventory: Inventory, ready: Mapping[str, HostView], sink: EventSink
-) -> Iterator[Callable[[], None]]:
-    """Hold the cluster's lock; yield a function that raises once it is lost. If the head does not
-    answer, report that and continue without a lock, so that the other hosts are still taken
-    down."""
-    head = ready.get(inventory.head.name)
+def _lock_of(inventory: Inventory, head: HostView | None) -> AbstractContextManager[Held]:
+    """Return the cluster's lock; one that nobody else sees if the head does not answer, so that the
+    other hosts are still taken down."""
     if head is None:
-        sink(Note("does not answer: continuing without the cluster's lock", inventory.head.name))
-        yield lambda: None
-        return
-    with ClusterLock(head.transport, inventory.cluster, "down") as lock:
-        yield lock.ensure_held
+        return nullcontext(_Unlocked())
+    return ClusterLock(head.transport, inventory.cluster, "down")
+
+
+class _Unlocked:
+    def ensure_held(self) -> None:
+        """Nothing can be lost."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 
+from clusterctl.engine.carry_out import carry_out
 from clusterctl.engine.events import EventSink
 from clusterctl.inventory.model import Inventory
 from clusterctl.operations.moving import mark, move
@@ -18,6 +20,7 @@ from clusterctl.transport.lock import ClusterLock
 class DrainPlan:
     """What draining a host would change."""
 
+    survey: Survey
     host: str
     marks: bool  # The host is not marked as drained yet
     moves: Sequence[ServiceMoves]
@@ -27,6 +30,14 @@ class DrainPlan:
         """Return the changes; none if the host is drained."""
         marked = [f"give {self.host} no more replicas"] if self.marks else []
         return [*marked, *(line for each in self.moves for line in each.lines)]
+
+    @property
+    def empty(self) -> bool:
+        return not self.lines
+
+    @property
+    def shown(self) -> Set[object]:
+        return set(self.lines)
 
 
 def drain(
@@ -46,25 +57,22 @@ def drain(
     """
     with connected(inventory.hosts, credentials) as transports:
 
-        def look() -> tuple[Survey, DrainPlan]:
+        def look() -> DrainPlan:
             survey = take_survey(inventory, transports).without_dead()
             require_known(survey, host)
             survey.require_answers()
-            return survey, DrainPlan(host, host not in survey.drained, moves_from(survey, host))
+            marks = host not in survey.drained
+            return DrainPlan(survey, host, marks, moves_from(survey, host))
 
-        survey, plan = look()
-        agree(plan)
-        if not plan.lines:
-            return False
-        head = transports[inventory.head.name]
-        with ClusterLock(head, inventory.cluster, "drain") as lock:
-            shown = plan.lines
-            survey, plan = look()
-            if plan.lines != shown:  # Another run may have changed services meanwhile
-                agree(plan)
-            mark(survey, sorted({*survey.drained, host}), lock)
-            move(survey, plan.moves, lock, sink)
-    return True
+        def act(plan: DrainPlan, lock: ClusterLock | None) -> bool:
+            if lock is None:
+                return False
+            mark(plan.survey, sorted({*plan.survey.drained, host}), lock)
+            move(plan.survey, plan.moves, lock, sink)
+            return True
+
+        lock = partial(ClusterLock, transports[inventory.head.name], inventory.cluster, "drain")
+        return carry_out(look, agree, lock, act)
 
 
 def undrain(inventory: Inventory, host: str, credentials: Credentials) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from clusterctl.containers.drivers import driver_for
+from clusterctl.engine.carry_out import carry_out
 from clusterctl.engine.events import EventSink, Note, one_at_a_time
 from clusterctl.engine.executor import execute_held
 from clusterctl.engine.plan import OnFailure, Plan, Stage
@@ -66,9 +67,7 @@ class ImagePush:
 def make_plan(push: ImagePush, credentials: Credentials) -> Plan:
     """Return the plan of `run`. Changes nothing."""
     with connected(push.involved, credentials) as transports:
-        delivery = _Delivery(push, transports, credentials, lambda _: None)
-        views = delivery.survey.views
-        return plan_stages(delivery.stages(), views)
+        return _Delivery(push, transports, credentials, lambda _: None).plan()
 
 
 def run(
@@ -84,13 +83,8 @@ def run(
     with connected(push.involved, credentials) as transports:
         delivery = _Delivery(push, transports, credentials, sink)
         if not delivery.images.is_done():
-            views = delivery.survey.views
-            with ClusterLock(transports[head], cluster, "image push") as lock, delivery.transfer:
-                stages = delivery.stages()
-                agree(plan_stages(stages, views))
-                outcome = execute_held(stages, views, sink, lock.ensure_held)
-                raise_all(outcome.set_aside.values())
-                changed = outcome.changed
+            lock = partial(ClusterLock, transports[head], cluster, "image push")
+            changed = carry_out(delivery.plan, agree, lock, delivery.carry)
     origin, moved = delivery.images.origin(), delivery.transfer.moved
     return PushedImage(
         push.reference,
@@ -114,7 +108,7 @@ class _Delivery:
         credentials: Credentials,
         sink: EventSink,
     ) -> None:
-        self._push, self._transports = push, transports
+        self._push, self._transports, self._sink = push, transports, sink
         self._names = tuple(host.name for host in push.hosts)
         drivers = {name: driver_for(transport) for name, transport in transports.items()}
         inventory = push.inventory
@@ -157,6 +151,19 @@ class _Delivery:
             if not facts.engine.installed
         )
         return survey
+
+    def plan(self) -> Plan:
+        return plan_stages(self.stages(), self.survey.views)
+
+    def carry(self, plan: Plan, lock: ClusterLock | None) -> int:
+        """Make the changes, and return their number. Raises the errors of all hosts."""
+        if lock is None:
+            return 0
+        del plan
+        with self.transfer:
+            outcome = execute_held(self.stages(), self.survey.views, self._sink, lock.ensure_held)
+        raise_all(outcome.set_aside.values())
+        return outcome.changed
 
     def stages(self) -> tuple[Stage, ...]:
         """Return the stages; a host that fails does not stop the others."""

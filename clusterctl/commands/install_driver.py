@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
+from clusterctl.engine.carry_out import carry_out
 from clusterctl.engine.events import EventSink
 from clusterctl.engine.executor import execute_held
 from clusterctl.engine.plan import Plan, Stage
@@ -37,14 +39,16 @@ def run(
 ) -> int:
     """Install the driver where it is missing; return how many hosts changed. Raises all errors."""
     limited = tuple(hosts)
+    stages = _stages(limited, source)
     with _seen(inventory, limited, credentials) as found:
+
+        def act(plan: Plan, lock: ClusterLock | None) -> int:
+            del plan
+            return execute_held(stages, found, sink, lock.ensure_held).changed if lock else 0
+
         head = found[inventory.head.name].transport
-        with ClusterLock(head, inventory.cluster, "bootstrap") as lock:
-            stages = _stages(limited, source)
-            plan = plan_stages(stages, found)
-            agree(plan)
-            done = execute_held(stages, found, sink, lock.ensure_held)
-    return done.changed
+        lock = partial(ClusterLock, head, inventory.cluster, "bootstrap")
+        return carry_out(lambda: plan_stages(stages, found), agree, lock, act)
 
 
 def _stages(hosts: Iterable[Host], source: DriverSource) -> tuple[Stage, ...]:

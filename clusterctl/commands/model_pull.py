@@ -1,6 +1,6 @@
 """`model pull`: deliver a model from a hub to every host, through this machine or through a host.
 
-Through this machine: list, lock, plan, ask the user, then download and deliver at the same time,
+Through this machine: list, plan, ask the user, lock, then download and deliver at the same time,
 and clean up. Through a host (`--on`): that host lists and downloads, then heads the chain.
 """
 
@@ -119,7 +119,13 @@ def run(
     models, hub, holder = to.inventory.models, pull.client(), to.holder
     outside = outside_of(to.inventory)
     if holder:
-        return deliver(lambda views: _through_host(pull, hub, models, holder, views, sink, outside))
+
+        def download(views: Mapping[str, HostView]) -> Supply:
+            head = views[to.inventory.head.name].transport
+            with delivery.models_lock(to.inventory, head, "model pull")():
+                return _through_host(pull, hub, models, holder, views, sink, outside)
+
+        return deliver(download)
     with hub_session(ca=outside.ca):
         listing = pull.listing(hub)
         note_unhashed(listing, sink)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 
+from clusterctl.engine.carry_out import carry_out
 from clusterctl.engine.events import EventSink, Note
 from clusterctl.engine.executor import execute_held
 from clusterctl.engine.plan import OnFailure, Plan, Stage
@@ -48,8 +50,12 @@ class Removal:
         ]
 
     @property
-    def changes(self) -> bool:
-        return bool(self.moves) or self.drained or not self.plan.empty
+    def empty(self) -> bool:
+        return not self.moves and not self.drained and self.plan.empty
+
+    @property
+    def shown(self) -> Set[object]:
+        return {*self.lines, *self.plan.shown}
 
 
 def run(
@@ -81,16 +87,9 @@ def run(
         def look() -> Removal:
             return plan_removal(take_survey(inventory, transports), host, purge=purge)
 
-        removal = look()
-        line = line_of(inventory, host)
-        agree(removal)
-        if not removal.changes:
-            return False, line
-        shown = removal.lines, removal.plan
-        with ClusterLock(transports[inventory.head.name], inventory.cluster, "remove") as lock:
-            removal = look()
-            if (removal.lines, removal.plan) != shown:
-                agree(removal)
+        def act(removal: Removal, lock: ClusterLock | None) -> bool:
+            if lock is None:
+                return False
             # No other run gives it replicas meanwhile.
             survey = mark(removal.survey, sorted({*removal.survey.drained, host}), lock)
             move(survey, removal.moves, lock, sink)
@@ -100,7 +99,11 @@ def run(
             raise_all(done.set_aside.values())
             # In the inventory again, it is a host like any other.
             mark(survey, [name for name in survey.drained if name != host], lock)
-    return True, line
+            return True
+
+        line = line_of(inventory, host)
+        lock = partial(ClusterLock, transports[inventory.head.name], inventory.cluster, "remove")
+        return carry_out(look, agree, lock, act), line
 
 
 def plan_removal(full: Survey, host: str, *, purge: bool) -> Removal:

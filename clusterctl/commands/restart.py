@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from time import time
 
+from clusterctl.engine.carry_out import carry_out
 from clusterctl.engine.events import EventSink
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import MembersDocument, ServiceDocument
@@ -27,6 +29,7 @@ from clusterctl.transport.lock import ClusterLock
 class RestartPlan:
     """The replicas that restart, and what users notice."""
 
+    survey: Survey
     replicas: Sequence[Replica]
     interrupts: bool  # No other replica serves meanwhile
     doubts: Sequence[str] = ()  # Why they may not start again, as the planner sees it
@@ -34,6 +37,14 @@ class RestartPlan:
     @property
     def lines(self) -> list[str]:
         return [*(self._line(replica) for replica in self.replicas), *self.doubts]
+
+    @property
+    def empty(self) -> bool:
+        return False
+
+    @property
+    def shown(self) -> Set[object]:
+        return set(self.lines)
 
     def _line(self, replica: Replica) -> str:
         start = f"restart {replica.name} on {replica.host}"
@@ -59,19 +70,21 @@ def run(
     `Rollout.run`.
     """
     with connected(inventory.hosts, credentials) as transports:
-        shown = plan_restart(take_survey(inventory, transports), name)
-        agree(shown)
-        with ClusterLock(transports[inventory.head.name], inventory.cluster, "restart") as lock:
-            survey = take_survey(inventory, transports)
-            plan = plan_restart(survey, name)
-            if plan.interrupts and not shown.interrupts:  # Another run has stopped the others
-                agree(plan)
+
+        def look() -> RestartPlan:
+            return plan_restart(take_survey(inventory, transports), name)
+
+        def act(plan: RestartPlan, lock: ClusterLock | None) -> dict[str, Proof]:
+            survey = plan.survey
             replicas = [restarted(survey, replica) for replica in plan.replicas]
             _prepare(survey, plan.replicas, replicas, sink)
             service = survey.service(plan.replicas[0].document.service)
             members = _none_draining(service.listed)
             key = read_key(inventory, transports[inventory.head.name])
             return Rollout(survey, replicas, (), members, key, lock, sink).run()
+
+        lock = partial(ClusterLock, transports[inventory.head.name], inventory.cluster, "restart")
+        return carry_out(look, agree, lock, act)
 
 
 def restarted(survey: Survey, replica: Replica) -> PlannedReplica:
@@ -100,7 +113,7 @@ def plan_restart(survey: Survey, name: str) -> RestartPlan:
     doubts = []
     if found and found[1].verdict == "does not fit":
         doubts.append(f"the planner expects that {name} no longer fits on its GPUs: clusterctl fit")
-    return RestartPlan(replicas, len(replicas) == 1 and not serving, doubts)
+    return RestartPlan(survey, replicas, len(replicas) == 1 and not serving, doubts)
 
 
 def _prepare(

@@ -6,6 +6,9 @@ after this run has ended.
 
 from __future__ import annotations
 
+from functools import partial
+
+from clusterctl.engine.carry_out import carry_out
 from clusterctl.engine.events import EventSink
 from clusterctl.inventory.model import Inventory
 from clusterctl.operations.serving import (
@@ -14,7 +17,6 @@ from clusterctl.operations.serving import (
     Served,
     Wanted,
     bring_up,
-    decide_again,
     decide_on,
     look,
     prepare,
@@ -43,14 +45,12 @@ def run(
         def decide() -> Decision:
             return decide_on(look(inventory, transports), wanted)
 
-        decision = decide()
-        agree(decision.changes)
-        if not decision.changes.lines:
-            return bring_up(decision, None, sink)
-        with ClusterLock(transports[inventory.head.name], inventory.cluster, "serve") as lock:
-            decision = decide_again(decision, decide, agree)
+        def act(decision: Decision, lock: ClusterLock | None) -> Served:
             weights = prepare(decision, sink)
             served = bring_up(decision, lock, sink)
             if weights:
                 weights.hash_rest()
             return served
+
+        lock = partial(ClusterLock, transports[inventory.head.name], inventory.cluster, "serve")
+        return carry_out(decide, lambda decision: agree(decision.changes), lock, act)

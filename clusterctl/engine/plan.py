@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 
@@ -49,6 +49,11 @@ class Plan:
         return not self.changes
 
     @property
+    def shown(self) -> Set[object]:
+        """What a user sees of it, for `carry_out`."""
+        return {(each.stage, each.host, each.step, each.change) for each in self.changes}
+
+    @property
     def disruptive(self) -> tuple[PlannedChange, ...]:
         """The changes that stop or restart a service."""
         return tuple(
@@ -64,6 +69,14 @@ class Planned:
 
     plan: Plan
     set_aside: Mapping[str, ClusterctlError]
+
+    @property
+    def empty(self) -> bool:
+        return self.plan.empty
+
+    @property
+    def shown(self) -> Set[object]:
+        return self.plan.shown
 
 
 def plan(stages: Sequence[Stage], views: Mapping[str, HostView]) -> Plan:

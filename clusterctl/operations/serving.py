@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from clusterctl.engine.events import EventSink, Note, StageFinished, StageStarted
 from clusterctl.errors import ClusterctlError, UsageError, raise_all
@@ -51,6 +50,14 @@ class Changes:
     notes: tuple[str, ...] = ()
     fit: FitReport | None = None  # predicted memory and speed
 
+    @property
+    def empty(self) -> bool:
+        return not self.lines
+
+    @property
+    def shown(self) -> Set[object]:
+        return {*self.lines, self.restarts}
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -79,6 +86,14 @@ class Decision:
     changes: Changes
     # The cluster's new API key; None if it does not change
     new_key: str | None = field(default=None, repr=False)
+
+    @property
+    def empty(self) -> bool:
+        return self.changes.empty
+
+    @property
+    def shown(self) -> Set[object]:
+        return self.changes.shown
 
 
 @dataclass(frozen=True)
@@ -171,25 +186,6 @@ def keep_key(survey: Survey, key: str) -> None:
         host.put(key.encode(), path, mode=0o600, sudo=True)
 
     raise_all(failures(fan_out(hosts, put)))
-
-
-class Decided(Protocol):
-    """What `decide_again` needs of a decision."""
-
-    @property
-    def changes(self) -> Changes: ...
-
-
-D = TypeVar("D", bound=Decided)
-
-
-def decide_again(first: D, decide: Callable[[], D], agree: Agree) -> D:
-    """Decide again under the lock: another run may have taken the port or the GPUs since `first`
-    was decided. Asks the user again only about changes that were not shown yet."""
-    again = decide()
-    if again.changes.lines and again.changes.lines != first.changes.lines:
-        agree(again.changes)
-    return again
 
 
 def changes_of(survey: Survey, plan: ServicePlan) -> Changes:

@@ -1,11 +1,13 @@
-"""Deliver a model to hosts, for `model push` and `model pull`: look, plan, lock, transfer."""
+"""Deliver a model to hosts, for `model push` and `model pull`: look, plan, ask, lock, transfer."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
+from clusterctl.engine.carry_out import carry_out
 from clusterctl.engine.events import EventSink, Note, one_at_a_time
 from clusterctl.engine.executor import execute_held
 from clusterctl.engine.plan import OnFailure, Plan, Stage
@@ -74,19 +76,21 @@ def deliver(
     `agree` is called with the plan and raises if the user declines. Raises the errors of all hosts
     together; a failing host does not stop the others.
     """
-    sink, began, changed = one_at_a_time(sink), time.monotonic(), 0
+    sink, began = one_at_a_time(sink), time.monotonic()
     inventory = to.inventory
     with connected(to.involved, credentials) as transports:
-        head = transports[inventory.head.name]
-        with ClusterLock(head, f"{inventory.cluster}-models", "model push") as lock:
-            (supply, transfer), stages, views = _prepare(to, find, transports, sink)
-            plan = plan_stages(stages, views)
-            agree(plan)
-            if not plan.empty:
-                with transfer:
-                    outcome = execute_held(stages, views, sink, lock.ensure_held)
-                    raise_all(outcome.set_aside.values())
-                changed = outcome.changed
+        (supply, transfer), stages, views = _prepare(to, find, transports, sink)
+
+        def act(plan: Plan, lock: ClusterLock | None) -> int:
+            if lock is None or plan.empty:
+                return 0
+            with transfer:
+                outcome = execute_held(stages, views, sink, lock.ensure_held)
+            raise_all(outcome.set_aside.values())
+            return outcome.changed
+
+        lock = models_lock(inventory, transports[inventory.head.name], "model push")
+        changed = carry_out(lambda: plan_stages(stages, views), agree, lock, act)
     return PushedModel(
         supply.manifest,
         f"{inventory.models}/{supply.manifest.name}",
@@ -95,6 +99,11 @@ def deliver(
         transfer.moved.sent,
         time.monotonic() - began,
     )
+
+
+def models_lock(inventory: Inventory, head: Transport, command: str) -> Callable[[], ClusterLock]:
+    """Return what makes the lock of the hosts' models: services change meanwhile."""
+    return partial(ClusterLock, head, f"{inventory.cluster}-models", command)
 
 
 def _prepare(

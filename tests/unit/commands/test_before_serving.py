@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from clusterctl.engine.carry_out import carry_out
 from clusterctl.errors import RequirementsNotMet, UsageError
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.documents import NodeState
-from clusterctl.operations.serving import Changes, Decision, decide_again, new_key
+from clusterctl.operations.serving import Changes, Decision, new_key
 from clusterctl.serving.request import ServiceRequest
 from clusterctl.survey.survey import require_bootstrapped
 from tests.fakes.transport import FakeTransport, starts
@@ -42,16 +44,19 @@ def test_a_supervisor_that_has_ended_is_told_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("under_lock", "asked"),
-    [(("start --port 8000",), 0), (("start --port 8001",), 1), ((), 0)],
+    [(("start --port 8000",), 1), (("start --port 8001",), 2), ((), 1)],
 )
 def test_what_was_decided_before_the_lock_is_decided_anew_under_it(
     under_lock: tuple[str, ...], asked: int
 ) -> None:
-    shown: list[Changes] = []
-    again = decision(*under_lock)
+    shown: list[Decision] = []
+    decisions = [decision("start --port 8000"), decision(*under_lock), decision(*under_lock)]
+    act: Any = lambda found, _: found  # noqa: E731
 
-    assert decide_again(decision("start --port 8000"), lambda: again, shown.append) is again
-    assert [changes.lines for changes in shown] == [under_lock] * asked
+    done = carry_out(lambda: decisions.pop(0), shown.append, lambda: nullcontext(ANY), act)
+
+    assert done.changes.lines == under_lock
+    assert len(shown) == asked
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,70 @@
+"""How every change of a cluster comes about: look, ask, lock, look again, act.
+
+Nobody holds the lock while a person thinks: what is found under the lock and was not shown is shown
+once the lock is given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeVar
+
+from clusterctl.errors import StepFailed
+
+ROUNDS = 5  # Times that a plan is shown before the user is told that others change the cluster
+
+
+class Shown(Protocol):
+    """A plan, as the user is asked about it."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to change."""
+
+    @property
+    def shown(self) -> Set[object]:
+        """All that the user sees of it. A plan that has nothing more needs no other answer."""
+
+
+class Held(Protocol):
+    """The cluster's lock."""
+
+    def ensure_held(self) -> None:
+        """Raise if the lock was lost."""
+
+
+P = TypeVar("P", bound=Shown)
+L = TypeVar("L", bound=Held)
+R = TypeVar("R")
+
+
+def carry_out(
+    look: Callable[[], P],
+    ask: Callable[[P], object],
+    lock: Callable[[], AbstractContextManager[L]],
+    act: Callable[[P, L | None], R],
+) -> R:
+    """Return what `act` returns for a plan that the user has agreed to.
+
+    look  look at the cluster, and plan; called again under the lock, since another run may have
+          changed the cluster meanwhile
+    ask   show the plan; raises if the user declines
+    act   is given the plan and the lock; None if there is nothing to change
+
+    Raises StepFailed if the plan differs each time, and what its arguments raise.
+    """
+    plan = look()
+    for _ in range(ROUNDS):
+        ask(plan)
+        if plan.empty:
+            return act(plan, None)
+        with lock() as held:
+            now = look()
+            if now.shown <= plan.shown:
+                return act(now, held)
+        plan = now
+    raise StepFailed(
+        f"the cluster was changed {ROUNDS} times between the plan and the lock",
+        hint="clusterctl status; run the same command again once other runs have ended",
+    )
