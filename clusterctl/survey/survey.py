@@ -37,6 +37,7 @@ from clusterctl.node.documents import (
     ServiceDocument,
     ServiceState,
     UnreadableDocument,
+    config_dir,
     declared_dir,
     from_json,
     kind_of,
@@ -192,13 +193,22 @@ class Survey:
         )
 
     def with_files(self, written: Mapping[str, Mapping[str, bytes | None]]) -> Survey:
-        """Return the survey as it would be with these files, by host and path; None: no file."""
-        outcomes = {
-            name: Done(replace(found.value, files={**found.value.files, **written[name]}))
-            if isinstance(found, Done) and name in written
-            else found
-            for name, found in self.outcomes.items()
-        }
+        """Return the survey as it would be once a run had written these files, by host and path;
+        None: no file. The head keeps copies of documents, as for `ClusterLock.replace`."""
+        documents, copies = (of(self.inventory.cluster) for of in (config_dir, declared_dir))
+        every = {host: dict(files) for host, files in written.items()}
+        on_head = every.setdefault(self.inventory.head.name, {})
+        for files in written.values():
+            for path, data in files.items():
+                if path.startswith(f"{documents}/"):
+                    on_head[path.replace(documents, copies, 1)] = data
+
+        outcomes = dict(self.outcomes)
+        for name, files in every.items():
+            found = outcomes.get(name)
+            if isinstance(found, Done):
+                probe = replace(found.value, files={**found.value.files, **files})
+                outcomes[name] = Done(probe)
         return replace(self, outcomes=outcomes)
 
     # Node containers

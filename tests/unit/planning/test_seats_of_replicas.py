@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 
 from clusterctl.errors import DoesNotFit, UsageError
-from clusterctl.node.documents import GatewayState, MembersDocument, ServiceDocument
+from clusterctl.node.documents import (
+    GatewayState,
+    MembersDocument,
+    ServiceDocument,
+    declared_dir,
+    to_json,
+)
 from clusterctl.planning.hardware import parse_gpus
 from clusterctl.planning.placement import Placement, Site
 from clusterctl.planning.replicas import Seats, Sizes, seat_replicas
@@ -128,6 +134,9 @@ def test_a_single_service_becomes_the_first_of_two() -> None:
 def test_replicas_whose_list_was_lost_stay_where_they_are() -> None:
     cluster = Cluster("nvidia")
     two = replicas(cluster, "2")
+    assert two.members
+    copy = f"{declared_dir('demo')}/members/qwen.json"
+    cluster.head_files[copy] = to_json(two.members).encode()
     again = replicas(cluster, None, *(each.document for each in two.replicas))
     assert [each.document for each in again.replicas] == [each.document for each in two.replicas]
     assert again.members == two.members
