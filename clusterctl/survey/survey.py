@@ -4,7 +4,7 @@ Survey. Changes nothing on hosts."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -28,7 +28,6 @@ from clusterctl.inventory.model import Host, Inventory
 from clusterctl.network.choice import resolve
 from clusterctl.node.contract import breaches
 from clusterctl.node.documents import (
-    CHANGED,
     DELETED,
     DrainedHosts,
     MembersDocument,
@@ -40,8 +39,6 @@ from clusterctl.node.documents import (
     config_dir,
     declared_dir,
     from_json,
-    kind_of,
-    read_document,
     replica_name,
     run_dir,
     service_of,
@@ -50,6 +47,14 @@ from clusterctl.node.files import LEAST_FREE, NodePaths
 from clusterctl.ray_cluster.nodes import container_name, expected_nodes
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.steps.image_digest import parse_record, record_file
+from clusterctl.survey.declared_documents import (
+    documents_in,
+    is_document,
+    members_in,
+    read_state,
+    services_in,
+    unreadable_in,
+)
 from clusterctl.survey.services import Replica, Service, declared_replicas, services_of
 from clusterctl.transport.base import Transport
 from clusterctl.transport.connect import Connections
@@ -471,16 +476,6 @@ def drained_file(cluster: str) -> str:
     return str(NodePaths(cluster).config / "drained.json")
 
 
-def read_state(data: bytes | None) -> NodeState | None:
-    """Parse the supervisor's state; None if it is missing or was written by another version."""
-    if data is None:
-        return None
-    try:
-        return from_json(NodeState, data.decode())
-    except ValueError:
-        return None
-
-
 def read_reported_state(inventory: Inventory, head: Transport) -> NodeState | None:
     """Read the head's state from its file only, for commands that poll it."""
     file = str(NodePaths(inventory.cluster).state)
@@ -520,82 +515,3 @@ def require_formed(survey: Survey) -> NodeState:
         for breach in breaches(expected_nodes(survey.topology), state.nodes)
     )
     return state
-
-
-def documents_in(directory: str, files: Mapping[str, bytes | None]) -> dict[str, str]:
-    """Return the documents below a directory among probed files, by their path there."""
-    found = {}
-    for path, data in sorted(files.items()):
-        file = path.removeprefix(f"{directory}/")
-        if data is not None and file != path and kind_of(file):
-            found[file] = ""  # As good as no JSON, if it is no text
-            with suppress(UnicodeDecodeError):
-                found[file] = data.decode()
-    return found
-
-
-def is_document(file: str, text: str) -> bool:
-    try:
-        read_document(file, text)
-    except ValueError:
-        return False
-    return True
-
-
-def members_in(documents: Mapping[str, str]) -> dict[str, MembersDocument]:
-    """Return the lists of members among documents, by service; `serve` replaces a damaged one."""
-    found = {}
-    for file, text in documents.items():
-        if file.startswith("members/"):
-            with suppress(ValueError):
-                document = read_document(file, text)
-                found[document.service] = document
-    return found
-
-
-def services_in(
-    cluster: str, answer: Probe, written: Mapping[str, str]
-) -> dict[str, ServiceDocument]:
-    """Return the services in the probed documents, by name; for one that is deleted or unreadable,
-    what a command wrote (`written`), which the supervisor still follows."""
-    texts = documents_in(str(NodePaths(cluster).config), answer.files)
-    for document in unreadable_in(cluster, answer, written):
-        if document.why != CHANGED:
-            texts[document.file] = document.last_good
-    read = [
-        read_document(file, text)
-        for file, text in texts.items()
-        if text and file.startswith("services/")
-    ]
-    return {document.name: document for document in read}
-
-
-def unreadable_in(
-    cluster: str, answer: Probe, written: Mapping[str, str]
-) -> list[UnreadableDocument]:
-    """Return the documents of a host that are unreadable, deleted, or not what a command wrote.
-
-    `written`: what commands wrote for this host. That a document was deleted is the container's
-    word, which cannot say what was in it.
-    """
-    paths = NodePaths(cluster)
-    state = read_state(answer.files.get(str(paths.state)))
-    claims = {one.file: one for one in (state.unreadable if state else ())}
-    # Written anew by each bootstrap, from the inventory; what the supervisor has is only shown.
-    node = claims.get("node.json", UnreadableDocument("node.json", "")).last_good
-    good = {"node.json": node, **written}
-    found = []
-    for file, text in documents_in(str(paths.config), answer.files).items():
-        last_good = good.get(file, "")
-        try:
-            read_document(file, text)
-        except ValueError as error:
-            found.append(UnreadableDocument(file, str(error), last_good))
-        else:
-            if file in written and last_good != text:
-                found.append(UnreadableDocument(file, CHANGED, last_good))
-    gone = {one.file for one in claims.values() if one.why == DELETED}
-    gone = {file for file in gone if answer.files.get(f"{paths.config}/{file}") is None}
-    return found + [
-        UnreadableDocument(file, DELETED, good[file]) for file in sorted(gone & good.keys())
-    ]

@@ -22,7 +22,7 @@ from clusterctl.node.documents import (
     UnreadableDocument,
     to_json,
 )
-from clusterctl.survey.survey import services_in, unreadable_in
+from clusterctl.survey.declared_documents import services_in, unreadable_in
 from tests.fakes.host_facts import host_facts, nic
 
 TINY = ServiceDocument(

@@ -1,0 +1,109 @@
+"""The documents that hosts have, and what their supervisors report of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+from clusterctl.facts.parse import Probe
+from clusterctl.node.documents import (
+    CHANGED,
+    DELETED,
+    MembersDocument,
+    NodeState,
+    ServiceDocument,
+    UnreadableDocument,
+    from_json,
+    kind_of,
+    read_document,
+)
+from clusterctl.node.files import NodePaths
+
+
+def read_state(data: bytes | None) -> NodeState | None:
+    """Parse the supervisor's state; None if it is missing or was written by another version."""
+    if data is None:
+        return None
+    try:
+        return from_json(NodeState, data.decode())
+    except ValueError:
+        return None
+
+
+def documents_in(directory: str, files: Mapping[str, bytes | None]) -> dict[str, str]:
+    """Return the documents below a directory among probed files, by their path there."""
+    found = {}
+    for path, data in sorted(files.items()):
+        file = path.removeprefix(f"{directory}/")
+        if data is not None and file != path and kind_of(file):
+            found[file] = ""  # As good as no JSON, if it is no text
+            with suppress(UnicodeDecodeError):
+                found[file] = data.decode()
+    return found
+
+
+def is_document(file: str, text: str) -> bool:
+    try:
+        read_document(file, text)
+    except ValueError:
+        return False
+    return True
+
+
+def members_in(documents: Mapping[str, str]) -> dict[str, MembersDocument]:
+    """Return the lists of members among documents, by service; `serve` replaces a damaged one."""
+    found = {}
+    for file, text in documents.items():
+        if file.startswith("members/"):
+            with suppress(ValueError):
+                document = read_document(file, text)
+                found[document.service] = document
+    return found
+
+
+def services_in(
+    cluster: str, answer: Probe, written: Mapping[str, str]
+) -> dict[str, ServiceDocument]:
+    """Return the services in the probed documents, by name; for one that is deleted or unreadable,
+    what a command wrote (`written`), which the supervisor still follows."""
+    texts = documents_in(str(NodePaths(cluster).config), answer.files)
+    for document in unreadable_in(cluster, answer, written):
+        if document.why != CHANGED:
+            texts[document.file] = document.last_good
+    read = [
+        read_document(file, text)
+        for file, text in texts.items()
+        if text and file.startswith("services/")
+    ]
+    return {document.name: document for document in read}
+
+
+def unreadable_in(
+    cluster: str, answer: Probe, written: Mapping[str, str]
+) -> list[UnreadableDocument]:
+    """Return the documents of a host that are unreadable, deleted, or not what a command wrote.
+
+    `written`: what commands wrote for this host. That a document was deleted is the container's
+    word, which cannot say what was in it.
+    """
+    paths = NodePaths(cluster)
+    state = read_state(answer.files.get(str(paths.state)))
+    claims = {one.file: one for one in (state.unreadable if state else ())}
+    # Written anew by each bootstrap, from the inventory; what the supervisor has is only shown.
+    node = claims.get("node.json", UnreadableDocument("node.json", "")).last_good
+    good = {"node.json": node, **written}
+    found = []
+    for file, text in documents_in(str(paths.config), answer.files).items():
+        last_good = good.get(file, "")
+        try:
+            read_document(file, text)
+        except ValueError as error:
+            found.append(UnreadableDocument(file, str(error), last_good))
+        else:
+            if file in written and last_good != text:
+                found.append(UnreadableDocument(file, CHANGED, last_good))
+    gone = {one.file for one in claims.values() if one.why == DELETED}
+    gone = {file for file in gone if answer.files.get(f"{paths.config}/{file}") is None}
+    return found + [
+        UnreadableDocument(file, DELETED, good[file]) for file in sorted(gone & good.keys())
+    ]
