@@ -33,7 +33,7 @@ _QWEN2 = Family(qkv_bias=True)
 _QWEN3 = Family(qk_norm=True)
 _QWEN3_NEXT = Family(qk_norm=True, gated_query=True, states=True)
 _GEMMA = Family(qk_norm=True, norms=4, tied=True, window_every=6)
-_NEMOTRON_H = Family(one_block=True, gated_mlp=False, states=True)
+_NEMOTRON_H = Family(one_block=True, gated_mlp=False, states=True, rotary=False)
 
 # From vllm/model_executor/models/<file>.py of vLLM 0.33. Other architectures are treated as a Llama
 # with a wider margin of error, and the plan notes that.
@@ -135,7 +135,7 @@ def describe(config: Config, name: str = "", *, whole: bool = True) -> ModelShap
         # vLLM's `auto` casts float32
         dtype="float16" if dtype in ("float16", "half") else "bfloat16",
         layers=layers,
-        rotary=rotary_tables(text, layers),
+        rotary=rotary_tables(text, layers) if traits.rotary else (),
         quantization=usual,
         head_stored=stored.named.get("lm_head"),
         cache_dtype=stored.cache_dtype,

@@ -41,6 +41,7 @@ class Family:
     one_block: bool = False  # a layer is a mixer, an MLP or experts, not two of them
     gated_mlp: bool = True
     states: bool = False  # some layers keep a state in place of keys and values
+    rotary: bool = True  # False: attention without positions (Nemotron-H)
     both_mixers: bool = False  # a state and attention in each layer (Falcon H1)
 
 

@@ -36,6 +36,9 @@ _PLAIN_LISTS = (
 
 _EXPERTS = re.compile(r"\.experts(\.|$)")
 
+# Modules beside the language model, whose layers are counted from 0 too.
+_BESIDE = re.compile(r"^(model\.)?(mtp|vision|visual|audio|mm_projector|multi_modal)")
+
 _LAYER = re.compile(r"^.*?(?=layers\.[\d*])")
 
 
@@ -125,6 +128,8 @@ def _add(
             return
         return
 
+    if _BESIDE.match(name):
+        return
     short = _LAYER.sub("", name).removesuffix(".weight")
     start = short.removesuffix("*").removesuffix(".")
     if "*" in start:

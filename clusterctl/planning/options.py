@@ -326,9 +326,11 @@ def _cache_rules(
     aligned = rules.aligns_states if caching is None else caching
     if options.state_mode is not None:
         aligned = options.state_mode != "none"
-    delta = bool(shape.states) and all(state.kind == "delta" for state in shape.states)
-    exported = aligned and delta and rules.checkpoints_states and head.capability >= 90
-    blocks = 1 if not aligned else 3 if exported else 2
+    kinds = {state.kind for state in shape.states}
+    checkpoints = aligned and rules.checkpoints_states
+    exported = checkpoints and kinds == {"delta"} and head.capability >= 90
+    more = exported or (checkpoints and kinds == {"mamba2"})
+    blocks = 1 if not aligned else 3 if more else 2
     return CacheRules(
         block_size=block_size,
         element_bytes=options.cache_element_bytes(shape.cache_dtype),
