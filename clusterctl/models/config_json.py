@@ -32,8 +32,9 @@ _LLAMA = Family()
 _QWEN2 = Family(qkv_bias=True)
 _QWEN3 = Family(qk_norm=True)
 _QWEN3_NEXT = Family(qk_norm=True, gated_query=True, states=True)
+_QWEN3_5 = Family(qk_norm=True, gated_query=True, states=True, state_bytes=4)
 _GEMMA = Family(qk_norm=True, norms=4, tied=True, window_every=6)
-_NEMOTRON_H = Family(one_block=True, gated_mlp=False, states=True, rotary=False)
+_NEMOTRON_H = Family(one_block=True, gated_mlp=False, states=True, state_bytes=4, rotary=False)
 
 # From vllm/model_executor/models/<file>.py of vLLM 0.33. Other architectures are treated as a Llama
 # with a wider margin of error, and the plan notes that.
@@ -60,8 +61,9 @@ _FAMILIES: dict[str, Family] = {
     "Qwen3VLForConditionalGeneration": _QWEN3,
     "Qwen3VLMoeForConditionalGeneration": _QWEN3,
     "Qwen3NextForCausalLM": _QWEN3_NEXT,
-    "Qwen3_5ForConditionalGeneration": _QWEN3_NEXT,
-    "Qwen3_5MoeForConditionalGeneration": _QWEN3_NEXT,
+    "Qwen3_5ForConditionalGeneration": _QWEN3_5,
+    "Qwen3_5MoeForConditionalGeneration": _QWEN3_5,
+    "MiMoV2FlashForCausalLM": Family(sinks=True),
     "NemotronHForCausalLM": _NEMOTRON_H,
     "MiMoForCausalLM": _QWEN2,
     "MiniMaxM2ForCausalLM": _QWEN3,
@@ -118,6 +120,10 @@ def describe(config: Config, name: str = "", *, whole: bool = True) -> ModelShap
         ),
         (config.get("audio_config"), "the audio encoder is not counted"),
         (both_ways, "it attends in both directions: the KV cache planned for it stays empty"),
+        (
+            text.get("compress_ratios"),
+            "workspaces of compressed attention are not counted: 3 and 6 GiB a rank were seen",
+        ),
         (key is None, f"config.json lacks the longest context: {context} tokens assumed"),
     )
     drafters = first(text, "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
@@ -303,6 +309,10 @@ def rotary_tables(
     widths = set()
     for layer in layers:
         if heads := layer.attention:
+            if heads.compressed:  # in float32, with another base for compressed rows
+                wide = 2 * (first(text, "qk_rope_head_dim") or 64)
+                widths |= {(False, wide), (True, wide)}
+                continue
             latent = heads.latent.rope_dim if heads.latent else 0
             width = latent or int(heads.head_dim * factor)
             widths.add((has_local_table and bool(heads.window), width))

@@ -41,6 +41,7 @@ class Family:
     one_block: bool = False  # a layer is a mixer, an MLP or experts, not two of them
     gated_mlp: bool = True
     states: bool = False  # some layers keep a state in place of keys and values
+    state_bytes: int = 2  # of an element of a recurrent state, if config.json does not say
     rotary: bool = True  # False: attention without positions (Nemotron-H)
     both_mixers: bool = False  # a state and attention in each layer (Falcon H1)
 
@@ -152,7 +153,7 @@ def _state(text: Config, kind: str, traits: Family) -> State | None:
     if kind not in _RECURRENT and not traits.both_mixers:
         return None
     named = text.get("mamba_ssm_dtype") or text.get("mamba_ssm_cache_dtype")
-    state_bytes = _ELEMENT_BYTES.get(str(named), 2)
+    state_bytes = _ELEMENT_BYTES.get(str(named), traits.state_bytes)
     linear = text.get("linear_attn_config")
     if kind == "kda" and isinstance(linear, Mapping):
         heads, dim = first(linear, "num_heads") or 1, first(linear, "head_dim") or 128
@@ -203,7 +204,7 @@ def _state(text: Config, kind: str, traits: Family) -> State | None:
 
 
 def _attention(text: Config, traits: Family, index: int, kind: str) -> Attention:
-    slides = kind == "sliding_attention"
+    slides = kind == "sliding_attention" or bool(text.get("compress_ratios"))
     heads = text["num_attention_heads"]
     head_dim = first(text, "head_dim", "attention_head_dim") or text["hidden_size"] // heads
     kv_heads = text.get("num_key_value_heads") or heads
@@ -265,8 +266,13 @@ def _compressed(text: Config, index: int) -> Compressed | None:
     ratios = text.get("compress_ratios")
     if not isinstance(ratios, Sequence) or index >= len(ratios):
         return None
-    groups, rank = first(text, "o_groups") or 1, first(text, "o_lora_rank")
-    return Compressed(int(ratios[index] or 0), groups, rank)
+    return Compressed(
+        ratio=int(ratios[index] or 0),
+        query_rank=first(text, "q_lora_rank"),
+        groups=first(text, "o_groups") or 1,
+        out_rank=first(text, "o_lora_rank"),
+        streams=first(text, "hc_mult"),
+    )
 
 
 def _shared_from(text: Config) -> int:

@@ -35,11 +35,14 @@ class Indexer:
 @dataclass(frozen=True, slots=True)
 class Compressed:
     """DeepSeek V4's attention: a sliding window, and beyond it one row for every `ratio` tokens (0:
-    the window alone). Projections of the output are in `groups` of rank `out_rank`."""
+    the window alone). Queries have rank `query_rank`, projections of the output are in `groups` of
+    rank `out_rank`, and `streams` of hidden states are mixed around each block."""
 
     ratio: int
+    query_rank: int
     groups: int
     out_rank: int
+    streams: int
 
 
 @dataclass(frozen=True, slots=True)

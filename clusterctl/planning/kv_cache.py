@@ -107,6 +107,8 @@ class CachePlan:
     groups: tuple[Group, ...]
     page_bytes: int
     layer_bytes: tuple[int, ...]  # Of a block, by layer, in a model with one group
+    # Bytes by group and layer, where a block holds pages of different sizes side by side
+    packed: tuple[tuple[int, ...], ...] = ()
 
     @property
     def is_uniform(self) -> bool:
@@ -120,6 +122,8 @@ class CachePlan:
 
     def block_bytes(self, first: int, last: int) -> int:
         """Return the bytes of a block on a rank with layers [first, last)."""
+        if self.packed:
+            return max(sum(sizes[first:last]) for sizes in self.packed)
         if self.is_uniform:
             return sum(self.layer_bytes[first:last])
         held = (

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import show_version
+from clusterctl.planning.compressed_cache import plan_compressed_cache
 from clusterctl.planning.hardware import SHARES_MEMORY
 from clusterctl.planning.kv_cache import (
     CachePlan,
@@ -209,6 +210,8 @@ def plan_memory(
 
 def cache_plan(shape: ModelShape, settings: Settings, tp: int) -> CachePlan:
     """Return the groups of the KV cache with these settings."""
+    if any(attention.compressed for attention in shape.attentions):
+        return plan_compressed_cache(shape.layers, settings.cache.shared_context)
     return plan_cache(needs_of(shape.layers, tp, settings.cache), settings.cache)
 
 

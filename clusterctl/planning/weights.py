@@ -395,7 +395,29 @@ def _latent(
 def _compressed(
     layer: DecoderLayer, attention: Attention, compressed: Compressed, cut: _Cut
 ) -> Iterator[Tensor]:
-    raise NotImplementedError
+    """Yield the tensors of DeepSeek V4's attention (vllm/models/deepseek_v4/attention.py). Of a
+    layer with ratio 4 each row is made of two spans, and an indexer has rows of its own."""
+    wide, rank = attention.head_dim, compressed.query_rank
+    heads, out = attention.heads // cut.tp, cut.part(compressed.groups * compressed.out_rank)
+    yield Tensor(heads * 4)  # sinks
+    yield from cut.linear(layer, "attention", rank + wide, cut.hidden)
+    yield from cut.linear(layer, "attention", heads * wide, rank)
+    yield from cut.linear(layer, "out", out, attention.heads * wide // compressed.groups)
+    yield from cut.linear(layer, "out", cut.hidden, out)
+    spans = 2 if compressed.ratio == _OVERLAPPING else 1
+    if compressed.ratio > 1:
+        yield Tensor(compressed.ratio * spans * wide * 4)
+        yield cut.whole(2 * spans * wide * cut.hidden)
+    if (indexer := attention.indexer) and compressed.ratio == _OVERLAPPING:
+        yield from cut.linear(layer, "indexer", indexer.heads * indexer.head_dim, rank)
+        yield cut.whole(indexer.heads * cut.hidden)
+        yield cut.whole(2 * spans * indexer.head_dim * cut.hidden)
+    mixed = (2 + compressed.streams) * compressed.streams
+    for _block in range(2):
+        yield Tensor(mixed * compressed.streams * cut.hidden * 4)
+
+
+_OVERLAPPING = 4  # The ratio whose rows overlap, and which has an indexer
 
 
 def _tables(shape: ModelShape, stage: PipelineStage) -> Iterator[Tensor]:
