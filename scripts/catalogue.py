@@ -2,10 +2,10 @@
 """Makes the figures of clusterctl/models/catalogue.json from the models' own config.json, and
 docs/catalogue.md from those.
 
-    scripts/catalogue.py [--configs DIR] [HUB_ID...]     all models, or those named
+    scripts/catalogue.py [--configs DIR] [HUB_ID...]     all with a config, or those named
 
-To add a model, add a line without `config` to `models`, with the `source` of its config.json, and
-run this. The files come from the Hub (HF_ENDPOINT, HF_TOKEN), or from DIR as ORG--NAME.json. Of
+To add a model, add a line to `models`, with the `source` of its config.json, and name it here. The
+files come from the Hub (HF_ENDPOINT, HF_TOKEN), or from DIR as ORG--NAME.json. Of
 each, the keys stay without which the model's shape would be another.
 """
 
@@ -25,9 +25,10 @@ sys.path.insert(0, str(ROOT))
 
 from clusterctl.errors import ClusterctlError  # noqa: E402
 from clusterctl.models.catalogue import CATALOGUE as CATALOGUE_ENTRIES  # noqa: E402
+from clusterctl.models.catalogue import CatalogueEntry  # noqa: E402
 from clusterctl.models.config_files import parse_config  # noqa: E402
 from clusterctl.models.config_json import describe  # noqa: E402
-from clusterctl.planning.problems import possible_tp  # noqa: E402
+from clusterctl.models.version import show_version  # noqa: E402
 from clusterctl.transfer.weights.hub_config import config_on_hub  # noqa: E402
 
 CATALOGUE = ROOT / "clusterctl/models/catalogue.json"
@@ -45,7 +46,7 @@ def main() -> None:
     document = json.loads(CATALOGUE.read_text())
     for model in document["models"]:
         hub_id = model["hub_id"]
-        if asked.hub_ids and hub_id not in asked.hub_ids:
+        if hub_id not in asked.hub_ids and (asked.hub_ids or "config" not in model):
             continue
         if asked.configs:
             file = asked.configs / f"{hub_id.replace('/', '--')}.json"
@@ -70,12 +71,22 @@ def write_page() -> None:
 
 def table() -> list[str]:
     """Return the rows of docs/catalogue.md."""
-    return [
-        f"| `{entry.alias}` | {entry.hub_id} | {entry.billions:g} | "
-        f"{', '.join(str(size) for size in possible_tp(entry.shape, 8))} | "
-        f"{' '.join(entry.tokens(None))} |"
-        for entry in CATALOGUE_ENTRIES
-    ]
+    return ["| " + " | ".join(cells(entry)) + " |" for entry in CATALOGUE_ENTRIES]
+
+
+def cells(entry: CatalogueEntry) -> tuple[str, ...]:
+    """Return the cells of a model: alias, Hub id, kind, billions of parameters, first
+    release, precisions with the GB that each needs at least, and flags."""
+    precisions = [f"{each.precision} {each.least_gb}" for each in entry.editions if each.least_gb]
+    return (
+        f"`{entry.alias}`",
+        entry.hub_id,
+        entry.kind,
+        f"{entry.billions:g}",
+        show_version(entry.since) if any(entry.since) else "",
+        ", ".join(precisions),
+        " ".join(entry.tokens(None)),
+    )
 
 
 def shortened(config: dict[str, Any], hub_id: str) -> dict[str, Any]:

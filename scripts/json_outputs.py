@@ -488,6 +488,31 @@ class CatalogueRow(TypedDict):
     flags: list[str]
 
 
+class FoundVariant(TypedDict):
+    name: str
+    hub_id: str
+    precision: str
+    least_gb: int
+    fits: bool
+
+
+class FoundModelRow(TypedDict):
+    name: str
+    hub_id: str
+    kind: str
+    billions: float
+    architecture: str
+    since: str | None
+    served: bool
+    planned: bool
+    variants: list[FoundVariant]
+
+
+class ModelSearch(TypedDict):
+    vllm: str
+    models: list[FoundModelRow]
+
+
 class HeldModel(TypedDict):
     name: str
     alias: str | None
@@ -588,6 +613,7 @@ OUTPUTS: dict[str, tuple[Any, ...]] = {
     "image cache": (ImageCache,),
     "packages bundle": (PackageBundle,),
     "model ls": (Models,),
+    "model search": (ModelSearch,),
     "model push": (PushedModel, Plan),
     "model pull": (PushedModel, Plan),
     "key create": (NewKey,),

@@ -56,6 +56,29 @@ def ls(
         print("\n".join(error_lines(error, None)), file=sys.stderr)
 
 
+@app.command("search")
+@guarded
+def search_(
+    text: Annotated[
+        str, typer.Argument(metavar="TEXT", help="Words of the alias, Hub id or kind.")
+    ] = "",
+    gpus: Annotated[
+        str | None,
+        typer.Option("--gpus", metavar="LIST", help="Only what fits these GPUs: 2xRTX5090."),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Search the models with an alias. Contacts nobody."""
+    from clusterctl.cli.model_view import search_document, search_lines
+    from clusterctl.planning.editions import search
+    from clusterctl.planning.hardware import parse_gpus
+
+    found = search(text, parse_gpus(gpus) if gpus else ())
+    print(
+        json.dumps(search_document(found), indent=2) if as_json else "\n".join(search_lines(found))
+    )
+
+
 @app.command("push")
 @guarded
 def push(

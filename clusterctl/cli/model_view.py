@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from clusterctl.models.catalogue import CATALOGUE, by_directory, by_hub_id
+from clusterctl.models.catalogue import CATALOGUE, CatalogueEntry, by_directory, by_hub_id
+from clusterctl.models.version import show_version
+from clusterctl.planning.editions import FoundModel
 from clusterctl.reporting.text import columns, size
+from clusterctl.serving.release_flags import NEWEST_RELEASE
 
 if TYPE_CHECKING:
     from clusterctl.commands.model_list import ModelList
     from clusterctl.transfer.weights.on_host import Holding
 
+_MOST_PRECISIONS = 3  # In a line of the search
 _MOST_NAMES = 6  # of hosts with the same state
 
 
@@ -62,6 +67,60 @@ def listed_document(listed: ModelList | None) -> dict[str, object]:
         "models": models,
         "errors": errors,
     }
+
+
+def search_lines(found: Sequence[FoundModel]) -> list[str]:
+    """Return a table of at most 80 columns: alias, kind, size, and the precisions with the GB that
+    their recipes name as minimum; those in brackets do not fit."""
+    if not found:
+        return ["no model of the catalogue matches; any other works by its Hub id"]
+    rows = [("alias", "kind", "size", "GB needed by precision")]
+    rows += [
+        (each.entry.alias, each.entry.kind, _parameters(each.entry), _precisions(each))
+        for each in found
+    ]
+    return columns(rows, indent="")
+
+
+def _parameters(entry: CatalogueEntry) -> str:
+    return f"{entry.billions:.3g}B" if entry.billions < 1000 else f"{entry.billions / 1000:.2g}T"
+
+
+def _precisions(each: FoundModel) -> str:
+    shown = []
+    for edition in each.editions:
+        text = f"{edition.entry.precision}:{edition.entry.least_gb}"
+        shown.append(text if edition.fits else f"({text})")
+    more = f" +{len(shown) - _MOST_PRECISIONS}" if len(shown) > _MOST_PRECISIONS else ""
+    return " ".join(shown[:_MOST_PRECISIONS]) + more or "-"
+
+
+def search_document(found: Sequence[FoundModel]) -> dict[str, object]:
+    """Return the search for --json."""
+    models = [
+        {
+            "name": each.entry.alias,
+            "hub_id": each.entry.hub_id,
+            "kind": each.entry.kind,
+            "billions": each.entry.billions,
+            "architecture": each.entry.architecture,
+            "since": show_version(each.entry.since) if any(each.entry.since) else None,
+            "served": each.entry.architecture in NEWEST_RELEASE["architectures"],
+            "planned": bool(each.entry.config),
+            "variants": [
+                {
+                    "name": edition.entry.alias,
+                    "hub_id": edition.entry.hub_id,
+                    "precision": edition.entry.precision,
+                    "least_gb": edition.entry.least_gb,
+                    "fits": edition.fits,
+                }
+                for edition in each.editions
+            ],
+        }
+        for each in found
+    ]
+    return {"vllm": NEWEST_RELEASE["vllm"], "models": models}
 
 
 def _alias(holding: Holding) -> str | None:

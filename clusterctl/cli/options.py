@@ -30,9 +30,9 @@ def complete_hosts(context: typer.Context, incomplete: str) -> list[str]:
 
 def complete_models(incomplete: str) -> list[str]:
     """Complete aliases of the catalogue."""
-    from clusterctl.models.catalogue import CATALOGUE
+    from clusterctl.models.catalogue import EDITIONS
 
-    return [entry.alias for entry in CATALOGUE if entry.alias.startswith(incomplete)]
+    return [entry.alias for entry in EDITIONS if entry.alias.startswith(incomplete)]
 
 
 Inventory = Annotated[

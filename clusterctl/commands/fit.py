@@ -5,7 +5,7 @@ from __future__ import annotations
 from clusterctl.inventory.model import Inventory
 from clusterctl.planning.cluster_hardware import measurements
 from clusterctl.planning.fit_on_cluster import ask_images, plan_request
-from clusterctl.planning.fit_request import FitArguments, HubShapes
+from clusterctl.planning.fit_request import FitArguments, HubShapes, with_edition_note
 from clusterctl.planning.image_probe import ProbeResult
 from clusterctl.planning.planner import plan
 from clusterctl.planning.report import FitReport
@@ -32,5 +32,5 @@ def fit_on(
     """Plan as `run`, without the hosts that `serve` would plan without, too."""
     survey = survey.without_dead().require_answers()
     request, config = plan_request(survey, asked, hub)
-    report = plan(request)
+    report = with_edition_note(plan(request), asked.request().model, request.hardware)
     return report, ask_images(survey, request, report, config) if asked.probe else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from clusterctl.errors import UsageError
-from clusterctl.models.catalogue import CATALOGUE, CatalogueEntry, by_alias, by_directory, by_hub_id
+from clusterctl.models.catalogue import EDITIONS, CatalogueEntry, by_alias, by_directory, by_hub_id
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 
@@ -67,7 +67,7 @@ def is_hub_id(name: str) -> bool:
 def did_you_mean(name: str) -> str:
     """Return `; did you mean X or Y?` for the nearest names of the catalogue, or an empty
     string."""
-    names = {alias: entry.alias for entry in CATALOGUE for alias in entry.names}
+    names = {alias: entry.alias for entry in EDITIONS for alias in entry.names}
     close = difflib.get_close_matches(name.casefold(), names, n=3, cutoff=_NEAR)
     near = dict.fromkeys(names[alias] for alias in close)
     return f"; did you mean {' or '.join(near)}?" if near else ""

@@ -18,8 +18,9 @@ from clusterctl.models.config_json import describe
 from clusterctl.models.name import did_you_mean, is_hub_id
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import parse_version, show_version
+from clusterctl.planning.editions import edition_note
 from clusterctl.planning.hardware import GpuModel
-from clusterctl.planning.options import own_limits
+from clusterctl.planning.options import common_class, own_limits
 from clusterctl.planning.placement import sites_of
 from clusterctl.planning.planner import plan, request_for
 from clusterctl.planning.report import FitReport, Hardware
@@ -77,6 +78,7 @@ def without_cluster(asked: FitArguments, hub: HubShapes | None = None) -> FitRep
     hardware = Hardware(sites_of(asked.gpus, asked.hosts), asked.link(), vllm=asked.vllm)
     shape = load_shape(request.model, hub)
     report = plan(request_for(launch_for(request, shape, hardware), shape, hardware))
+    report = with_edition_note(report, request.model, hardware)
     if asked.network and len(hardware.sites) == 1:
         alone = "--network is not used, since all GPUs are in one host: give --gpus for each host"
         report = replace(report, notes=(*report.notes, alone))
@@ -88,6 +90,13 @@ def without_cluster(asked: FitArguments, hub: HubShapes | None = None) -> FitRep
         order = "the ranks on a host take its GPUs in the order of --gpus: name the largest first"
         report = replace(report, notes=(*report.notes, f"{order} to plan with them"))
     return report
+
+
+def with_edition_note(report: FitReport, model: str, hardware: Hardware) -> FitReport:
+    """Add a note about the precisions of a model of the catalogue on these GPUs."""
+    entry, gpus = entry_of(model), [gpu for site in hardware.sites for gpu in site.gpus]
+    note = edition_note(entry, gpus) if entry else None
+    return replace(report, notes=(*report.notes, note)) if note else report
 
 
 def launch_for(
@@ -107,6 +116,7 @@ def launch_for(
         defaults=hardware.defaults,
         version=parse_version(hardware.vllm) if hardware.vllm else None,
         limits=own_limits(rules_for(hardware.vllm), gpus),
+        capability=common_class(gpus),
     )
 
 
@@ -129,7 +139,7 @@ def load_shape(model: str | Path, hub: HubShapes | None = None) -> ModelShape:
     name = str(model)
     entry = by_alias(name) or by_directory(name) or by_hub_id(name)
     if entry is not None:
-        return entry.shape
+        return entry.shape if entry.config or hub is None else hub(entry.hub_id)
     path = Path(name)
     if exists(path):
         shape = describe(read_config(path), path.resolve().name)

@@ -92,7 +92,7 @@ def forecast_memory(
     if not hardware.sites:
         return _unplanned(launch, hardware, "the GPUs of the hosts could not be read")
     try:
-        shape = model.entry.shape if model.entry else None
+        shape = model.entry.known_shape if model.entry else None
         if config:
             shape = describe(parse_config(config), model.hub_id or model.served_name)
         if shape is None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterctl.errors import ClusterctlError, UsageError, raise_all
+from clusterctl.models.catalogue import gpu_class
 from clusterctl.models.quantized import requested
 from clusterctl.models.shape import ModelShape, Quantization
 from clusterctl.planning.hardware import GpuModel
@@ -348,6 +349,14 @@ def own_limits(rules: Rules, gpus: Iterable[GpuModel]) -> BatchLimits | None:
     found = [default_batch(rules, gpu, 0) for gpu in gpus if not gpu.is_cpu]
     smallest = min(found, key=lambda batch: (batch.tokens, batch.requests), default=None)
     return BatchLimits(smallest.requests, smallest.tokens) if smallest else None
+
+
+def common_class(gpus: Iterable[GpuModel]) -> int:
+    """Return the least compute capability, times ten, if the catalogue's flags are the same for all
+    these GPUs, else 0."""
+    capabilities = [gpu.capability for gpu in gpus if not gpu.is_cpu]
+    classes = {gpu_class(capability) for capability in capabilities}
+    return min(capabilities) if len(classes) == 1 else 0
 
 
 def default_batch(rules: Rules, head: GpuModel, length: int, ranks: int = 1) -> Batch:

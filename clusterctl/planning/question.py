@@ -21,7 +21,7 @@ from clusterctl.models.version import parse_version
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.planning.cluster_hardware import gpus_of, hardware_of, hardware_of_unknown_gpus
 from clusterctl.planning.free_gpus import HeldGpus, gpus_held, hosts_on, on_of
-from clusterctl.planning.options import own_limits
+from clusterctl.planning.options import common_class, own_limits
 from clusterctl.planning.placement import HostGpus
 from clusterctl.planning.planner import request_for
 from clusterctl.planning.report import Hardware, PlanRequest
@@ -68,7 +68,7 @@ class Question:
         """The model's shape, as the hosts have it, else the catalogue. Raises UsageError."""
         if self.config_json is not None:
             return describe(self.config_json, self.model.hub_id or self.model.served_name)
-        return self.model.entry.shape if self.model.entry else None
+        return self.model.entry.known_shape if self.model.entry else None
 
     @property
     def served(self) -> ServiceDocument | None:
@@ -164,6 +164,7 @@ def question(
         defaults=accelerator_named(survey.inventory.accelerator).defaults,
         version=parse_version(release) if release else None,
         limits=own_limits(rules_for(release), gpus_of(survey.answers)),
+        capability=common_class(gpus_of(survey.answers)),
     )
     return Question(survey, request, model, service, hosts, findings, launch, hardware, unreadable)
 
@@ -225,4 +226,4 @@ def _known_shape(model: Model, path: str | None, findings: Findings) -> ModelSha
     first = next((each for each in found if each.path == path), None)
     if first is not None and first.shape is not None:
         return first.shape
-    return model.entry.shape if model.entry else None
+    return model.entry.known_shape if model.entry else None

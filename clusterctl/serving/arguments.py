@@ -97,6 +97,9 @@ class Launch:
     # vLLM's version in the image; None means unknown, and counts as the newest
     version: Version | None = None
     limits: BatchLimits | None = None  # Those that `planning.options.own_limits` found
+    capability: int = (
+        0  # Compute capability x 10, for flags by class of GPU; 0: of several, or none
+    )
     random_weights: bool = False
 
     @property
@@ -204,7 +207,9 @@ def engine_arguments(launch: Launch) -> tuple[Argument, ...]:
         defaults.append(Argument("enforce-eager"))
     if launch.random_weights:
         defaults.append(Argument("load-format", ("dummy",)))
-    catalogued = launch.entry.tokens(launch.version) if launch.entry else ()
+    catalogued: tuple[str, ...] = ()
+    if launch.entry:
+        catalogued = launch.entry.tokens(launch.version, launch.capability)
     return lay_over(defaults, parse_arguments(catalogued, origin="catalogue"), given)
 
 

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[3]
-NOT_INSTALLED = {"packaging", "pip", "ray", "torch", "vllm", "_typeshed"}
+NOT_INSTALLED = {"packaging", "pip", "ray", "torch", "triton", "vllm", "_typeshed"}
 """The last is for mypy alone; the others are in images, and imported there."""
 IMPORTED_AS = {
     "pyyaml": "yaml",

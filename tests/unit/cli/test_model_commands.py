@@ -84,3 +84,14 @@ def test_what_was_done_in_one_sentence() -> None:
         "nothing to move: Tiny-1B is on 1 host at /data/models/Tiny-1B already"
     )
     assert pushed_document(again)["sent"] == 0
+
+
+def test_the_table_has_80_columns_and_the_json_all_variants(clusterctl: Run) -> None:
+    table = clusterctl("model", "search").stdout.splitlines()
+    found = json.loads(clusterctl("model", "search", "gpt-oss-120b", "--json").stdout)
+
+    assert max(map(len, table)) <= 80
+    assert [each["hub_id"] for each in found["models"]] == ["openai/gpt-oss-120b"]
+    assert found["models"][0]["served"] is True
+    refused = clusterctl("model", "search", "--gpus", "2xNOTHING")
+    assert refused.returncode == 2

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.models.catalogue import CATALOGUE, CatalogueEntry
+from clusterctl.models.catalogue import CatalogueEntry
 from clusterctl.models.config_json import describe
 from clusterctl.models.shape import ModelShape, Quantization, RotaryTable
 from clusterctl.planning.kv_cache import CacheRules, needs_of, plan_cache
@@ -19,7 +19,7 @@ from clusterctl.planning.problems import possible_tp
 from clusterctl.planning.report import Hardware, PlanRequest
 from clusterctl.planning.weights import PipelineStage, weight_bytes
 from clusterctl.units import GIB
-from tests.fakes.catalogue import config_of
+from tests.fakes.catalogue import SHAPED, config_of
 
 LLAMA_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -200,7 +200,7 @@ def test_mxfp4_applies_to_experts_alone() -> None:
     assert dict(shape.layers[0].stored) == {"attention": None, "out": None}
 
 
-@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.alias)
+@pytest.mark.parametrize("entry", SHAPED, ids=lambda entry: entry.alias)
 def test_the_catalogue_needs_no_assumptions(entry: CatalogueEntry) -> None:
     assert entry.shape.assumptions == ()
 

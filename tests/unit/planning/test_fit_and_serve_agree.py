@@ -15,7 +15,6 @@ from clusterctl.errors import ClusterctlError, DoesNotFit
 from clusterctl.facts.model import Address, GpuFacts, GpuReport, NicFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Gpu, Host, Inventory
-from clusterctl.models.catalogue import CATALOGUE
 from clusterctl.models.name import resolve
 from clusterctl.node.documents import NodeState, RayNode, ServiceDocument, ServiceState, to_json
 from clusterctl.node.files import NodePaths
@@ -27,7 +26,7 @@ from clusterctl.planning.service_plan import ServicePlan, plan_service
 from clusterctl.serving.request import Options, read_request
 from clusterctl.serving.vllm_flags import parse_arguments
 from clusterctl.survey.survey import Survey
-from tests.fakes.catalogue import config_of
+from tests.fakes.catalogue import SHAPED, config_of
 from tests.fakes.host_facts import host_facts
 from tests.fakes.surveys import survey_of
 from tests.fakes.transport import FakeTransport, starts
@@ -41,7 +40,7 @@ MIB = {
     "NVIDIA New": 65_536,
 }
 CONFIGS = [
-    *(dict(entry.config) for entry in CATALOGUE),
+    *(dict(entry.config) for entry in SHAPED),
     {**config_of("Qwen/Qwen3-8B"), "architectures": ["NewForCausalLM"]},
     {**config_of("Qwen/Qwen3-8B"), "num_attention_heads": 24, "num_key_value_heads": 6},
 ]

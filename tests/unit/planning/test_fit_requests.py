@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ClusterctlError, DoesNotFit, UsageError
-from clusterctl.models.catalogue import CATALOGUE
 from clusterctl.models.config_files import checkpoint_bytes, parse_config, read_config
 from clusterctl.planning.hardware import CPU
 from clusterctl.planning.placement import Site
 from clusterctl.planning.report import FitReport
 from clusterctl.planning.weights import weight_bytes
-from tests.fakes.catalogue import config_of
+from tests.fakes.catalogue import SHAPED, config_of
 from tests.fakes.fit_requests import fit_request
 
 TOP_KEYS = {
@@ -46,7 +45,7 @@ def test_json_keeps_its_keys() -> None:
     assert json.loads(json.dumps(found)) == found
 
 
-@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.alias)
+@pytest.mark.parametrize("entry", SHAPED, ids=lambda entry: entry.alias)
 def test_every_model_of_the_catalogue_can_be_planned(entry: Any) -> None:
     context = str(min(entry.shape.context, 131072))  # Llama 4 Scout has one of 10 million
     words = ("--max-model-len", context)

@@ -1,0 +1,218 @@
+"""Compares the memory formulas with vLLM's own code, architecture by architecture.
+
+    python -m scripts.prove_formula CONFIGS ANSWERS [--ask PYTHON]
+
+CONFIGS has a directory with config.json (and hf_quant_config.json, if there is one) for each model,
+named ORG--NAME. With --ask, the vLLM of that Python is asked for each model that has no file in
+ANSWERS yet, on the meta device and without a GPU (clusterctl/planning/ask_vllm.py); a machine
+without a driver needs a C compiler. Then clusterctl/planning/proven.json is written: per
+architecture how far weights and tokens of the KV cache are off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, cast
+
+from clusterctl.errors import ClusterctlError
+from clusterctl.models.config_files import read_config
+from clusterctl.models.config_json import describe
+from clusterctl.planning import ask_vllm
+from clusterctl.planning.engine_answer import EngineAnswer, read_answer
+from clusterctl.planning.hardware import GpuModel, parse_gpus
+from clusterctl.planning.memory import plan_memory
+from clusterctl.planning.options import parse_options
+from clusterctl.planning.placement import seat_ranks, sites_of
+from clusterctl.planning.proof import PROVEN
+from clusterctl.planning.rules import rules_for
+from clusterctl.units import GIB
+
+SIZES = (1, 8)  # Of tensor parallelism
+_CACHE = 64 * GIB
+_FLAGS = (f"--kv-cache-memory-bytes={_CACHE}", "--max-num-batched-tokens=8192",
+          "--max-num-seqs=256")  # fmt: skip
+_AT_ONCE = 12  # Questions to one process, which imports vLLM once
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("configs", type=Path)
+    arguments.add_argument("answers", type=Path)
+    arguments.add_argument("--ask", metavar="PYTHON")
+    asked = arguments.parse_args()
+    if asked.ask:
+        asked.answers.mkdir(parents=True, exist_ok=True)
+        ask_all(asked.ask, asked.configs, asked.answers)
+    rows = list(compared(asked.configs, asked.answers))
+    for row in rows:
+        print(f"{row['model']:60} TP {row['tp']} {row['architecture']:40} "
+              f"weights {row['weights_off']:+8.2%} tokens {row['tokens_off']:+8.2%}")  # fmt: skip
+    PROVEN.write_text(dumped(rows))
+    return 0
+
+
+def gpu_of(directory: Path) -> GpuModel:
+    """Return the GPU to ask for: NVFP4 has its own kernels from Blackwell on."""
+    return parse_gpus("B200" if "NVFP4" in directory.name.upper() else "H200")[0]
+
+
+# --- asking ---------------------------------------------------------------------------------------
+
+
+def ask_all(python: str, configs: Path, answers: Path) -> None:
+    """Ask for each model and size that has no answer yet, and write one file for each."""
+    waiting: dict[str, list[dict[str, Any]]] = {}
+    for size in SIZES:
+        for directory in sorted(file.parent for file in configs.glob("*/config.json")):
+            if not answer_file(answers, directory, size).exists():
+                gpu = gpu_of(directory)
+                waiting.setdefault(gpu.name, []).append(question(directory, size))
+    environment = dict(os.environ)
+    with tempfile.TemporaryDirectory() as stub:
+        if not Path("/dev/nvidiactl").exists():
+            make_driver_stub(python, Path(stub))
+            environment["LD_LIBRARY_PATH"] = stub
+        for name, questions in waiting.items():
+            for first in range(0, len(questions), _AT_ONCE):
+                ask_some(python, parse_gpus(name)[0], questions[first : first + _AT_ONCE], answers,
+                         environment)  # fmt: skip
+
+
+def ask_some(
+    python: str,
+    gpu: GpuModel,
+    questions: list[dict[str, Any]],
+    answers: Path,
+    environment: dict[str, str],
+) -> None:
+    asked = {"gpu": described(gpu), "questions": questions}
+    with subprocess.Popen(
+        [python, ask_vllm.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, env=environment, text=True,
+    ) as process:  # fmt: skip
+        stdin, stdout = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
+        stdin.write(json.dumps(asked))
+        stdin.close()
+        for line in stdout:
+            answer = json.loads(line)
+            (answers / f"{answer['id']}.json").write_text(line)
+            print(answer["id"], answer.get("refusal", "")[:200], flush=True)
+
+
+def described(gpu: GpuModel) -> dict[str, Any]:
+    return {"capability": gpu.capability, "name": gpu.name, "bytes": int(gpu.memory_gib * GIB),
+            "multiprocessors": gpu.multiprocessors}  # fmt: skip
+
+
+def question(directory: Path, size: int) -> dict[str, Any]:
+    files = {path.name: path.read_text() for path in directory.glob("*.json")}
+    flags = [*_FLAGS, f"--tensor-parallel-size={size}"]
+    return {"id": f"{directory.name}.tp{size}", "files": files, "arguments": flags, "env": {},
+            "ranks": [0], "room": []}  # fmt: skip
+
+
+def answer_file(answers: Path, directory: Path, size: int) -> Path:
+    return answers / f"{directory.name}.tp{size}.json"
+
+
+def make_driver_stub(python: str, directory: Path) -> None:
+    """Build a libcuda.so.1 whose functions all return CUDA_ERROR_NO_DEVICE, with which vLLM's
+    compiled modules can be loaded."""
+    where = "import importlib.util as u; print(*u.find_spec('vllm').submodule_search_locations)"
+    package = subprocess.run([python, "-c", where], capture_output=True, text=True, check=True)
+    names: set[str] = set()
+    for library in Path(package.stdout.strip()).rglob("*.so"):
+        table = subprocess.run(["readelf", "-W", "--dyn-syms", str(library)], capture_output=True,
+                               text=True, check=False)  # fmt: skip
+        names.update(re.findall(r"\bUND (cu[A-Z]\w*|nvml\w+)", table.stdout))
+    source = directory / "stub.c"
+    source.write_text("".join(f"int {name}(void) {{ return 100; }}\n" for name in sorted(names)))
+    subprocess.run(["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o",
+                    str(directory / "libcuda.so.1"), str(source)], check=True)  # fmt: skip
+
+
+# --- comparing ------------------------------------------------------------------------------------
+
+
+def compared(configs: Path, answers: Path) -> Iterator[dict[str, Any]]:
+    """Yield a row for each answer: the formula's figures against vLLM's."""
+    for file in sorted(answers.glob("*.tp*.json")):
+        name, _, size = file.stem.rpartition(".tp")
+        answer = read_answer(file.read_text())
+        if answer.refusal is None and answer.groups:
+            yield row_of(configs / name, int(size), answer)
+
+
+def row_of(directory: Path, size: int, answer: EngineAnswer) -> dict[str, Any]:
+    weights, tokens, why = 0.0, 0, ""
+    try:
+        shape = describe(read_config(directory), directory.name)
+        options = parse_options([*_FLAGS, f"--tensor-parallel-size={size}"])
+        gpu = gpu_of(directory)
+        placement = seat_ranks(sites_of(f"{size}x{gpu.name}", 1), size, 1)
+        plan = plan_memory(shape, placement, options, rules_for(answer.vllm))
+        weights, tokens = plan.ranks[0].weights_gib, plan.kv_cache_tokens
+    except (ClusterctlError, KeyError, ValueError) as failed:
+        why = str(failed)
+    theirs = answer.tokens(0, _CACHE)
+    row = {
+        "model": directory.name.replace("--", "/"),
+        "architecture": answer.architecture,
+        "vllm": answer.vllm,
+        "tp": size,
+        "quantization": quantization_of(directory),
+        "weights_off": round(weights / answer.weights_gib[0] - 1, 5),
+        "tokens_off": round(tokens / theirs - 1, 6) if theirs else 0.0,
+    }
+    return row | ({"error": why} if why else {})
+
+
+def quantization_of(directory: Path) -> str:
+    config = read_config(directory)
+    text = config.get("text_config") or {}
+    found = config.get("quantization_config") or text.get("quantization_config") or {}
+    return str(found.get("quant_algo") or found.get("quant_method") or "")
+
+
+def dumped(rows: list[dict[str, Any]]) -> str:
+    """Return JSON with a line for each architecture and each row."""
+    architectures: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        found = architectures.setdefault(
+            row["architecture"],
+            {"configs": 0, "weights_off": 0.0, "tokens_off": 0.0, "quantizations": []},
+        )
+        found["configs"] += 1
+        for key in ("weights_off", "tokens_off"):
+            found[key] = max(found[key], abs(row[key]))
+        if row["quantization"] not in found["quantizations"]:
+            found["quantizations"].append(row["quantization"])
+    lines = [f'  "{name}": {json.dumps(found)}' for name, found in sorted(architectures.items())]
+    table = [f"  {json.dumps(row)}" for row in rows]
+    about = (
+        "made by scripts/prove_formula.py: do not edit. Weights of a rank and tokens in a KV cache "
+        "of 64 GiB, by the formula against vLLM's own code on the meta device"
+    )
+    head = {
+        "note": about,
+        "vllm": sorted({row["vllm"] for row in rows}),
+        "date": f"{datetime.now(UTC).date()}",
+    }
+    top = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
+    return (
+        "{\n" + top + ' "architectures": {\n' + ",\n".join(lines) + '\n },\n "rows": [\n'
+        + ",\n".join(table) + "\n ]\n}\n"
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
