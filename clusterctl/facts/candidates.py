@@ -132,6 +132,8 @@ def _over_physical(facts: HostFacts, nic: NicFacts) -> bool:
     if nic.kind in ("physical", "wlan"):
         return True
     below = _lowers(facts, nic)
+    if nic.kind == "virtual" and any(re.match(names, nic.name) for names in _MADE_BY.values()):
+        return False
     if nic.kind == "virtual":
         # A team, which the kernel does not name. A macvlan's parent keeps its own address.
         below = [lower for lower in below if lower.kind == "physical" and not _ipv4(lower)]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface
 from typing import TypeVar
 
@@ -21,7 +22,7 @@ from clusterctl.facts.candidates import (
 )
 from clusterctl.facts.container_networks import bridge_choices
 from clusterctl.facts.model import HostFacts, NicFacts
-from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.model import Host, Inventory, Nics
 from clusterctl.inventory.unsafe import is_public
 from clusterctl.network.fabric_choice import Fabric, NoNetwork, choose_fabric, choose_rdma
 from clusterctl.network.passed_over import passed_over
@@ -68,7 +69,8 @@ def _passed_over(
     hosts = {host.name: host for host in inventory.hosts}
     reached = {name: ip for name, host in hosts.items() if (ip := _reached(host, facts[name]))}
     known = {name: facts[name] for name in hosts}
-    lines = passed_over(topology, known, reached, lambda it: _works(inventory, facts, it))
+    works = partial(_works, inventory, facts)
+    lines = passed_over(topology, known, reached, works)
     return {name: (line,) for name, line in lines.items()}
 
 
@@ -107,11 +109,15 @@ def _works(
     inventory: Inventory,
     facts: Mapping[str, HostFacts],
     subnet: IPv4Network | IPv6Network | None,
+    nics: Nics | None = None,
 ) -> bool:
-    """Whether the choice succeeds with this network.subnet, or without one."""
+    """Whether the choice succeeds with this network.subnet, or without one, and with these nics of
+    every host, if any."""
     network = inventory.network.model_copy(update={"subnet": subnet})
+    named = {"nics": nics} if nics else {}
+    hosts = tuple(host.model_copy(update=named) for host in inventory.hosts)
     try:
-        _resolved(inventory.model_copy(update={"network": network}), facts)
+        _resolved(inventory.model_copy(update={"network": network, "hosts": hosts}), facts)
     except (RequirementsNotMet, Problems):
         return False
     return True
@@ -132,8 +138,9 @@ def _resolved(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Topology:
         control = {**given, **ssh_addresses(unnamed, known)}
     else:
         control = given | {name: _lone_address(host, known[name]) for name, host in unnamed.items()}
-    fabric = _fabric(inventory, known, given, control)
     rdma = choose_rdma(inventory, known)
+    by_rdma = any(rdma.ports.values())
+    fabric = _fabric(inventory, known, given, control, by_rdma=by_rdma)
 
     def node(host: Host) -> Node:
         name, of_host = host.name, known[host.name]
@@ -258,6 +265,8 @@ def _fabric(
     facts: Mapping[str, HostFacts],
     given: Mapping[str, ChosenAddress],
     control: Mapping[str, ChosenAddress],
+    *,
+    by_rdma: bool,
 ) -> Fabric | None:
     """Return the fabric; None if nothing is left to choose, or a lone host has no candidate."""
     pinned = {}
@@ -274,7 +283,7 @@ def _fabric(
     for host in inventory.hosts:
         if ip := _reached(host, facts[host.name]):
             reached.setdefault(host.name, ip)
-    return choose_fabric(facts, pinned, reached)
+    return choose_fabric(facts, pinned, reached, by_rdma=by_rdma)
 
 
 def named_address(inventory: Inventory, host: Host, facts: HostFacts) -> ChosenAddress | None:

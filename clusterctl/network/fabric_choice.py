@@ -126,11 +126,14 @@ def choose_fabric(
     facts: Mapping[str, HostFacts],
     named: Mapping[str, Candidate] | None = None,
     reached: Mapping[str, str] | None = None,
+    *,
+    by_rdma: bool = False,
 ) -> Fabric:
     """Choose the fabric of the hosts in `facts`.
 
     named    interface of each host for which the inventory names one: the others must reach it
     reached  address of each host that SSH connects to, where that is known
+    by_rdma  RDMA carries the tensors, over all devices: sockets only begin the conversation
     Raises RequirementsNotMet if no network joins the hosts, or several are equally good.
     """
     named, reached = named or {}, reached or {}
@@ -147,9 +150,10 @@ def choose_fabric(
     if not ranked:
         return _without_subnet(facts, offered, reached)
 
-    best, reason = _best(ranked, reached, ask=len(facts) > 1)
+    ask = len(facts) > 1 and not (by_rdma and ranked[0].rank[1])
+    best, reason = _best(ranked, reached, ask=ask)
     chosen = {name: _preferred(places, reached.get(name)) for name, places in best.places.items()}
-    if len(chosen) > 1:
+    if ask:
         raise_all(
             _several_interfaces(name, best.subnet, best.places[name])
             for name, place in chosen.items()
@@ -213,7 +217,8 @@ def _best(
     if len(tied) == 2 and _halves(*tied):
         return best, f"{best}; {others[0]} is the other half of the same port"
     if not ask:
-        return best, f"{best}, as good as {others[0]}"
+        more = f" and {len(tied) - 2} more" if len(tied) > 2 else ""
+        return best, f"{best}, as good as {others[0]}{more}"
     raise _tie(tied)
 
 

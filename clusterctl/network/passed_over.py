@@ -3,10 +3,11 @@ used, with the reason and with the line of the inventory that takes them. Pure."
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from ipaddress import IPv4Network
+from ipaddress import IPv4Network, IPv6Network, ip_interface
+from typing import Protocol
 
 from clusterctl.facts.candidates import (
     VPN,
@@ -19,7 +20,17 @@ from clusterctl.facts.candidates import (
     speed_text,
 )
 from clusterctl.facts.model import HostFacts, NicFacts
+from clusterctl.inventory.model import Nics
 from clusterctl.ray_cluster.topology import Node, Topology
+
+
+class Works(Protocol):
+    """Whether the choice succeeds with this network.subnet, and with these nics of every host."""
+
+    def __call__(
+        self, subnet: IPv4Network | IPv6Network | None, nics: Nics | None = None
+    ) -> bool: ...
+
 
 NAMED = 3  # Interfaces to name per reason; the others are counted
 
@@ -37,13 +48,13 @@ def passed_over(
     topology: Topology,
     facts: Mapping[str, HostFacts],
     reached: Mapping[str, str],
-    works: Callable[[IPv4Network], bool],
+    works: Works,
 ) -> dict[str, str]:
     """Return by host a line such as `passed over: ens5 (100 Gbit/s): b has no address in
     10.1.0.0/24`; hosts without one are left out.
 
     reached  address of each host that SSH connects to, where that is known
-    works    whether hosts form a cluster with this network.subnet
+    works    whether the choice succeeds with this network.subnet, and these nics of every host
     """
     lines = {}
     for node in topology.nodes:
@@ -86,19 +97,28 @@ def _below(facts: HostFacts, name: str) -> Iterator[str]:
         yield from _below(facts, lower)
 
 
-def _unused(
-    nic: NicFacts,
-    host: str,
-    facts: Mapping[str, HostFacts],
-    works: Callable[[IPv4Network], bool],
-) -> Unused:
-    own = facts[host]
-    candidate = as_candidate(own, nic)
-    networks = [address.network for address in candidate.addresses]
-    reasons = {other.nic: other.reason for other in rejected(own)}
+def _unused(nic: NicFacts, host: str, facts: Mapping[str, HostFacts], works: Works) -> Unused:
+    candidate = as_candidate(facts[host], nic)
+    reasons = {other.nic: other.reason for other in rejected(facts[host])}
     why = reasons.get(nic.name) or _not_taken(candidate, host, facts)
-    fix = next((f"network: {{subnet: {net}}}" for net in networks if works(net)), "")
-    return Unused(candidate.speed, why, fix)
+    return Unused(candidate.speed, why, _fix(nic, facts, works))
+
+
+def _fix(nic: NicFacts, facts: Mapping[str, HostFacts], works: Works) -> str:
+    """Return the line of the inventory that takes the interface: its network, or its name where
+    all hosts have it; empty if neither does."""
+    networks = [ip_interface(f"{a.ip}/{a.prefix}").network for a in nic.addresses]
+    for network in networks:
+        if not (network.version == 6 and network.is_link_local) and works(network):
+            return f"network: {{subnet: {network}}}"
+
+    ends = [of.nic(nic.name) for of in facts.values()]
+    owners = Counter(address.ip for end in ends if end for address in end.addresses)
+    alone = all(end and end.addresses and owners[end.addresses[0].ip] == 1 for end in ends)
+    name = nic.name
+    if alone and works(None, Nics(control=name, nccl=name, gloo=name)):
+        return f"nics: {{control: {name}, nccl: {name}, gloo: {name}}} for every host"
+    return ""
 
 
 def _not_taken(candidate: Candidate, host: str, facts: Mapping[str, HostFacts]) -> str:

@@ -25,7 +25,7 @@ from paramiko.auth_strategy import (
 )
 
 from clusterctl.transport.credentials import SSH_PASSPHRASE, SSH_PASSWORD, Credentials
-from clusterctl.transport.host_key import AttentiveTransport
+from clusterctl.transport.host_key import AttentiveTransport, plain
 
 # Tried in ~/.ssh when no identity file is named.
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
@@ -149,10 +149,9 @@ def _said_by_server(transport: paramiko.Transport) -> list[str]:
     # Paramiko's get_banner() returns nothing once the connection is closed.
     handler: Any = transport.auth_handler
     banner = handler.banner if handler else None
-    texts = [(banner or b"").decode(errors="replace")]
-    if isinstance(transport, AttentiveTransport):
-        texts.append(transport.farewell)
-    return [plain(line) for text in texts for line in text.splitlines() if line.strip()]
+    lines = [plain(line) for line in (banner or b"").decode(errors="replace").splitlines()]
+    words = transport.words if isinstance(transport, AttentiveTransport) else None
+    return [line for line in (*lines, *(words or ())) if line.strip()]
 
 
 class _Source(AuthSource):
@@ -367,8 +366,3 @@ class SshLogin(AuthStrategy):
                 raise Unanswered(words)
             answers.append(answer)
         return answers
-
-
-def plain(text: str) -> str:
-    """Return the text without what a terminal would obey."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -32,10 +32,9 @@ from clusterctl.transport.authentication import (
     KeyRing,
     LoginFailed,
     SshLogin,
-    plain,
 )
 from clusterctl.transport.credentials import Credentials, environment_of_children
-from clusterctl.transport.host_key import VerifyHostKey, preferring
+from clusterctl.transport.host_key import VerifyHostKey, plain, preferring
 from clusterctl.transport.known_hosts import UnknownHostKey
 from clusterctl.transport.ssh_config import SshConfig, SshEndpoint
 from clusterctl.transport.target import SshTarget, jump_target
@@ -92,7 +91,8 @@ class Dialer:
                 pause = random.uniform(0.2, 0.6) * attempt  # noqa: S311 - jitter
                 last = attempt == TRIES or time.monotonic() + pause >= deadline
                 if last or not is_passing(error):
-                    raise explain(error, target, endpoint.place, endpoint.said) from error
+                    place, words = endpoint.place, (endpoint.said, endpoint.heard)
+                    raise explain(error, target, place, *words) from error
                 time.sleep(pause)
             except ClusterctlError:
                 endpoint.connection.close()
@@ -120,6 +120,7 @@ class Dialer:
             "banner_timeout": max(0.1, deadline - time.monotonic()),
             "transport_factory": preferring(
                 known_hosts.key_types(known, endpoint.known_name),
+                endpoint.heard,
                 certified=bool(known_hosts.authorities(known, endpoint.known_name)),
             ),
             "auth_strategy": SshLogin(
@@ -227,10 +228,17 @@ def is_passing(error: Exception) -> bool:
 
 
 def explain(
-    error: Exception, target: SshTarget, place: str, said: Sequence[str] = ()
+    error: Exception,
+    target: SshTarget,
+    place: str,
+    said: Sequence[str] = (),
+    heard: Sequence[str] = (),
 ) -> ConnectionFailed:
-    """Return the error for `target`, whose resolved address is `place` (host:port). `said`: lines
-    that the ProxyCommand wrote to stderr."""
+    """Return the error for `target`, whose resolved address is `place` (host:port).
+
+    said   lines that the ProxyCommand wrote to stderr
+    heard  what the server said outside of SSH's messages
+    """
     if isinstance(error, ConnectionFailed):
         return error
     if isinstance(error, LoginFailed):
@@ -255,6 +263,7 @@ def explain(
         cause = f"{place} and clusterctl share no SSH algorithm"
     elif isinstance(error, ConnectionError | EOFError | paramiko.SSHException):
         cause = f"{place} closed the connection before SSH was set up"
+        cause += f": {heard[-1]}" if heard else ""
     else:
         cause = f"no connection to {place}"
     hint = target.command_line("true")

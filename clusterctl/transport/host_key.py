@@ -18,6 +18,12 @@ from clusterctl.transport.ordered import GatheringPacketizer
 from clusterctl.transport.ssh_config import SshEndpoint
 from clusterctl.transport.target import SshTarget
 
+
+def plain(text: str) -> str:
+    """Return the text without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 CERTIFICATE = "-cert-v01@openssh.com"
 _HOST = 2  # Type of a certificate for a host; 1 is for a user
 _LATEST = 253402300799  # The end of the year 9999: Python formats no later time
@@ -145,13 +151,23 @@ CHEAPEST_CIPHER = "aes128-gcm@openssh.com"
 
 
 class AttentiveTransport(paramiko.Transport):
-    """Keeps the reason that a server gives when it disconnects, which Paramiko only logs."""
+    """Keeps what a server says before SSH begins and when it disconnects, which Paramiko only logs:
+    `Not allowed at this time`, `Too many authentication failures`."""
 
-    farewell = ""
+    words: list[str] | None = None  # Where to keep it
 
     def _parse_disconnect(self, message: Message) -> None:
         message.get_int()  # RFC 4253's code
-        self.farewell = message.get_text()
+        self._keep(message.get_text())
+
+    def _log(self, level: int, message: str, *details: Any) -> None:
+        if isinstance(message, str) and message.startswith("Banner: "):
+            self._keep(message.removeprefix("Banner: "))
+        super()._log(level, message, *details)  # type: ignore[misc]  # not in the stubs
+
+    def _keep(self, text: str) -> None:
+        if self.words is not None:
+            self.words.append(plain(text).strip())
 
 
 class _CertifiedTransport(AttentiveTransport):
@@ -163,13 +179,17 @@ class _CertifiedTransport(AttentiveTransport):
         return tuple(sorted(offered, key=lambda name: not name.endswith(CERTIFICATE)))
 
 
-def preferring(types: Sequence[str], *, certified: bool) -> Any:
+def preferring(types: Sequence[str], words: list[str], *, certified: bool) -> Any:
     """Return a transport factory that prefers host keys of `types` and the cheapest cipher.
-    `certified`: prefer certificates to keys, since a CA is known for the host."""
+
+    words      gets what the server says outside of SSH's messages
+    certified  prefer certificates to keys, since a CA is known for the host
+    """
 
     def make(sock: Any, **options: Any) -> paramiko.Transport:
         kind = _CertifiedTransport if certified else AttentiveTransport
         transport = kind(sock, packetizer_class=GatheringPacketizer, **options)
+        transport.words = words
         security = transport.get_security_options()
         offered = tuple(security.key_types)
         # RSA keys are ssh-rsa in known_hosts, and sign as rsa-sha2-*.

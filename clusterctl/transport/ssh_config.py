@@ -159,6 +159,7 @@ class SshEndpoint:
         self.target = target
         self.connection = connection
         self.options = options
+        self.heard: list[str] = []  # from the server, outside of SSH's messages
         self.said: deque[str] = deque(maxlen=20)  # lines of the ProxyCommand on stderr
 
     @property

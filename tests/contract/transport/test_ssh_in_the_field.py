@@ -3,7 +3,10 @@ managers, servers that ask for nothing or for a browser."""
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -110,6 +113,25 @@ def test_the_last_words_of_a_proxy_command(tmp_path: Path) -> None:
     with pytest.raises(Unreachable) as caught:
         dialer.connect(SshTarget("gpu1", "gpu1.corp", Ssh(user="ops", connect_timeout=5)))
     assert caught.value.summary == "its ProxyCommand failed: token expired: log in again"
+
+
+def test_what_a_server_says_before_ssh_begins(tmp_path: Path) -> None:
+    """sshd since OpenSSH 9.8 says so to addresses that failed too often (PerSourcePenalties)."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.listen()
+
+        def turn_away() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listening.accept()
+                    connection.sendall(b"Not allowed at this time\r\n")
+                    connection.close()
+
+        threading.Thread(target=turn_away, daemon=True).start()
+        ssh = Ssh(user="ops", port=listening.getsockname()[1], connect_timeout=2)
+        with pytest.raises(Unreachable, match="was set up: Not allowed at this time"):
+            dialer_with(tmp_path).connect(SshTarget("gpu1", "127.0.0.1", ssh))
+        listening.shutdown(socket.SHUT_RDWR)
 
 
 def test_tokens_of_ssh_config_are_as_openssh_has_them(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from paramiko.auth_strategy import AuthResult
 
 from clusterctl.inventory.model import Host, Ssh
 from clusterctl.transport.authentication import Identities, KeyRing, LoginFailed, SshLogin
+from clusterctl.transport.command import NotStarted
 from clusterctl.transport.connect import Connections
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.dialer import explain
@@ -169,3 +170,23 @@ def test_secrets_are_not_in_the_repr() -> None:
     credentials = Credentials(environment={"CLUSTERCTL_SSH_PASSWORD": "hunter2"})
 
     assert "hunter2" not in repr(credentials)
+
+
+@pytest.mark.parametrize(
+    ("words", "summary"),
+    [
+        ("sudo: a password is required", "sudo needs a password for "),
+        ("sudo: interactive authentication is required", "sudo needs a password for "),
+        ("sudo: a terminal is required to read the password; either use ...", "sudo needs a "),
+        ("ops is not in the sudoers file.", " may not use sudo"),
+        ("sudo: I'm sorry ops. I'm afraid I can't do that", " may not use sudo"),
+        ("sudo: account validation failure, is your account locked?",
+         "sudo failed (account validation failure, is your account locked?)"),
+        ("sudo: Ein Passwort ist notwendig", "sudo failed (Ein Passwort ist notwendig)"),
+    ],
+)  # fmt: skip
+def test_what_sudo_says_is_understood_or_shown(words: str, summary: str) -> None:
+    """https://github.com/ansible/ansible/issues/85837: sudo-rs of Ubuntu 25.10 and later."""
+    local = LocalTransport(Host(name="gpu1", address="local"), Credentials(environment={}))
+    refused = local._sudo_refused(NotStarted(1, words, prompts=0))
+    assert summary in refused.summary
