@@ -18,13 +18,11 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from clusterctl.errors import ClusterctlError, CommandTimedOut, StepFailed, raise_all
 from clusterctl.transfer.chain_link import Link, LinkProgress
-from clusterctl.transfer.chain_order import ChainOrder
 from clusterctl.transfer.content import Blob, BlobSource, ImageContent
 from clusterctl.transfer.relay import frames
 from clusterctl.transfer.relay.upstream import SOURCE
@@ -46,7 +44,7 @@ T = TypeVar("T")
 
 
 class Chain:
-    """Relays on the hosts of `links`, in this order at first, running from `start` to `close`.
+    """Relays on the hosts of `links`, in this order, running from `start` to `close`.
 
     Hosts may request `blobs` and the blobs of `image`. `limit_rate` bounds the bytes per second
     that the source sends in all. `report` is called about once a second for each host, from threads
@@ -74,8 +72,6 @@ class Chain:
         self._ordering = threading.Lock()
         self._report, self._say = report, say
         self._started, self._ended = threading.Event(), threading.Event()
-        hosts = [link.host for link in links]
-        self._order = ChainOrder(hosts, say=say)
         name, offer = _offered(image) if image else ("", None)
         self._pull_name = name
         token = secrets.token_hex(32)
@@ -202,12 +198,12 @@ class Chain:
 
     def _set_upstreams(self) -> None:
         """Send every relay its upstreams, once all have started; called again when a relay moved or
-        was lost, and when the order changes."""
+        was lost."""
         if not self._started.is_set():
             return
         with self._ordering:
             before: list[tuple[str, ...]] = []
-            for supervisor in map(self._supervisors.__getitem__, self._order.hosts):
+            for supervisor in self._supervisors.values():
                 last = (SOURCE,) if self._has_source else ()
                 supervisor.set_upstreams((*itertools.chain(*nearest(before)), *last))
                 if upstream := supervisor.as_upstream:
@@ -217,11 +213,8 @@ class Chain:
         while not self._ended.wait(REPORT_EVERY):
             with self._changed:  # wakes `fetch`: a failing source does not notify it
                 self._changed.notify_all()
-            progress = self.progress()
-            for each in progress.values():
+            for each in self.progress().values():
                 self._report(each)
-            if self._order.observe(time.monotonic(), progress):
-                self._set_upstreams()
 
 
 def nearest(before: Sequence[T]) -> list[T]:

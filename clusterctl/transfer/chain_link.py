@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from clusterctl import deadlines
@@ -61,6 +62,18 @@ class Link:
         return self.transport.host.labels.get("rack", "")
 
 
+def in_order(links: Iterable[Link]) -> list[Link]:
+    """Return the links in the order of their chain.
+
+    All hosts after a slow one get no more than it does, so the speed of their networks falls along
+    the chain; an unknown one counts as fast. Among equals, those of a rack follow each other, so
+    that each network between racks is crossed once.
+    """
+    links = list(links)
+    racks = list(dict.fromkeys(link.rack for link in links))
+    return sorted(links, key=lambda link: (-(link.speed or math.inf), racks.index(link.rack)))
+
+
 @dataclass(frozen=True)
 class LinkProgress:
     """Progress of one host. Sizes in bytes."""
@@ -73,7 +86,6 @@ class LinkProgress:
     sources: tuple[str, ...] = ()  # Upstreams it receives from now: names of hosts, or `source`
     waiting: str | None = None  # The reason, when nothing has arrived for some seconds
     lost: bool = False  # The chain continues without it
-    behind: bool = False  # The host before it has more bytes ready than this one receives
 
     def movement(self, left: int) -> list[str]:
         """Return phrases for a progress line: the rate, the time until `left` bytes have arrived,

@@ -385,12 +385,9 @@ class RelayFigures:
         self._received = self._done = self._total = 0
         self._sources: tuple[str, ...] = ()
         self._waiting: str | None = None
-        self._behind = False
         self._samples: deque[tuple[float, int]] = deque()
 
-    def take(
-        self, done: str, total: str, received: str, sources: str, waiting: str, behind: str
-    ) -> None:
+    def take(self, done: str, total: str, received: str, sources: str, waiting: str) -> None:
         """Record a state report of the relay; the arguments are its fields."""
         counts = int(done), int(total), int(received)
         if not all(0 <= count < 1 << 63 for count in counts):
@@ -398,7 +395,7 @@ class RelayFigures:
         with self._lock:
             self._done, self._total, self._received = counts
             self._sources = tuple(filter(None, sources.split(",")))
-            self._waiting, self._behind = waiting or None, behind == "1"
+            self._waiting = waiting or None
             self._sample()
 
     def relay_ended(self) -> None:
@@ -420,7 +417,6 @@ class RelayFigures:
                 sources=self._sources,
                 waiting=None if lost else self._waiting,
                 lost=lost,
-                behind=self._behind,
             )
 
     def _sample(self) -> None:

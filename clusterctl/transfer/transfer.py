@@ -17,8 +17,7 @@ from clusterctl.containers.driver import Say
 from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import ClusterctlError, Problems, StepFailed
 from clusterctl.transfer.chain import Chain
-from clusterctl.transfer.chain_link import CACHE, FilePlace, Link, LinkProgress
-from clusterctl.transfer.chain_order import first_order
+from clusterctl.transfer.chain_link import CACHE, FilePlace, Link, LinkProgress, in_order
 from clusterctl.transfer.content import Blob, BlobSource, ImageContent
 from clusterctl.transport.base import Closing, Transport
 
@@ -193,7 +192,7 @@ class Transfer(Closing):
         sending = self._receiver.prepare(first, say_on)
         holder = [sending.holder] if sending.holder else []
         chain = self._route.chain(
-            [*holder, *first_order(sending.links)] if sending.links else [],
+            [*holder, *in_order(sending.links)] if sending.links else [],
             sending.blobs,
             source=sending.source,
             image=sending.image,

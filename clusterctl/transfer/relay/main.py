@@ -136,8 +136,7 @@ class Relay:
             done, total = self._holdings.totals()
             received = sum(each.received for each in self._standings.values())
             names = ",".join(name for name, each in self._standings.items() if each.streams)
-            behind = int(any(each.is_ahead for each in self._standings.values()))
-            text = frames.fields(done, total, received, names, self._holdings.waiting(), behind)
+            text = frames.fields(done, total, received, names, self._holdings.waiting())
             state = text.encode("utf-8", "surrogateescape")
             if state != last:
                 self.tell(frames.STATE, 0, state)

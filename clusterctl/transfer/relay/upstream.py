@@ -1,7 +1,6 @@
 """Upstreams to read from, and the choice among them: the nearest host before this one in the chain
 first, the source at the other end of stdin last."""
 
-import contextlib
 import socket
 import threading
 import time
@@ -50,7 +49,6 @@ class Standing:
         self.name = name
         self.streams = 0
         self.received = 0
-        self._large = 0  # Frames of wire.BACKLOG bytes or more that are being received
         self.resting_until = 0.0
         self._clock = clock
         self._heard = self._moved = clock()
@@ -71,23 +69,6 @@ class Standing:
             self._heard = self._clock()
             self._moved = self._heard if count else self._moved
             self.received += count
-
-    @contextlib.contextmanager
-    def frame(self, length: int) -> Iterator[None]:
-        """While a frame of `length` bytes is being received."""
-        change = int(length >= wire.BACKLOG)
-        with self._lock:
-            self._large += change
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._large -= change
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether it has more bytes ready than this relay takes."""
-        return self._large > 0
 
     def silence(self) -> float:
         """Seconds since the last sign of life, in any stream."""
@@ -154,11 +135,10 @@ class Peer(Upstream):
                 raise UpstreamFailed("it sends more than it was asked for")
             size -= length
             yield wire.STILL_THERE if not length else b""
-            with self.standing.frame(length):
-                while length:
-                    piece = reader.view(length)
-                    length -= len(piece)
-                    yield piece
+            while length:
+                piece = reader.view(length)
+                length -= len(piece)
+                yield piece
 
 
 class _Patient:

@@ -13,9 +13,6 @@ from typing import Optional, Tuple
 LENGTH = struct.Struct("!I")
 RESTART = 0xFFFFFFFF
 
-# Bytes of a frame that show that a relay has more ready than its reader takes
-BACKLOG = 2 << 20
-
 
 class StillThere(bytes):
     """Marker among pieces of a body: no byte came, but the other side is alive."""

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -286,40 +286,3 @@ def test_old_pythons_run_the_relay(bench: Bench, minor: int) -> None:
     with bench.chain(links, [blob]) as chain:
         bench.bring(chain, ["h1", "h2"], [blob])
     assert Path(python).name == python
-
-
-class Rotating:
-    """An order that changes with every report: the last host becomes the first."""
-
-    def __init__(self, hosts: Sequence[str], *, say: object) -> None:
-        del say
-        self.hosts = tuple(hosts)
-        self.turns = 0
-
-    def observe(self, _now: float, progress: object) -> bool:
-        del progress
-        self.hosts = (self.hosts[-1], *self.hosts[:-1])
-        self.turns += 1
-        return True
-
-
-def test_hosts_are_moved_again_and_again_while_bytes_come(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[Rotating] = []
-
-    def order(hosts: Sequence[str], *, say: object) -> Rotating:
-        made.append(Rotating(hosts, say=say))
-        return made[0]
-
-    monkeypatch.setattr("clusterctl.transfer.chain.ChainOrder", order)
-    blobs = [bench.source.add(size) for size in (32 * MIB, 16 * MIB, 700)]
-
-    with bench.chain(bench.links(4), blobs, limit_rate=12 * MIB) as chain:
-        bench.bring(chain, ["h1", "h2", "h3", "h4"], blobs)
-
-        assert made[0].turns >= 3
-        assert chain.sent < 1.2 * sum(blob.size for blob in blobs)
-    upstreams = {name for each in bench.seen if each.host == "h1" for name in each.sources}
-    assert upstreams >= {"source", "h4"}
-    assert bench.said == []

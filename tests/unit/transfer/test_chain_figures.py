@@ -56,14 +56,13 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     figures = RelayFigures("gpu1", time)
     for second in range(20):
         time.now = float(second)
-        figures.take(str(second * 100), "5000", str(second * 100), "gpu0,source", "", "1")
+        figures.take(str(second * 100), "5000", str(second * 100), "gpu0,source", "")
 
     found = figures.progress(lost=False)
 
     assert found.rate == 100
     assert (found.done, found.total, found.received) == (1900, 5000, 1900)
     assert found.sources == ("gpu0", "source")
-    assert found.behind
     time.now = 40.0
     assert figures.progress(lost=False).rate == 0
 
@@ -71,11 +70,11 @@ def test_rates_are_those_of_the_last_seconds() -> None:
 def test_a_relay_that_was_started_again_counts_on() -> None:
     time = Time()
     figures = RelayFigures("gpu1", time)
-    figures.take("700", "1000", "700", "source", "", "0")
+    figures.take("700", "1000", "700", "source", "")
     figures.relay_ended()
     between = figures.progress(lost=False)
     time.now = 1.0
-    figures.take("800", "1000", "150", "source", "", "0")
+    figures.take("800", "1000", "150", "source", "")
 
     assert (between.received, between.sources) == (700, ())
     assert between.waiting == "waiting for its relay to restart"
@@ -89,6 +88,6 @@ def test_counts_that_no_disk_holds_are_refused(count: str) -> None:
     figures = RelayFigures("gpu1", Time())
 
     with pytest.raises(ValueError, match="no counts of bytes"):
-        figures.take("1", "1", count, "", "", "0")
+        figures.take("1", "1", count, "", "")
 
     assert figures.progress(lost=False).rate == 0
