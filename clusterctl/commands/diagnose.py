@@ -23,15 +23,13 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.models.version import Version, parse_version, show_version
 from clusterctl.node.documents import NodeState, from_json
 from clusterctl.node.files import NodePaths
-from clusterctl.serving.declaration import served_at
+from clusterctl.serving.declaration import LOG_ENDS, served_at
 from clusterctl.serving.release_flags import FLAGS, flags_of
 from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transport import python
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, fan_out, values
-
-READER = python.Program("clusterctl.transport", ("log_reader", "log_ends"))
 
 _MOST = 8 * 2**20
 """Bytes of a host's logs, the newest first; as JSON they may be twice as long."""
@@ -179,6 +177,6 @@ def _of_hosts(answers: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
 def _ends(transport: Transport, order: dict[str, object]) -> dict[str, str]:
     """Return the ends of the host's logs by name, and of its kernel's."""
     said = python.ask(
-        transport, READER, order, doing="reading the logs", timeout=deadlines.LOG_TAILS, sudo=True
+        transport, LOG_ENDS, order, doing="reading the logs", timeout=deadlines.LOG_TAILS, sudo=True
     )
     return {str(name): str(text) for name, text in said.items()} if isinstance(said, dict) else {}

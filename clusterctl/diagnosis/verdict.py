@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from clusterctl.diagnosis.logs import Evidence, Finding, search
+from clusterctl.diagnosis.logs import Evidence, Finding, search, search_now
 from clusterctl.diagnosis.rules import LEVELS
 from clusterctl.diagnosis.unknown import REQUEST, UNKNOWN
 from clusterctl.errors import StepFailed
@@ -86,17 +86,23 @@ def diagnose(lines: Iterable[str]) -> list[Cause]:
     return verdict(search((line.encode(errors="replace") for line in lines), "log"))
 
 
-def explain(service: str, lines: list[str], *, host: str | None = None) -> StepFailed:
-    """Return the error for a service that did not start, with the cause if it is recognised."""
+def explain(service: str, lines: Sequence[str], *, host: str | None = None) -> StepFailed:
+    """Return the error for a service that did not start, with the cause that its last start met."""
+    log = [f"{line}\n".encode(errors="replace") for line in lines]
     tail = "\n".join(lines[-20:])
-    causes = diagnose(lines)
+    causes = verdict(search_now(log, "log"))
     if not causes:
         return StepFailed(
-            f"{service} did not start, and its log shows no known failure",
+            f"{service} did not start, and its log shows no failure",
             host=host,
             hint=f"clusterctl logs {service}",
             detail=tail,
         )
     first = causes[0]
-    said = f"{service} did not start: {first.cause}"
-    return StepFailed(said, host=host, hint=first.fix, detail=tail)
+    doubt = {"certain": "", "likely": "probably, "}.get(first.certainty, "its cause is not known: ")
+    return StepFailed(
+        f"{service} did not start: {doubt}{first.cause}",
+        host=host,
+        hint=first.fix,
+        detail="\n".join(each.text for each in first.evidence[:3]),
+    )

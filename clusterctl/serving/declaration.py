@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from clusterctl import deadlines
@@ -44,8 +44,12 @@ from clusterctl.node.files import NodePaths
 from clusterctl.node.gateway_config import LOOPBACK
 from clusterctl.ray_cluster.topology import reached_at
 from clusterctl.survey.survey import Survey, read_reported_state
+from clusterctl.transport import python
 from clusterctl.transport.base import Transport
 from clusterctl.transport.lock import ClusterLock
+
+LOG_ENDS = python.Program("clusterctl.transport", ("log_reader", "log_ends"))
+"""Sends the ends of a host's logs."""
 
 POLL = 0.3  # seconds between two reads of the head's state
 RETRY = 2.0  # seconds until the next read after one that failed
@@ -167,13 +171,16 @@ def await_ready(
     read: Callable[[], NodeState | None],
     events: StageEvents,
     wait: Wait | None = None,
+    *,
+    log: Callable[[], Sequence[str]] = list,
 ) -> ServiceState:
     """Return the state of the service once it is ready.
 
-    `read` returns the head's current state; its errors propagate. Raises StepFailed with the cause
-    found in the log when the supervisor gives up, when an attempt fails like the one before, or
-    when time runs out; and RayNotFormed if the service waits for Ray's nodes or GPUs for more than
-    `deadlines.WAIT_FOR_RAY` seconds.
+    `read` returns the head's current state; its errors propagate. `log` returns the end of the
+    service's log, whose cause often stands far above the last lines that the state has. Raises
+    StepFailed with the cause found in the log when the supervisor gives up, when an attempt fails
+    like the one before, or when time runs out; and RayNotFormed if the service waits for Ray's
+    nodes or GPUs for more than `deadlines.WAIT_FOR_RAY` seconds.
     """
     wait = wait or Wait()
     seen = wait.clock()
@@ -203,10 +210,11 @@ def await_ready(
         events.see(state)
         last = f"last seen: {stage_title(state)}{_colon(state.detail)}"
         if state.state in {"failed", "backing-off", "stopped"} and state.last_error:
-            error = explain(document.name, state.last_error, host=events.host)
-            if state.state != "backing-off" or failed.again(state.attempts, error):
-                raise error
-            if failed.attempt != state.attempts:
+            last_attempt = state.state != "backing-off"
+            if last_attempt or state.attempts != failed.attempt:
+                error = explain(document.name, log() or state.last_error, host=events.host)
+                if last_attempt or failed.again(state.attempts, error):
+                    raise error
                 failed = _Failed(state.attempts, error)
                 events.sink(Note(f"{document.name}, which is tried again: {error}", events.host))
         if state.state != "waiting":
@@ -372,7 +380,29 @@ class HostServices:
                 )
             return state
 
-        await_ready(document, PatientReader(look), StageEvents(host, self.sink))
+        events = StageEvents(host, self.sink)
+        await_ready(document, PatientReader(look), events, log=lambda: self._log(document.name))
+
+    def _log(self, name: str) -> Sequence[str]:
+        """Return the end of a service's log; nothing if it cannot be read."""
+        paths = NodePaths(self.inventory.cluster)
+        order = {
+            "directory": str(paths.logs),
+            "only": paths.log(name).name,
+            "secrets": [str(paths.api_key), str(paths.ray_token)],
+        }
+        try:
+            said = python.ask(
+                self.host,
+                LOG_ENDS,
+                order,
+                doing="reading the log",
+                timeout=deadlines.LOG_TAILS,
+                sudo=True,
+            )
+        except ClusterctlError:
+            return ()
+        return str(said.get(order["only"], "")).splitlines() if isinstance(said, dict) else ()
 
     def stop(self, lock: ClusterLock, document: ServiceDocument, file: bytes | None) -> None:
         """Delete the service's file, which must still hold `file`, and wait until the supervisor

@@ -1,7 +1,8 @@
 """Answer with the ends of all logs in a directory and with what the kernel said of GPUs, memory and
 links in the last day. A program for hosts, Python 3.9.
 
-The argument of `main` is {"directory", "kernel", "most", "whole", "also", "secrets"}: a regular
+The argument of `main` is {"directory", "kernel", "most", "whole", "also", "secrets"}, or of one log
+alone {"directory", "only", "secrets"}: its name; a regular
 expression for lines of the kernel; bytes of all logs; whether evidence is wanted with its stacks
 and logs, and readings; patterns of more files; files whose content is replaced wherever it stands.
 The answer is {"chat.log": "text", ..., "kernel": "text"}, with what the host recorded, and in
@@ -89,12 +90,10 @@ def disks(paths: Iterable[str]) -> Dict[str, Tuple[int, int]]:
     return found
 
 
-def main(order: Optional[Dict[str, Any]]) -> None:
-    """Print the answer as JSON."""
-    if not order:
-        return
+def of_host(directory: Path, order: Dict[str, Any]) -> Dict[str, str]:
+    """Return all that the order asks for, by name."""
     found: Dict[str, str] = {}
-    directory, whole = Path(order["directory"]), order["whole"]
+    whole = order["whole"]
     left = order["most"]
     for log in sorted(directory.glob("*.log"), key=changed, reverse=True):
         found[log.name] = end_of(log, left, whole_lines=whole)
@@ -115,6 +114,19 @@ def main(order: Optional[Dict[str, Any]]) -> None:
     found["engine"] = matching(_ENGINE_LOGS, _ENGINE_LINES)
     found["time.json"] = json.dumps(time.time())
     found["disks.json"] = json.dumps(disks((*_DISKS, str(directory))))
+    return found
+
+
+def main(order: Optional[Dict[str, Any]]) -> None:
+    """Print the answer as JSON."""
+    if not order:
+        return
+    directory = Path(order["directory"])
+    if "only" in order:
+        name = str(order["only"])
+        found = {name: end_of(directory / name, LONGEST)}
+    else:
+        found = of_host(directory, order)
     for path in map(Path, order["secrets"]):
         for secret in end_of(path, LONGEST).split():
             if len(secret) >= _LEAST_SECRET:

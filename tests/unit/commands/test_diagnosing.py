@@ -126,6 +126,18 @@ def test_a_file_system_that_is_read_only_is_not_full(monkeypatch: pytest.MonkeyP
     assert host_reading(["/"], []).disks == {}
 
 
+def test_a_host_sends_one_log_alone_without_the_clusters_secrets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "chat.log").write_text("key is 0123456789\n")
+    (tmp_path / "other.log").write_text("x\n")
+    (tmp_path / "key").write_text("0123456789\n")
+    log_ends.main(
+        {"directory": str(tmp_path), "only": "chat.log", "secrets": [str(tmp_path / "key")]}
+    )
+    assert json.loads(capsys.readouterr().out) == {"chat.log": "key is [removed]\n"}
+
+
 def test_a_bundle_has_no_line_that_is_cut(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -159,3 +159,19 @@ def test_a_refused_key_is_not_tried_again() -> None:
 def test_one_look_without_a_state_late_in_the_start_is_no_end() -> None:
     found, _ = follow([*[node("loading")] * 200, None, node("ready")])
     assert found.state == "ready"
+
+
+def test_the_cause_is_read_from_the_log_and_not_from_its_last_lines() -> None:
+    cause = "ERROR 11-02 10:00:00 [core.py:1] ValueError: No available memory for the cache blocks."
+    tail = [f"(APIServer pid=1)   line {number} of a traceback" for number in range(20)]
+    failed = node("backing-off", last_error=tail)
+    events: list[Event] = []
+    log = [cause, *(["(APIServer pid=1)   a traceback"] * 150), *tail]
+
+    with pytest.raises(StepFailed) as raised:
+        await_ready(DOCUMENT, reader([failed]), StageEvents("gpu1", events.append), log=lambda: log)
+    assert "the weights and the working memory leave nothing" in str(raised.value)
+    assert raised.value.detail == cause
+
+    with pytest.raises(StepFailed, match="its log shows no failure"):
+        await_ready(DOCUMENT, reader([failed]), StageEvents("gpu1", events.append))
