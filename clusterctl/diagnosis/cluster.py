@@ -89,7 +89,9 @@ class _Cluster:
     def _in_log(self, host: str, log: str, text: str) -> Iterator[Finding]:
         lines = list(lines_of(BytesIO(text.encode(errors="replace"))))
         if log in OF_HOSTS:
-            for finding in search(lines, log, host):
+            # Ray's own programs write errors that nothing follows from.
+            found = (each for each in search(lines, log, host) if each.pattern.level != "said")
+            for finding in found:
                 yield replace(finding, over=self._was_before(finding, host))
             return
 

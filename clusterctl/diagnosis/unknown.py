@@ -24,7 +24,7 @@ _MOST_FLAGS = 4
 # Texts of which a line of a failure has one, in small letters
 _TRIGGER = re.compile(
     r"error|exception|\.exc\.|\.empty|fatal|aborted|core dumped|segfault|segmentation fault|"
-    r"panicked at|nccl warn"
+    r"panicked at|nccl warn|assertion|cudbg_|cuda failure|failed"
 )
 
 # What programs put before a line: processes, times, levels, places of code, names of containers
@@ -33,6 +33,10 @@ _PREFIX = re.compile(
     r"(?:\s*(?:\([^()]*\bpid=\d+[^()]*\)|\[[^\]]*\]:?|[\w.-]+ *\||"
     r"(?P<level>ERROR|CRITICAL|FATAL|WARNING|WARN|INFO|DEBUG):?(?=\s)|"
     r"\d{4}-\d\d-\d\d[T ][\d:.,]+\S*|\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?|\w+\.py:\d+\]?|-(?=\s)) ?)*"
+)
+# How glog and Ray mark an error: E0417 19:46:42, [2026-11-22 03:12:07,1 E 7 7]
+_GRAVE_PREFIX = re.compile(
+    r"(?:\([^()]*pid=\d+[^()]*\)\s*)*(?:[EF]\d{4} \d\d:|\[[^\]]*,\d+ [EF] \d+ \d+\])"
 )
 _GRAVE = frozenset({"ERROR", "CRITICAL", "FATAL"})
 _HARMLESS = frozenset({"INFO", "DEBUG", "WARNING", "WARN"})
@@ -51,7 +55,8 @@ _ARGPARSE = re.compile(r"(?:[\w./-]+ ){0,2}[\w./-]+: error: (?P<message>.+)")
 _COMPILER = re.compile(r"\S+(?::\d+(?::\d+)?|\(\d+\)): (?:fatal )?error:? (?P<message>.+)")
 _DIED = re.compile(
     r"Segmentation fault|Segfault encountered|core dumped|Fatal Python error: |"
-    r"terminate called after|panicked at|^Aborted\b|Check failed: "
+    r"terminate called after|panicked at|^Aborted\b|Check failed: |Assertion\b.* failed|"
+    r"Assertion failed|LLVM ERROR|CUDBG_EXCEPTION|Cuda failure \d|CUDA error \d"
 )
 _BARE = re.compile(r"(?:fatal )?error: (?P<message>.+)", re.IGNORECASE)
 _HEADLINE = re.compile(r"Traceback \(most|Error executing method |  File \"")
@@ -223,7 +228,8 @@ def _shown(text: str) -> Shown | None:
     if _DIED.search(line):
         return _cut(Kind.DIED, "", line)
 
-    speaks = level in _GRAVE and body[:1] not in {"", " "} and not _HEADLINE.match(body)
+    grave = level in _GRAVE or _GRAVE_PREFIX.match(text)
+    speaks = grave and body[:1] not in {"", " "} and not _HEADLINE.match(body)
     if speaks or _BARE.match(line) or "NCCL WARN" in text:
         return _cut(Kind.SAID, "", line)
     return None

@@ -67,9 +67,13 @@ def _causes(findings: Sequence[Finding]) -> list[Cause]:
 
 
 def _certainty(finding: Finding) -> str:
-    if finding.id in {UNKNOWN, REQUEST}:
+    """Return how sure a cause is: of a failure between ranks, something else is mostly the cause,
+    and a report of an end does not say why."""
+    level = finding.pattern.level
+    if finding.id in {UNKNOWN, REQUEST} or level == "report":
         return "unknown"
-    return "likely" if finding.pattern.likely else "certain"
+    between = level == "link" and finding.id != LOST
+    return "likely" if finding.pattern.likely or between else "certain"
 
 
 def _depth(finding: Finding, *, lost: bool) -> tuple[int, bool, bool, str]:

@@ -2,6 +2,9 @@
 
 The logs are in diagnosis.yaml. Rules are mended with the seen part alone, so only that part's
 failures can be listed: python -m tests.bench.diagnosis --failures
+
+Those of diagnosis_2026.yaml were gathered and labelled before `diagnose` was tried on them. For
+failures that no rule knows they have the line that matters, and naming it is right.
 """
 
 from __future__ import annotations
@@ -39,10 +42,32 @@ class Log:
         return hashlib.sha256(self.source.encode()).digest()[0] % 3 == 0
 
     @property
+    def sick(self) -> bool:
+        return self.cause != HEALTHY
+
+    @property
     def named(self) -> str:
         """The cause that `diagnose` names first, or `healthy`."""
         causes = diagnose(self.text.splitlines())
         return causes[0].id if causes else HEALTHY
+
+
+@dataclass(frozen=True)
+class LogOf2026:
+    """A log, the rule that fits what was wrong, and the line that matters."""
+
+    cause: str  # empty if no rule fits
+    line: str  # what the line has; empty if the rule has to be named
+    text: str
+
+    @property
+    def right(self) -> bool:
+        """Whether the cause is named, or else the line that matters."""
+        causes = diagnose(self.text.splitlines())
+        if self.cause == HEALTHY or not causes:
+            return self.cause == HEALTHY and not causes
+        named = bool(self.line) and self.line in causes[0].evidence[0].text
+        return named or causes[0].id == self.cause
 
 
 @dataclass(frozen=True)
@@ -72,6 +97,29 @@ def logs() -> list[Log]:
         Log(one["cause"], one["sure"], one["from"], one["log"], one.get("gathered", FIRST))
         for one in entries
     ]
+
+
+def logs_of_2026() -> list[LogOf2026]:
+    """Return the logs of diagnosis_2026.yaml in order."""
+    text = Path(__file__).with_name("diagnosis_2026.yaml").read_text(encoding="utf-8")
+    return [
+        LogOf2026(one.get("cause", ""), one.get("line", ""), one["log"])
+        for one in yaml.safe_load(text)
+    ]
+
+
+def calibration() -> dict[str, tuple[int, int]]:
+    """Return by certainty how many causes were right and how many were named, of all failures that
+    are held out."""
+    pairs = [(log.text, log.named == log.cause) for log in logs() if log.held_out and log.sick]
+    pairs += [(log.text, log.right) for log in logs_of_2026() if log.cause != HEALTHY]
+    found: dict[str, tuple[int, int]] = {}
+    for text, right in pairs:
+        causes = diagnose(text.splitlines())
+        certainty = causes[0].certainty if causes else "silent"
+        so_far = found.get(certainty, (0, 0))
+        found[certainty] = (so_far[0] + right, so_far[1] + 1)
+    return found
 
 
 def measure(among: Iterable[Log]) -> Figures:
@@ -108,6 +156,13 @@ def table() -> Iterator[str]:
         for name, some in rows:
             yield row(name, measure(some))
             yield row(f"{name}, established", measure(log for log in some if log.sure))
+    new = logs_of_2026()
+    sick = [log for log in new if log.cause != HEALTHY]
+    right, healthy = sum(log.right for log in sick), len(new) - len(sick)
+    passed = sum(log.right for log in new if log.cause == HEALTHY)
+    yield f"2026: {right} of {len(sick)} right, {healthy - passed} of {healthy} healthy called sick"
+    for certainty, (right, named) in sorted(calibration().items()):
+        yield f"held-out, {certainty}: {right} of {named} right"
 
 
 def row(name: str, got: Figures) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterctl.diagnosis.rules import rules
-from tests.bench.diagnosis import HEALTHY, logs, measure
+from tests.bench.diagnosis import HEALTHY, calibration, logs, logs_of_2026, measure
 
 ROOT = Path(__file__).parents[3]
 
@@ -30,3 +30,22 @@ def test_the_first_cause_of_logs_that_rules_were_mended_with_is_the_true_one() -
 
 def test_healthy_starts_with_frightening_lines_stay_silent() -> None:
     assert measure(log for log in logs() if log.cause == HEALTHY).healthy_called_sick == 0
+
+
+def test_of_failures_of_2026_the_cause_or_the_line_that_matters_is_named() -> None:
+    sick = [log for log in logs_of_2026() if log.cause != HEALTHY]
+    assert len(sick) >= 50
+    assert sum(log.right for log in sick) / len(sick) >= 0.94
+
+
+def test_no_healthy_start_of_2026_is_called_a_failure() -> None:
+    healthy = [log for log in logs_of_2026() if log.cause == HEALTHY]
+    assert len(healthy) >= 20
+    assert all(log.right for log in healthy)
+
+
+def test_what_is_called_certain_is_right_and_nothing_is_passed_over_often() -> None:
+    found = calibration()
+    right, named = found["certain"]
+    assert right / named >= 0.97
+    assert found["silent"][1] <= 7
