@@ -41,6 +41,7 @@ _GRAVE_PREFIX = re.compile(
 _GRAVE = frozenset({"ERROR", "CRITICAL", "FATAL"})
 _HARMLESS = frozenset({"INFO", "DEBUG", "WARNING", "WARN"})
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*")
+_MILD = re.compile(r"\b(?:INFO|DEBUG|WARN|WARNING|Warning)\b|Exception ignored in")
 _SOURCE = re.compile(r"\s*(?:raise|except|return|class|def|if|assert|from|import|with)\b")
 
 _CLASS = r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)"
@@ -58,7 +59,7 @@ _DIED = re.compile(
     r"terminate called after|panicked at|^Aborted\b|Check failed: |Assertion\b.* failed|"
     r"Assertion failed|LLVM ERROR|CUDBG_EXCEPTION|Cuda failure \d|CUDA error \d"
 )
-_BARE = re.compile(r"(?:fatal )?error: (?P<message>.+)", re.IGNORECASE)
+_BARE = re.compile(r"(?:^|[\s:\]])(?:(?:fatal )?error|failed|failure)\b[^(=]*:", re.IGNORECASE)
 _HEADLINE = re.compile(r"Traceback \(most|Error executing method |  File \"")
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line \d+, in (?P<function>\S+)')
 _ARGUMENTS = re.compile(r"'?(\w+)'?[:=]")
@@ -221,16 +222,19 @@ def _shown(text: str) -> Shown | None:
     if match := _RAISED.match(line):
         message = match["message"] or (match["quoted"] or "")[1:-1]
         return _cut(Kind.RAISED, match["name"], message)
-    if match := _EMBEDDED.search(line) if level in _GRAVE else None:
-        return _cut(Kind.RAISED, match["name"], match["message"])
+
+    of_program, harmless = _GRAVE_PREFIX.match(text), _MILD.search(text)
+    embedded = None if of_program or harmless else _EMBEDDED.search(line)
+    if embedded:
+        return _cut(Kind.RAISED, embedded["name"], embedded["message"])
     if match := _COMPILER.match(line):
         return _cut(Kind.COMPILED, "", match["message"])
     if _DIED.search(line):
         return _cut(Kind.DIED, "", line)
 
-    grave = level in _GRAVE or _GRAVE_PREFIX.match(text)
-    speaks = grave and body[:1] not in {"", " "} and not _HEADLINE.match(body)
-    if speaks or _BARE.match(line) or "NCCL WARN" in text:
+    grave = (level in _GRAVE or of_program) and body[:1] not in {"", " "}
+    spoken = _BARE.search(line) and not harmless
+    if "NCCL WARN" in text or spoken or (grave and not _HEADLINE.match(body)):
         return _cut(Kind.SAID, "", line)
     return None
 
