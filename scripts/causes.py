@@ -45,8 +45,9 @@ likely was decided when 2 of 10 such verdicts over held-out logs were seen to be
 {calibration}
 Most wordings come from the sources of vLLM (up to 0.33.0), others from what Ray, PyTorch, NCCL,
 Docker and the hub are known to say, those of 2026 from the threads that their rules name, and but
-for that one rule none from the logs that were held out. What was wrong there was decided when fewer causes were known: a
-newer, finer one counts as another cause. `python -m tests.bench.diagnosis` prints the figures.
+for that one rule none from the logs that were held out. What was wrong there was decided when fewer
+causes were known: a newer, finer one counts as another cause. `python -m tests.bench.diagnosis`
+prints the figures.
 
 Failures that no rule knows have one of three ids: `setting-refused` (vLLM says which setting it
 refuses), `request-failed` (one request met an exception in the API server), and `unknown-cause`.

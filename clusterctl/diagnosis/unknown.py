@@ -59,7 +59,9 @@ _DIED = re.compile(
     r"terminate called after|panicked at|^Aborted\b|Check failed: |Assertion\b.* failed|"
     r"Assertion failed|LLVM ERROR|CUDBG_EXCEPTION|Cuda failure \d|CUDA error \d"
 )
-_BARE = re.compile(r"(?:^|[\s:\]])(?:(?:fatal )?error|failed|failure)\b[^(=]*:", re.IGNORECASE)
+_BARE = re.compile(
+    r"(?:[\w./:\[\]-]+ ){0,3}(?:(?:fatal )?error|failed|failure)\b[^(=]*:", re.IGNORECASE
+)
 _HEADLINE = re.compile(r"Traceback \(most|Error executing method |  File \"")
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line \d+, in (?P<function>\S+)')
 _ARGUMENTS = re.compile(r"'?(\w+)'?[:=]")
@@ -233,7 +235,7 @@ def _shown(text: str) -> Shown | None:
         return _cut(Kind.DIED, "", line)
 
     grave = (level in _GRAVE or of_program) and body[:1] not in {"", " "}
-    spoken = _BARE.search(line) and not harmless
+    spoken = _BARE.match(line) and not harmless
     if "NCCL WARN" in text or spoken or (grave and not _HEADLINE.match(body)):
         return _cut(Kind.SAID, "", line)
     return None

@@ -289,9 +289,7 @@ def test_an_error_carries_cause_fix_and_the_end_of_the_log() -> None:
 
     assert str(error).startswith("gpu1: chat did not start: the weights and the working memory")
     assert "--gpu-memory-utilization" in (error.hint or "")
-    assert (error.detail or "").startswith(
-        "ERROR 05-16 23:09:36 [core.py:396] ValueError: No avail"
-    )
+    assert "No available memory for the cache blocks" in (error.detail or "")
 
 
 def test_an_unknown_failure_shows_the_log() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import replace
 
 import pytest
@@ -36,6 +37,7 @@ class Head(FakeTransport):
         self.text = text
         self.on(starts("cat"), stdout=to_json(_saying(state)))
         self.on(lambda argv: "clusterctl-lock" in argv, stdout="held\n")
+        self.on(lambda argv: argv[3:4] == ("clusterctl",), stdout="{}")  # The log cannot be read
         self.on(lambda argv: "clusterctl-write" in argv, answer=self._replace)
 
     def _replace(self, call: Call) -> CommandResult:
@@ -65,6 +67,15 @@ def test_a_new_service_that_fails_is_withdrawn() -> None:
     with pytest.raises(StepFailed, match="tiny did not start"):
         run(head, None)
     assert head.text is None
+
+
+def test_the_cause_of_a_failed_start_is_read_from_the_whole_log_on_the_host() -> None:
+    cause = "ERROR 11-02 10:00:00 [core.py:1] ValueError: No available memory for the cache blocks."
+    log = "\n".join([cause, *["(APIServer pid=1)   a line of a traceback"] * 150])
+    head = Head("failed")
+    head.on(lambda argv: argv[3:4] == ("clusterctl",), stdout=json.dumps({"tiny.log": log}))
+    with pytest.raises(StepFailed, match="leave nothing of --gpu-memory-utilization"):
+        run(head, None)
 
 
 def test_a_changed_service_that_fails_is_served_as_before() -> None:

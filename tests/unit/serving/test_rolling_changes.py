@@ -104,6 +104,7 @@ class World:
 
         transport.on(starts("cat"), answer=read)
         transport.on(lambda argv: "clusterctl-lock" in argv, stdout="held\n")
+        transport.on(lambda argv: argv[3:4] == ("clusterctl",), stdout="{}")  # The logs are empty
         transport.on(lambda argv: "clusterctl-held" in argv, stdout="")
         transport.on(lambda argv: "clusterctl-write" in argv, answer=write)
         return transport

@@ -164,7 +164,7 @@ def test_one_look_without_a_state_late_in_the_start_is_no_end() -> None:
 def test_the_cause_is_read_from_the_log_and_not_from_its_last_lines() -> None:
     cause = "ERROR 11-02 10:00:00 [core.py:1] ValueError: No available memory for the cache blocks."
     tail = [f"(APIServer pid=1)   line {number} of a traceback" for number in range(20)]
-    failed = node("backing-off", last_error=tail)
+    failed = node("failed", last_error=tail)
     events: list[Event] = []
     log = [cause, *(["(APIServer pid=1)   a traceback"] * 150), *tail]
 
