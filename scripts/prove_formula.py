@@ -148,8 +148,16 @@ def compared(configs: Path, answers: Path) -> Iterator[dict[str, Any]]:
     for file in sorted(answers.glob("*.tp*.json")):
         name, _, size = file.stem.rpartition(".tp")
         answer = read_answer(file.read_text())
-        if answer.refusal is None and answer.groups:
+        if is_usable(configs / name) and answer.refusal is None and answer.groups:
             yield row_of(configs / name, int(size), answer)
+
+
+def is_usable(directory: Path) -> bool:
+    """Return whether vLLM would read the checkpoint's quantisation, too: it ignores a
+    hf_quant_config.json that does not name its producer."""
+    quantized = directory / "hf_quant_config.json"
+    ignored = quantized.exists() and "producer" not in json.loads(quantized.read_text())
+    return (directory / "config.json").exists() and not ignored
 
 
 def row_of(directory: Path, size: int, answer: EngineAnswer) -> dict[str, Any]:
