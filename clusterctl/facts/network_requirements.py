@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import HostFacts, RdmaDevice
@@ -162,21 +162,22 @@ _LEAST_WORKERS = 64
 
 
 def port_problems(
-    inventory: Inventory, host: Host, facts: HostFacts
+    inventory: Inventory, host: Host, facts: HostFacts, used: Collection[int]
 ) -> Iterator[RequirementsNotMet]:
     """Yield an error if a program on the host already listens on a port that Ray must have, or on
-    so many of the workers' that too few are left."""
+    so many of the workers' that too few are left. `used`: ports that programs of any host listen
+    on, since ray_ports are the same on all; offered ones are free everywhere."""
     ports = inventory.ray_ports
     purposes = (*HEAD_ONLY, *EVERY_NODE) if host.role == "head" else EVERY_NODE
     needed = {getattr(ports, purpose): f"ray_ports.{purpose}" for purpose in purposes}
     taken = {port: needed[port] for port in needed if port in facts.listening_ports}
     if taken:
-        yield PortsTaken(host.name, taken)
+        yield PortsTaken(host.name, taken, _instead(ports, taken, used))
     whole = range(ports.min_worker, ports.max_worker + 1)
     busy = {port for port in facts.listening_ports if port in whole}
     wanted = max(_LEAST_WORKERS, _WORKERS_PER_CPU * facts.cpus)
     if busy and len(whole) - len(busy) < min(wanted, len(whole)):
-        first = _free_range(ports, facts, len(whole))
+        first = _free_range(ports, facts, used, len(whole))
         yield RequirementsNotMet(
             f"{len(busy)} of the {len(whole)} ports of Ray's workers ({whole[0]} to {whole[-1]}) "
             f"are taken, and its {facts.cpus} CPUs need {wanted}",
@@ -185,14 +186,27 @@ def port_problems(
         )
 
 
-def _free_range(ports: RayPorts, facts: HostFacts, size: int) -> int:
+def _instead(ports: RayPorts, taken: Mapping[int, str], used: Collection[int]) -> dict[str, int]:
+    """Return a free port near each taken one, by its key in ray_ports."""
+    reserved = {port for _, port in ports} | {*used}
+    found: dict[str, int] = {}
+    for port, purpose in taken.items():
+        candidates = range(port + 1, ports.min_worker if port < ports.min_worker else 32768)
+        free = next((number for number in candidates if number not in reserved), None)
+        if free is not None:
+            reserved.add(free)
+            found[purpose.partition(".")[2]] = free
+    return found
+
+
+def _free_range(ports: RayPorts, facts: HostFacts, used: Collection[int], size: int) -> int:
     """Return the first port of the next range of `size` without a listener or another port of Ray,
     below the ephemeral ones if there is one."""
     others = {port for name, port in ports if name not in ("min_worker", "max_worker")}
-    used = others | {*facts.listening_ports}
+    reserved = others | {*used}
     last = (facts.ephemeral_ports or (32768,))[0]
     starts = [*range(ports.max_worker + 1, last - size, 100), *range(10100, last - size, 100)]
-    free = (start for start in starts if used.isdisjoint(range(start, start + size)))
+    free = (start for start in starts if reserved.isdisjoint(range(start, start + size)))
     return next(free, ports.max_worker + 1)
 
 
@@ -206,7 +220,7 @@ def ephemeral_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Itera
     purposes = (*HEAD_ONLY, *EVERY_NODE) if host.role == "head" else EVERY_NODE
     fixed = sorted(getattr(ports, purpose) for purpose in purposes)
     inside = [port for port in fixed if first <= port <= last]
-    if inside or first <= ports.max_worker:
+    if inside or (first <= ports.max_worker and ports.min_worker <= last):
         top = max([*fixed, ports.max_worker])
         begin = 32768 if top < 32768 < last else top + 1
         yield (
@@ -220,15 +234,20 @@ def ephemeral_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Itera
 class PortsTaken(RequirementsNotMet):
     """Ports that Ray needs are used by another program on the host; `taken`: port to purpose."""
 
-    def __init__(self, host: str, taken: Mapping[int, str]) -> None:
+    def __init__(
+        self, host: str, taken: Mapping[int, str], instead: Mapping[str, int] | None = None
+    ) -> None:
+        """`instead`: free ports by their keys in ray_ports."""
         self.ports = tuple(taken)
+        others = ", ".join(f"{name}: {port}" for name, port in (instead or {}).items())
+        change = f"set ray_ports: {{{others}}}" if others else "change ray_ports"
         named = ", ".join(f"{port} ({purpose})" for port, purpose in taken.items())
         ports = " or ".join(f"sport = :{port}" for port in taken)
         super().__init__(
             f"{'a port' if len(taken) == 1 else 'ports'} that Ray needs "
             f"{'is' if len(taken) == 1 else 'are'} taken: {named}",
             host=host,
-            hint=f"see by whom: sudo ss -ltnp '{ports}'; end it, or change ray_ports",
+            hint=f"see by whom: sudo ss -ltnp '{ports}'; end it, or {change}",
         )
 
 

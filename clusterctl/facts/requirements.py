@@ -107,10 +107,11 @@ def problems(
     found: list[RequirementsNotMet] = []
     # A bundle may have Docker's static archive, which needs no package manager.
     brought = inventory.packages.offline is not None
+    used = {port for of_host in facts.values() for port in of_host.listening_ports}
     for host in inventory.hosts:
         if host.name not in facts:
             continue
-        its = facts[host.name]
+        its, is_ours = facts[host.name], host.name in ours
         of_host = [
             *_root_and_processor_problems(host, its),
             *network_problems(host, its),
@@ -118,11 +119,11 @@ def problems(
             *_software_problems(its, brought=brought),
             *_limit_problems(its),
             # Without root, our own container is not seen, whose Ray may use the ports.
-            *(() if host.name in ours or not its.root else port_problems(inventory, host, its)),
+            *(port_problems(inventory, host, its, used) if its.root and not is_ours else ()),
         ]
         full = list(_full_disks(inventory, its))
         # A full disk has no room for the image either.
-        if not full and host.name not in ours and host.name not in with_image:
+        if not full and not is_ours and host.name not in with_image:
             full = list(_room_problems(its, image_size, devices.usual_image))
         for problem in (*of_host, *full):
             problem.host = host.name

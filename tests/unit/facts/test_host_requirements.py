@@ -233,7 +233,19 @@ def test_ports_that_ray_needs(healthy: HostFacts) -> None:
     assert problem.summary == (
         "ports that Ray needs are taken: 6379 (ray_ports.gcs), 8265 (ray_ports.dashboard)"
     )
-    assert "sport = :6379 or sport = :8265" in str(problem.hint)
+    assert problem.hint == (
+        "see by whom: sudo ss -ltnp 'sport = :6379 or sport = :8265'; end it, or set ray_ports: "
+        "{gcs: 6386, dashboard: 8266}"
+    )
+
+
+def test_offered_ports_are_free_on_all_hosts(healthy: HostFacts) -> None:
+    worker = Host(name="gpu2", address="10.1.0.12")
+    cluster = inventory().model_copy(update={"hosts": (*inventory().hosts, worker)})
+    first, second = (replace(healthy, hostname=n, boot_id=n, listening_ports=ports)
+                     for n, ports in (("a", (6379,)), ("b", (6386, 6387))))  # fmt: skip
+    problem = only(*problems(cluster, {"gpu1": first, "gpu2": second}))
+    assert str(problem.hint).endswith("set ray_ports: {gcs: 6388}")
 
 
 def test_ports_are_not_judged_without_root(healthy: HostFacts) -> None:
