@@ -13,7 +13,13 @@ from functools import partial
 from pathlib import Path
 
 from clusterctl import __version__, deadlines
-from clusterctl.diagnosis.bundle import LARGEST, LEAST, compressor_for, write_bundle
+from clusterctl.diagnosis.bundle import (
+    LARGEST,
+    LEAST,
+    compressor_for,
+    host_files,
+    write_bundle,
+)
 from clusterctl.diagnosis.bundle_reader import SUFFIXES, read_bundle
 from clusterctl.diagnosis.cluster import STATE, Asked, causes_of
 from clusterctl.diagnosis.logs import Finding, lines_of, search
@@ -179,4 +185,4 @@ def _ends(transport: Transport, order: dict[str, object]) -> dict[str, str]:
     said = python.ask(
         transport, LOG_ENDS, order, doing="reading the logs", timeout=deadlines.LOG_TAILS, sudo=True
     )
-    return {str(name): str(text) for name, text in said.items()} if isinstance(said, dict) else {}
+    return host_files(said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import tarfile
 import tempfile
@@ -22,6 +23,20 @@ LARGEST = 64 * 2**20
 LEAST = 2**18
 
 _COMPRESSORS = {".zst": ("zstd", "-q", "-10"), ".gz": ("gzip", "-9n")}
+
+
+_FILE = re.compile(r"(?:\w[\w@.-]{0,127}/)?\w[\w@.-]{0,127}", re.ASCII)
+
+
+def host_files(said: object) -> dict[str, str]:
+    """Return the files of a host, as it told them, by names that cannot leave its directory in an
+    archive. Others are left out: nothing of ours is named so."""
+    found = said if isinstance(said, dict) else {}
+    return {
+        name: text
+        for name, text in found.items()
+        if isinstance(name, str) and isinstance(text, str) and _FILE.fullmatch(name)
+    }
 
 
 def compressor_for(path: Path) -> tuple[str, ...]:
