@@ -153,11 +153,13 @@ def compared(configs: Path, answers: Path) -> Iterator[dict[str, Any]]:
 
 
 def is_usable(directory: Path) -> bool:
-    """Return whether vLLM would read the checkpoint's quantisation, too: it ignores a
-    hf_quant_config.json that does not name its producer."""
-    quantized = directory / "hf_quant_config.json"
-    ignored = quantized.exists() and "producer" not in json.loads(quantized.read_text())
-    return (directory / "config.json").exists() and not ignored
+    """Return whether vLLM would read the checkpoint's quantisation: it takes config.json without a
+    method for one that is not quantised, whatever hf_quant_config.json has."""
+    file = directory / "config.json"
+    if not file.exists():
+        return False
+    stored = json.loads(file.read_text()).get("quantization_config")
+    return stored is None or bool(stored.get("quant_method") or stored.get("quantization"))
 
 
 def row_of(directory: Path, size: int, answer: EngineAnswer) -> dict[str, Any]:
