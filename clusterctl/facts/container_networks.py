@@ -61,43 +61,66 @@ def container_network_problems(
 ) -> Iterator[RequirementsNotMet]:
     """Yield a problem for each network of containers that hides another host."""
     bridge = free_bridge(site_networks(inventory, facts)) or BRIDGE
-    for name, of in facts.items():
-        made = [nic for nic in of.nics if maker_of(of, nic) == "Docker"]
-        for nic in made:
-            hidden = [
-                f"{host.name} ({ip})"
-                for host in inventory.hosts
-                if host.name != name
-                for ip in _addresses(host.address, facts.get(host.name))
-                if _hides(of, nic, ip)
-            ]
-            if hidden:
-                network = ", ".join(map(str, _networks(nic)))
-                yield RequirementsNotMet(
-                    f"its Docker has {network} ({nic.name}), and hides {', '.join(hidden)} there",
-                    host=name,
-                    hint=f'put "bip": "{bridge}" into /etc/docker/daemon.json; then: sudo '
-                    "systemctl restart docker"
-                    if nic.name == "docker0"
-                    else "remove that network: docker network ls; docker network rm NAME; or give "
-                    "it another subnet",
-                )
+    for name, nic in _made_by_docker(facts):
+        hidden = _hidden_hosts(inventory, facts, name, nic)
+        if not hidden:
+            continue
+        if nic.name == "docker0":
+            hint = (
+                f'put "bip": "{bridge}" into /etc/docker/daemon.json; then: sudo systemctl '
+                "restart docker"
+            )
+        else:
+            hint = (
+                "remove that network, or give it another subnet: docker network ls; docker "
+                "network rm NAME"
+            )
+        network = ", ".join(map(str, _networks(nic)))
+        yield RequirementsNotMet(
+            f"its Docker has {network} ({nic.name}), and hides {', '.join(hidden)} there",
+            host=name,
+            hint=hint,
+        )
 
 
 def container_network_notes(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[str]:
-    """Yield a note for each host whose Docker has a network that the site uses."""
-    taken = site_networks(inventory, facts)
-    for name, of in facts.items():
-        made = [nic for nic in of.nics if maker_of(of, nic) == "Docker"]
-        for nic in made:
-            others = {it for network in _networks(nic) for it in taken if it.overlaps(network)}
-            if others:
-                mine = ", ".join(map(str, _networks(nic)))
+    """Yield a note for each network of containers that hides none of the hosts, but others of the
+    site's."""
+    taken = {network for network in site_networks(inventory, facts) if network.prefixlen < 32}
+    for name, nic in _made_by_docker(facts):
+        if _hidden_hosts(inventory, facts, name, nic):
+            continue
+        for mine in _networks(nic):
+            hidden = [
+                other
+                for other in sorted(taken)
+                if other.supernet_of(mine)
+                or (mine.supernet_of(other) and _hides(facts[name], nic, other[1]))
+            ]
+            if hidden:
                 yield (
                     f"{name}: {nic.name} of Docker has {mine}, and the site uses "
-                    f"{', '.join(map(str, sorted(others)))}: what is there cannot be reached from "
-                    f"{name}"
+                    f"{', '.join(map(str, hidden))}: what is in both cannot be reached from there"
                 )
+
+
+def _made_by_docker(facts: Mapping[str, HostFacts]) -> Iterator[tuple[str, NicFacts]]:
+    """Yield the bridges of Docker with their hosts."""
+    for name, of in facts.items():
+        yield from ((name, nic) for nic in of.nics if maker_of(of, nic) == "Docker")
+
+
+def _hidden_hosts(
+    inventory: Inventory, facts: Mapping[str, HostFacts], name: str, bridge: NicFacts
+) -> list[str]:
+    """Return the hosts that `name` would look for behind the bridge: `b (172.17.0.5)`."""
+    return [
+        f"{host.name} ({ip})"
+        for host in inventory.hosts
+        if host.name != name
+        for ip in sorted(_addresses(host.address, facts.get(host.name)))
+        if _hides(facts[name], bridge, ip)
+    ]
 
 
 def _hides(facts: HostFacts, bridge: NicFacts, ip: IPv4Address) -> bool:

@@ -87,9 +87,23 @@ def _offer_ways_out(
         hint = "set " + " or ".join(f"network: {{subnet: {it}}}" for it in subnets)
     elif inventory.network.subnet and _works(inventory, facts, None):
         hint = "remove network.subnet from the inventory"
+    elif names := _default_nic(inventory, facts):
+        hint = (
+            f"if a router joins the hosts' networks, set nics: {{control: {names}, nccl: {names}, "
+            f"gloo: {names}}} for every host; else give every host an address in one network"
+        )
     for error in lost:
         error.subnets = subnets
         error.hint = hint or error.hint or "give every host an address of its own in one network"
+
+
+def _default_nic(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str:
+    """Return the name of every host's interface with the default route, if it is the same and the
+    choice succeeds with it; else an empty text."""
+    names = {facts[host.name].default_nic for host in inventory.hosts if host.name in facts}
+    name = names.pop() if len(names) == 1 else None
+    nics = Nics(control=name, nccl=name, gloo=name)
+    return name if name and _works(inventory, facts, inventory.network.subnet, nics) else ""
 
 
 def _own_networks(facts: HostFacts) -> set[IPv4Network | IPv6Network]:

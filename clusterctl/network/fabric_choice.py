@@ -439,7 +439,26 @@ def choose_rdma(inventory: Inventory, facts: Mapping[str, HostFacts]) -> RdmaCho
         reasons[name] = (
             f"RDMA over {', '.join(chosen[name])}: {'named in the inventory' if named else why}"
         )
+    if apart := _apart(chosen, facts):
+        reasons = {name: f"{reason}; {apart}" for name, reason in reasons.items()}
     return RdmaChoice(chosen, reasons)
+
+
+def _apart(chosen: Mapping[str, Sequence[str]], facts: Mapping[str, HostFacts]) -> str:
+    """Return what has to be true if no network of RoCE's interfaces is that of all hosts."""
+    networks = []
+    for name, ports in chosen.items():
+        devices = {port.partition(":")[0] for port in ports}
+        names = {nic for it in facts[name].rdma if it.name in devices for nic in it.nics}
+        own = (as_candidate(facts[name], nic) for nic in facts[name].nics if nic.name in names)
+        networks.append({address.network for nic in own for address in nic.addresses})
+    if not all(networks) or set.intersection(*networks):
+        return ""
+    shown = ", ".join(str(min(of_host)) for of_host in networks[:3])
+    return (
+        f"its networks differ between hosts ({shown}): a router has to join them, else set "
+        "network: {rdma: false}"
+    )
 
 
 def usable_ports(device: RdmaDevice) -> tuple[RdmaPort, ...]:

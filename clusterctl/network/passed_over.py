@@ -105,20 +105,27 @@ def _unused(nic: NicFacts, host: str, facts: Mapping[str, HostFacts], works: Wor
 
 
 def _fix(nic: NicFacts, facts: Mapping[str, HostFacts], works: Works) -> str:
-    """Return the line of the inventory that takes the interface: its network, or its name where
-    all hosts have it; empty if neither does."""
-    networks = [ip_interface(f"{a.ip}/{a.prefix}").network for a in nic.addresses]
+    """Return the line of the inventory that takes the interface: its network, or its name where all
+    hosts have it in one network or VPN; empty if neither does."""
+    networks = _networks(nic)
     for network in networks:
-        if not (network.version == 6 and network.is_link_local) and works(network):
+        if works(network):
             return f"network: {{subnet: {network}}}"
 
-    ends = [of.nic(nic.name) for of in facts.values()]
-    owners = Counter(address.ip for end in ends if end for address in end.addresses)
-    alone = all(end and end.addresses and owners[end.addresses[0].ip] == 1 for end in ends)
+    ends = [(of, end) for of in facts.values() if (end := of.nic(nic.name))]
+    joined = all(maker_of(of, end) == VPN or networks & _networks(end) for of, end in ends)
+    owners = Counter(address.ip for _, end in ends for address in end.addresses)
+    if len(ends) < len(facts) or not joined or max(owners.values(), default=2) > 1:
+        return ""
     name = nic.name
-    if alone and works(None, Nics(control=name, nccl=name, gloo=name)):
-        return f"nics: {{control: {name}, nccl: {name}, gloo: {name}}} for every host"
-    return ""
+    works_by_name = works(None, Nics(control=name, nccl=name, gloo=name))
+    return f"nics: {{control: {name}, nccl: {name}, gloo: {name}}} for every host" * works_by_name
+
+
+def _networks(nic: NicFacts) -> set[IPv4Network | IPv6Network]:
+    """Return the networks that may join hosts: not IPv6's link-local one."""
+    found = {ip_interface(f"{a.ip}/{a.prefix}").network for a in nic.addresses}
+    return {network for network in found if network.version == 4 or not network.is_link_local}
 
 
 def _not_taken(candidate: Candidate, host: str, facts: Mapping[str, HostFacts]) -> str:
