@@ -16,7 +16,7 @@ from clusterctl.engine.plan import Plan
 from clusterctl.engine.step import HostView
 from clusterctl.errors import UsageError, raise_all
 from clusterctl.inventory.outside import Outside, outside_of
-from clusterctl.models.name import resolve
+from clusterctl.models.name import did_you_mean, resolve
 from clusterctl.transfer.weights import delivery, staging
 from clusterctl.transfer.weights.delivery import Destination, FindModel, PushedModel
 from clusterctl.transfer.weights.downloads import (
@@ -77,7 +77,8 @@ def hub_model(
     hub_id = resolve(asked, models).hub_id
     if asked.startswith("/") or hub_id is None:
         raise UsageError(
-            f"{asked} is not a model on a hub", hint="clusterctl model pull ORGANIZATION/NAME"
+            f"{asked} is not a model on a hub{did_you_mean(asked)}",
+            hint="clusterctl model pull ORGANIZATION/NAME",
         )
     known: HubName = "hf" if hub == "hf" else "modelscope"
     return HubModel(known, hub_id, name or hub_id.rpartition("/")[2], revision, include)

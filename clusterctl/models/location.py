@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, UsageError, raise_all
-from clusterctl.models.name import Model
+from clusterctl.models.name import Model, did_you_mean
 from clusterctl.models.probe import ModelDirectory
 from clusterctl.models.shape import ModelShape
 
@@ -56,7 +56,10 @@ def locate(
     """
     path = likeliest_path(model, findings)
     if path is None:
-        source = f"; its name on the Hub is {model.hub_id}" if model.hub_id else ""
+        if model.hub_id:
+            source = f"; its name on the Hub is {model.hub_id}"
+        else:
+            source = did_you_mean(model.asked)
         raise RequirementsNotMet(
             f"{model.asked} is on none of the hosts ({', '.join(findings)}){source}",
             hint=copy_from(model, models, model.candidates[0], None),

@@ -1,4 +1,4 @@
-"""Resolve the user's name for a model: an alias, a Hub id, or a path on the hosts."""
+"""Resolve the user's name for a model: an alias, a Hub id, or a directory on the hosts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from clusterctl.errors import UsageError
 from clusterctl.models.catalogue import EDITIONS, CatalogueEntry, by_alias, by_directory, by_hub_id
 
+_DIRECTORY = re.compile(r"^[A-Za-z0-9][\w.-]*$")
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 
 _NEAR = 0.7  # llama-3-8b and gemma-4-31b are alike to 0.57, qwen3 and qwen3-8b to 0.77
@@ -31,8 +32,8 @@ class Model:
 def resolve(name: str, models_dir: str) -> Model:
     """Return the model called `name`, which hosts may have under `models_dir`.
 
-    Raises UsageError for an alias that is not in the catalogue (with the nearest ones) and for a
-    relative path.
+    A name that the catalogue lacks is that of a directory there, as `model ls` shows it. Raises
+    UsageError for what can be none of these.
     """
     if name.startswith("/"):
         path = PurePosixPath(name)
@@ -53,10 +54,12 @@ def resolve(name: str, models_dir: str) -> Model:
             f"{name} is neither a Hub id (organisation/name) nor an absolute path",
             hint="give the path from the root, as the hosts see it: /data/models/NAME",
         )
-    raise UsageError(
-        f"unknown model {name}{did_you_mean(name)}",
-        hint=f"{LIST_COMMAND}   or give a Hub id (organisation/name) or an absolute path",
-    )
+    if not _DIRECTORY.match(name):
+        raise UsageError(
+            f"{name!r} is not the name of a model",
+            hint=f"{LIST_COMMAND}   or give a Hub id (organisation/name) or an absolute path",
+        )
+    return Model(name, name, (f"{models_dir.rstrip('/')}/{name}",))
 
 
 def is_hub_id(name: str) -> bool:

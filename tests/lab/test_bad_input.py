@@ -172,7 +172,7 @@ def test_an_image_that_is_nowhere(operator: Operator, write: Write, on_host: OnH
 
 def test_a_model_that_nobody_knows_needs_no_host(operator: Operator, bare: Path) -> None:
     operator.run("bootstrap", "--dry-run", str(bare))
-    ran = operator.run("serve", "qwen2.5-1b", "-i", str(bare))
+    ran = operator.run("model", "pull", "qwen2.5-1b", "-i", str(bare))
     assert ran.status == 2, ran.text
     assert "qwen2.5-1.5b" in ran.stderr
 

@@ -46,7 +46,7 @@ def test_ls_lists_what_answers_and_names_what_does_not(
         (("push", "Tiny", "--from", "host:gpu9"), "host:gpu9 is not a host of the inventory"),
         (("push", ".", "--limit-rate", "fast"), "--limit-rate: 'fast' is not a rate"),
         (("push", ".", "--name", "../x"), "is not a valid name of a model directory"),
-        (("pull", "qwen3-9b"), "unknown model qwen3-9b; did you mean"),
+        (("pull", "qwen3-9b"), "qwen3-9b is not a model on a hub; did you mean"),
         (("pull", "/data/models/x"), "/data/models/x is not a model on a hub"),
         (("pull", "qwen3-8b", "--source", "nexus"), "--source nexus is not known"),
         (("pull", "qwen3-8b", "--on", "gpu9"), "--on gpu9 is not a host of the inventory"),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import RequirementsNotMet, UsageError
 from clusterctl.models.catalogue import CATALOGUE, by_alias
 from clusterctl.models.config_json import described
+from clusterctl.models.location import locate
 from clusterctl.models.name import resolve
 from clusterctl.models.version import Version, parse_version
 from clusterctl.planning.problems import possible_tp
@@ -87,22 +88,30 @@ def test_a_path_is_looked_for_nowhere_else() -> None:
     ],
 )
 def test_an_unknown_alias_brings_the_nearest_one(name: str, guess: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        resolve(name, MODELS)
+    with pytest.raises(RequirementsNotMet) as caught:
+        locate(resolve(name, MODELS), {"gpu1": []})
 
+    assert f"{name} is on none of the hosts (gpu1); did you mean" in str(caught.value)
     assert guess in str(caught.value)
-    assert "model ls" in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize("name", ["models/x/y", "./qwen", "~/qwen", "/data/../etc", "/"])
+def test_a_directory_of_the_hosts_is_named_as_model_ls_shows_it() -> None:
+    found = resolve("all-MiniLM-L6-v2", MODELS)
+    assert (found.served_name, found.hub_id) == ("all-MiniLM-L6-v2", None)
+    assert found.candidates == (f"{MODELS}/all-MiniLM-L6-v2",)
+
+
+@pytest.mark.parametrize(
+    "name", ["models/x/y", "./qwen", "~/qwen", "/data/../etc", "/", "..", "a b"]
+)
 def test_what_is_no_path_from_the_root_is_refused(name: str) -> None:
     with pytest.raises(UsageError):
         resolve(name, MODELS)
 
 
 def test_an_alias_unlike_any_other_brings_no_guess() -> None:
-    with pytest.raises(UsageError) as caught:
-        resolve("zzz", MODELS)
+    with pytest.raises(RequirementsNotMet) as caught:
+        locate(resolve("zzz", MODELS), {"gpu1": []})
 
     assert "did you mean" not in str(caught.value)
 
