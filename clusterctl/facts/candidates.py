@@ -122,9 +122,8 @@ def maker_of(facts: HostFacts, nic: NicFacts) -> str | None:
     """Return the kind of program that made the interface; None for the host's own ones."""
     if _over_physical(facts, nic):
         return None
-    if nic.kind in _TUNNELS:
-        return VPN
-    return next((maker for maker, names in _MADE_BY.items() if re.match(names, nic.name)), None)
+    named = (maker for maker, names in _MADE_BY.items() if re.match(names, nic.name))
+    return next(named, VPN if nic.kind in _TUNNELS else None)
 
 
 def _over_physical(facts: HostFacts, nic: NicFacts) -> bool:

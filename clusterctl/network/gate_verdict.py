@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address
 
 from clusterctl.errors import ClusterctlError, RayNotFormed, RequirementsNotMet, StepFailed
+from clusterctl.facts.candidates import speed_of
 from clusterctl.facts.model import HostFacts
 from clusterctl.network.nccl_log import Carried, peers, read_log, warnings
 from clusterctl.node.fabric_documents import (
@@ -126,8 +127,7 @@ def line_rate(topology: Topology, facts: Mapping[str, HostFacts], *, rdma: bool)
             ports = [port for one in of_host.rdma if one.name in names for port in one.ports]
             rates.append(sum((port.rate or 0.0) * 1e6 for port in ports if port.active))
         else:
-            nics = [of_host.nic(name) for name in node.nccl_nics]
-            rates.append(sum((n.speed or 0) * 1e6 for n in nics if n and n.kind != "virtual"))
+            rates.append(sum((speed_of(of_host, name) or 0) * 1e6 for name in node.nccl_nics))
     return min(rates) if rates and all(rates) else None
 
 

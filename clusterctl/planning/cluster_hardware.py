@@ -11,6 +11,7 @@ from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.containers.driver import ContainerDriver
 from clusterctl.containers.drivers import driver_for
 from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.facts.candidates import speed_of
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Inventory
@@ -121,9 +122,8 @@ def network_of(topology: Topology, facts: Mapping[str, HostFacts]) -> LinkSpeed 
     """
     speeds = []
     for node in topology.nodes:
-        nics = [facts[node.host].nic(name) for name in node.nccl_nics]
-        known = [nic.speed for nic in nics if nic and nic.speed and nic.kind != "virtual"]
-        if len(known) < max(1, len(nics)):
+        known = [speed_of(facts[node.host], name) or 0 for name in node.nccl_nics]
+        if not known or not all(known):
             return None
         speeds.append(sum(known))
     if len(speeds) < 2:

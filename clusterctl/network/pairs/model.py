@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_interface
 
+from clusterctl.facts.candidates import speed_of
 from clusterctl.facts.model import HostFacts
 from clusterctl.ray_cluster.topology import Topology
-
-# Kinds of NICs that report the link's speed; a veth always reports 10 Gbit/s
-_HONEST = ("physical", "bond", "vlan")
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ def lanes(topology: Topology, facts: Mapping[str, HostFacts]) -> tuple[Lane, ...
             offered = nic.addresses if nic else ()
             held = [a for a in offered if (":" in a.ip) == six and (not six or a.scope == "global")]
             if nic and held:
-                speed = nic.speed if nic.kind in _HONEST else None
+                speed = speed_of(facts[node.host], name)
                 macs = frozenset(each.mac for each in facts[node.host].nics)
                 first = next((a for a in held if a.ip == node.node_ip), held[0])
                 ends[node.host] = End(
