@@ -78,7 +78,9 @@ def _hold(
 def no_code_for(gpu: GpuFacts, env: Mapping[str, str]) -> tuple[str, str] | None:
     """Return cause and fix if no program of the image's CUDA has code for the GPU's generation;
     None if it may have, or if either is unknown."""
-    version, capability = env.get("CUDA_VERSION", ""), gpu.compute_capability
+    required = re.search(r"cuda>=([0-9.]+)", env.get("NVIDIA_REQUIRE_CUDA", ""))
+    version = env.get("CUDA_VERSION") or (required[1] if required else "")
+    capability = gpu.compute_capability
     ours = _numbers(version)[:2]
     if not ours or not capability:
         return None

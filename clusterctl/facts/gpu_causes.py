@@ -81,8 +81,34 @@ def _by_kernel(facts: HostFacts) -> Iterator[GpuCause]:
             f"sudo {_headers(facts)}; sudo dkms autoinstall (or install the driver's package for "
             "this kernel); sudo modprobe nvidia",
         )
+    if line := _line(report, r"necessary power cables"):
+        yield GpuCause(
+            "a GPU has no power", "power the host off and connect the GPU's power cables", line
+        )
+    if line := _line(
+        report, r"obtained ownership of the NVIDIA device|probe routine was not called"
+    ):
+        yield GpuCause(
+            "another driver holds them, or did when NVIDIA's was loaded",
+            "see which: lspci -k -d 10de:; keep it from loading (/etc/modprobe.d); sudo reboot",
+            line,
+        )
+    if line := _line(report, r"API mismatch"):
+        yield GpuCause(
+            "the driver was upgraded under the running kernel module", "sudo reboot", line
+        )
+    if line := _line(report, r"BAR\d is 0M|can't assign|I/O region .* is invalid"):
+        yield GpuCause(
+            "the firmware gave the GPU no address space for its memory",
+            'switch "Above 4G Decoding" on in the firmware\'s setup, or boot with pci=realloc',
+            line,
+        )
     if line := _line(report, r"RmInitAdapter failed|rm_init_adapter failed"):
-        yield _not_initialised(report, line)
+        yield GpuCause(
+            f"the driver cannot initialize the GPU; the kernel's log says: {line}",
+            "sudo reboot; if it stays, power the host off and on; another driver branch or the "
+            "GPU's seat and power are next",
+        )
 
 
 def _slow_or_hung(report: GpuReport) -> GpuCause:
@@ -94,22 +120,6 @@ def _slow_or_hung(report: GpuReport) -> GpuCause:
         f"persistence mode ({gpus} GPU{'s' if gpus > 1 else ''} to initialize), or hangs",
         "see which: time sudo nvidia-smi -L. If it ends: sudo systemctl enable --now "
         "nvidia-persistenced (or: sudo nvidia-smi -pm 1). If not: sudo reboot",
-    )
-
-
-def _not_initialised(report: GpuReport, line: str) -> GpuCause:
-    memory = _line(report, r"BAR\d is 0M|can't assign|this PCI I/O region")
-    if memory:
-        return GpuCause(
-            "the firmware gave the GPU no address space for its memory; the kernel's log says: "
-            f"{line}",
-            'switch "Above 4G Decoding" on in the firmware\'s setup, or boot with pci=realloc',
-            f"{memory}\n{line}",
-        )
-    return GpuCause(
-        f"the driver cannot initialize the GPU; the kernel's log says: {line}",
-        "sudo reboot; if it stays, power the host off and on; another driver branch or the GPU's "
-        "seat and power are next",
     )
 
 

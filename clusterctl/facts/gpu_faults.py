@@ -26,6 +26,7 @@ _XIDS: Mapping[str, Mapping[str, str]] = table("xids")["xids"]
 # NVIDIA's immediate actions that a GPU needs before it is used again; other Xids need none
 _RESET = frozenset({"RESET_GPU", "WORKFLOW_XID_48", "WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR"})
 _REBOOT = frozenset({"RESTART_BM", "RESTART_VM"})
+_CHANGED = "XID_154"  # `GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)`
 
 # Of the others: the GPU keeps working, but it or its memory ages
 _NOTED = frozenset({63, 92, 94, 157, 160, 161, 164, 165, 168})
@@ -40,6 +41,8 @@ def is_serious(xid: Xid) -> bool:
     """Whether the GPU must be reset, or the host rebooted. Of NVLink 5 (144 to 150), the driver
     itself says whether an error is fatal."""
     action = _XIDS.get(str(xid.code), {}).get("action", "")
+    if action == _CHANGED:
+        return re.search(r"to 0x0*[1-9a-f]", xid.text) is not None
     return action in _RESET | _REBOOT and " nonfatal " not in f" {xid.text.lower()} "
 
 
@@ -157,7 +160,7 @@ def _xid_errors(report: GpuReport) -> Iterator[RequirementsNotMet]:
         if gpu and gpu.recovery:
             continue  # the driver's state is more reliable than an old line of the log
         name = _name(gpu) if gpu else f"the GPU at {xid.bus}"
-        reboot = _XIDS[str(xid.code)]["action"] in _REBOOT
+        reboot = _XIDS[str(xid.code)]["action"] in _REBOOT or "Reboot Required" in xid.text
         yield RequirementsNotMet(
             f"{name} reported Xid {xid.code}: {meaning(xid)}",
             hint="sudo reboot" if reboot else RESET.format(bus=xid.bus) + AFTER_HEALING,

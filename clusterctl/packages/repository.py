@@ -69,9 +69,9 @@ def docker(target: PackageSystem, url: str | None = None, key: Path | None = Non
     if not target.known:
         raise RequirementsNotMet(
             f"Docker makes no packages for {target.system} {target.version}, and clusterctl does "
-            "not know which release of RHEL or Fedora it equals",
-            hint="install an engine there from the system's own packages and start it: dnf search "
-            "docker; or bring Docker's static archive: docs/offline.md",
+            "not know which release it equals",
+            hint="install an engine there from the system's own packages and start it; or bring "
+            "Docker's static archive: docs/offline.md",
         )
     system = DOCKER_REPOSITORY[target.system]
     if target.family == "apt":

@@ -48,7 +48,7 @@ class PackageSystem:
     @property
     def known(self) -> bool:
         """Whether its releases are those of a directory in Docker's package repository."""
-        return self.system in DOCKER_REPOSITORY
+        return self.system in DOCKER_REPOSITORY and (self.family == "dnf" or bool(self.codename))
 
 
 def target_named(name: str) -> PackageSystem:
@@ -69,7 +69,8 @@ def target_of(
     """Return the system that /etc/os-release names; None for one without apt and dnf.
 
     The release of RHEL and its rebuilds is the major version: 9.5 uses packages for 9. The version
-    of another derivative says nothing about its parent's: Amazon Linux 2023 is no RHEL 2023.
+    of another derivative says nothing about its parent's: Amazon Linux 2023 is no RHEL 2023. A
+    derivative of Debian or Ubuntu has its parent's release by the codename, or none.
     """
     names = (identifier, *like)
     if identifier in DNF_FAMILY:
@@ -77,7 +78,12 @@ def target_of(
     if not APT_FAMILY & set(names) and DNF_LIKE & set(names):
         return PackageSystem(identifier, version)
     system = next((name for name in names if name in APT_FAMILY), "")
-    return PackageSystem(system, version, codename) if system else None
+    if not system or identifier == system:
+        return PackageSystem(system, version, codename) if system else None
+    base = next((name for name, of in CODENAMES.items() if of == codename), "")
+    if not base.startswith(system):
+        return PackageSystem(system, version)
+    return PackageSystem(system, base.removeprefix(system), codename)
 
 
 ENGINE_OF_DISTRIBUTION = ("docker.io",)

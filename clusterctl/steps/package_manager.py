@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from clusterctl import deadlines
 from clusterctl.engine.step import HostView
-from clusterctl.errors import CommandFailed
+from clusterctl.errors import CommandFailed, RequirementsNotMet
 from clusterctl.node.documents import PRIVATE
 from clusterctl.packages.target import PackageSystem, target_of
 from clusterctl.transport.base import CommandResult
@@ -98,7 +98,8 @@ class PackageManager(ABC):
 
     @abstractmethod
     def would_add(self, packages: Sequence[str]) -> list[str]:
-        """Return the names of the packages that installing would add, dependencies included."""
+        """Return the names of the packages that installing would add, dependencies included.
+        Raises RequirementsNotMet if it would remove any."""
 
     @abstractmethod
     def would_remove(self, packages: Sequence[str]) -> list[str]:
@@ -238,6 +239,14 @@ class Apt(PackageManager):
         words = ["-s", "--no-install-recommends", "install", *packages]
         doing = f"apt-get install {' '.join(packages)}"
         done = self._apt_get(words, doing, timeout=deadlines.PACKAGE_PLAN)
+        if removed := re.findall(r"^Remv (\S+) ", done.stdout, re.MULTILINE):
+            raise RequirementsNotMet(
+                f"installing {' '.join(packages)} would remove {', '.join(sorted(removed))}",
+                host=self._view.host.name,
+                hint=f"see what needs them: apt-get -s remove {' '.join(sorted(removed))}; remove "
+                "them there if nothing does, or let the inventory take another engine: "
+                "packages: {docker: {}} for Docker's, none for the distribution's",
+            )
         return sorted(re.findall(r"^Inst (\S+) \(", done.stdout, re.MULTILINE))
 
     def would_remove(self, packages: Sequence[str]) -> list[str]:
@@ -281,6 +290,8 @@ class Apt(PackageManager):
 _DNF = (
     "env", "LC_ALL=C", "dnf", "--setopt=install_weak_deps=False", "--setopt=exit_on_lock=True",
 )  # fmt: skip
+# dnf5 knows --noautoremove only after `remove`, and dnf 4 this option as well.
+_NO_AUTOREMOVE = ("--setopt=clean_requirements_on_remove=False",)
 _DNF_LOCKED = ("transaction lock", "another app is currently")
 
 # A row of the table that dnf prints before it asks: name, architecture, version, ...
@@ -337,7 +348,7 @@ class Dnf(PackageManager):
         return sorted(set(_TABLE_ROW.findall(table.partition("\nUpgrading:")[0])))
 
     def would_remove(self, packages: Sequence[str]) -> list[str]:
-        table = self._table(["--noautoremove", "remove", *packages], "dnf remove")
+        table = self._table([*_NO_AUTOREMOVE, "remove", *packages], "dnf remove")
         return sorted(set(_TABLE_ROW.findall(table)))
 
     def install(self, packages: Sequence[str]) -> None:
@@ -346,7 +357,7 @@ class Dnf(PackageManager):
         self._run(words, doing, timeout=deadlines.PACKAGE_INSTALLATION)
 
     def purge(self, packages: Sequence[str]) -> None:
-        words = ["--noautoremove", "remove", *packages]
+        words = [*_NO_AUTOREMOVE, "remove", *packages]
         self._run(words, "dnf remove", timeout=deadlines.PACKAGE_REMOVAL)
 
     def _sources(self, packages: Sequence[str]) -> Sequence[str]:

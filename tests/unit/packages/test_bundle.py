@@ -182,7 +182,7 @@ def test_dockers_static_archive_serves_every_system(tmp_path: Path) -> None:
         (("ubuntu", ("debian",), "24.04", "noble"), "ubuntu24.04", "apt"),
         (("rocky", ("rhel", "centos", "fedora"), "9.5", ""), "rocky9", "dnf"),
         (("ol", ("fedora",), "9.5", ""), "ol9", "dnf"),
-        (("linuxmint", ("ubuntu", "debian"), "22", "noble"), "ubuntu22", "apt"),
+        (("linuxmint", ("ubuntu", "debian"), "22", "noble"), "ubuntu24.04", "apt"),
         (("amzn", ("fedora",), "2023", ""), "amzn2023", "dnf"),
         (("anolis", ("rhel", "fedora", "centos"), "23.2", ""), "anolis23.2", "dnf"),
         (("rhel", (), "10.0", ""), "rhel10", "dnf"),

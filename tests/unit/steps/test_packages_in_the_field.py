@@ -113,6 +113,10 @@ def test_a_derivative_of_ubuntu_takes_the_codename_of_its_base() -> None:
     target = target_of(os.id, os.like, os.version, os.codename)
     assert target is not None
     assert docker(target).suite == "noble stable"
+    unknown = target_of("linuxmint", ("ubuntu", "debian"), "22", "wilma")
+    assert unknown is not None
+    with pytest.raises(RequirementsNotMet, match="does not know which release it equals"):
+        docker(unknown)
 
 
 NO_ADDRTYPE = (
@@ -203,3 +207,13 @@ def test_what_dnf_cannot_install_beside_each_other(words: str, cause: str, fix: 
     error = failure(lambda: Dnf(view).install(["docker-ce", "containerd.io"]))
     assert cause in error.summary
     assert fix in str(error.hint)
+
+
+def test_packages_that_apt_would_remove_stop_it_before() -> None:
+    """docker-ce's containerd.io takes the place of the containerd that Kubernetes uses."""
+    plan = "Remv containerd [1.7.28-0ubuntu1]\nInst containerd.io (2.1.5-1 Docker:noble)\n"
+    view = on("ubuntu", ("debian",), "24.04", install=says(plan, status=0))
+    with pytest.raises(RequirementsNotMet) as raised:
+        Apt(view).would_add(["docker-ce"])
+    assert raised.value.summary == "installing docker-ce would remove containerd"
+    assert "apt-get -s remove containerd" in str(raised.value.hint)
