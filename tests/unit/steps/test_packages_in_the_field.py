@@ -49,9 +49,9 @@ def says(stdout: str = "", stderr: str = "", *, status: int = 1) -> CommandResul
 
 
 def on(system: str, like: tuple[str, ...], version: str, **answers: CommandResult) -> HostView:
-    os = Os(
-        system, like, version, "", f"{system} {version}", "x86_64", f"6.12.0-55.el{version}.x86_64"
-    )
+    codename = "noble" if system == "ubuntu" else ""
+    kernel = f"6.12.0-55.el{version}.x86_64"
+    os = Os(system, like, version, codename, f"{system} {version}", "x86_64", kernel)
     view = fake_view(FakeHost("gpu1"), replace(facts(), os=os))
     return replace(view, transport=Scripted(**answers))
 
