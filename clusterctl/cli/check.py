@@ -40,7 +40,6 @@ def check(
 ) -> None:
     """Validate the inventory, then every host. Changes nothing; lists all problems at once."""
     from clusterctl.cli.session import session
-    from clusterctl.commands.bootstrap import plan_for
     from clusterctl.commands.check import run, with_fabric
     from clusterctl.commands.check import security as promises_of
     from clusterctl.errors import raise_all
@@ -50,9 +49,9 @@ def check(
     with session("check", path, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
         of = (opened.inventory, opened.hosts, opened.credentials)
         if security:
-            _show_promises(promises_of(*of, plan_for=plan_for), as_json=as_json)
+            _show_promises(promises_of(*of), as_json=as_json)
             return
-        report = run(*of, plan_for=plan_for)
+        report = run(*of)
         if fabric:
             report = with_fabric(report, *of, opened.progress)
         if as_json:

@@ -3,13 +3,12 @@ nothing; reports all problems together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
 from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.engine.events import EventSink
-from clusterctl.engine.plan import Plan
 from clusterctl.errors import (
     ClusterctlError,
     Interrupted,
@@ -31,6 +30,7 @@ from clusterctl.network.pairs import judgement
 from clusterctl.network.pairs.model import PairResults, Way, default_route_notes
 from clusterctl.network.pairs.probe import IN_USE, NOT_SEEN, probe_pairs, ray_ports
 from clusterctl.node.documents import RayNode
+from clusterctl.operations.bootstrap_stages import plan_for
 from clusterctl.packages.bundle import open_bundles
 from clusterctl.steps.fetching import to_be_fetched
 from clusterctl.survey.cluster import Cluster, name_listeners, place, require_fit, requirements
@@ -66,12 +66,9 @@ def run(
     inventory: Inventory,
     hosts: Iterable[Host],
     credentials: Credentials,
-    *,
-    plan_for: Callable[[Cluster, tuple[str, ...]], Plan],
 ) -> Report:
     """Check `hosts` and the links between them and, if the cluster is up, differences from the
-    result of a bootstrap. `plan_for` returns what bootstrap would change on hosts; it is an
-    argument since no command imports another."""
+    result of a bootstrap."""
     with connected(hosts, credentials) as transports:
         survey = take_survey(inventory, transports)
         lacking = requirements(survey)
@@ -130,11 +127,9 @@ def security(
     inventory: Inventory,
     hosts: Iterable[Host],
     credentials: Credentials,
-    *,
-    plan_for: Callable[[Cluster, tuple[str, ...]], Plan],
 ) -> list[PromiseState]:
-    """Return the promises of docs/security.md with their state on this cluster. `plan_for` as in
-    `run`. Raises the errors of hosts that do not answer."""
+    """Return the promises of docs/security.md with their state on this cluster. Raises the errors
+    of hosts that do not answer."""
     with connected(hosts, credentials) as transports:
         survey = take_survey(inventory, transports).require_answers()
         topology, _ = place(survey)

@@ -81,6 +81,10 @@ Event = (
 EventSink = Callable[[Event], None]
 
 
+def ignore(event: Event) -> None:
+    """A sink for what nobody watches."""
+
+
 def one_at_a_time(sink: EventSink) -> EventSink:
     """Return a wrapper of `sink` that several threads may call."""
     lock = threading.Lock()

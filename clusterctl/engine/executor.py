@@ -64,7 +64,7 @@ def execute(
     If a host fails in a stage whose policy is STOP, the errors of all its hosts are raised once the
     others are done. Raises Interrupted if `cancelled` was set before the last step.
     """
-    run = _Execution(views, one_at_a_time(sink), cancelled or threading.Event(), before_change)
+    run = Execution(views, one_at_a_time(sink), cancelled or threading.Event(), before_change)
     for stage in stages:
         run.stage(stage)
     return RunOutcome(run.changed, run.set_aside)
@@ -83,7 +83,9 @@ def execute_held(
 
 
 @dataclass
-class _Execution:
+class Execution:
+    """A run, stage by stage. `views` may be replaced between stages, by those of a later look."""
+
     views: Mapping[str, HostView]
     sink: EventSink
     cancelled: Cancelled

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clusterctl.commands.bootstrap import host_stages
 from clusterctl.engine.executor import execute
 from clusterctl.engine.plan import Plan
 from clusterctl.engine.plan import plan as plan_stages
@@ -22,6 +21,7 @@ from clusterctl.inventory.load import load
 from clusterctl.lab import lifecycle
 from clusterctl.lab.layout import CONTROL
 from clusterctl.lab.paths import LabPaths
+from clusterctl.operations.bootstrap_stages import host_stages
 from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transport.credentials import Credentials
 from tests.fakes.docker_registry import docker_registry

@@ -11,7 +11,6 @@ import pytest
 
 from clusterctl.accelerators.names import MODULES
 from clusterctl.accelerators.registry import accelerator_named
-from clusterctl.commands import bootstrap
 from clusterctl.errors import InventoryError
 from clusterctl.facts.gather import probe_script
 from clusterctl.facts.model import GpuFacts, GpuReport, HostFacts
@@ -23,6 +22,7 @@ from clusterctl.network.choice import resolve
 from clusterctl.node.documents import NodeDocument, from_json, to_json
 from clusterctl.node.fabric_documents import FabricSpec
 from clusterctl.node.fabric_gate import seats
+from clusterctl.operations import bootstrap_stages as bootstrap
 from clusterctl.operations.nodes import removal_stages
 from clusterctl.planning.cluster_hardware import hardware_of
 from clusterctl.planning.free_gpus import HeldGpus
@@ -32,7 +32,6 @@ from clusterctl.serving.arguments import BatchLimits, batch_limits
 from clusterctl.steps.engines import Engines
 from clusterctl.survey.cluster import Cluster, requirements
 from clusterctl.survey.inventory_text import Found, Wishes, inventory_text
-from clusterctl.transfer.cluster_images import ClusterImages
 from clusterctl.units import GIB
 from tests.fakes.abacus import LISTING, Nothing
 from tests.fakes.container_engine import image
@@ -141,12 +140,8 @@ def test_bootstrap_and_down_do_what_it_needs(tmp_path: Path) -> None:
         host.engine.images["base"] = image("base", "vllm:v0.33.0")
     views = {name: fake_view(host, FACTS[name]) for name, host in hosts.items()}
     cluster = Cluster(survey_of(demo, ANSWERS), resolve(demo, FACTS), views, ("a", "b"))
-    engines = Engines(fake_driver)
-    with ClusterImages(cluster, ("a", "b"), engines) as images:
-        stages = (
-            *bootstrap.host_stages(demo, ("a", "b"), {}),
-            *bootstrap.cluster_stages(cluster, images),
-        )
+    target = bootstrap.Target.of(cluster, ("a", "b"), Engines(fake_driver))
+    stages = bootstrap.stages_of(target)
     steps = {stage.title: stage.steps for stage in stages}
     assert steps["GPUs in containers"] == (Nothing("abaci oiled"),)
     assert steps["GPUs in the image"] == (Nothing("beads in the image"),)

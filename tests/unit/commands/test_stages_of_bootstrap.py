@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from clusterctl.commands.bootstrap import cluster_stages
 from clusterctl.engine.plan import PlannedChange, Stage, plan
 from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.inventory.model import GatewayAccess, Gpu, Host, Inventory
@@ -17,10 +16,17 @@ from clusterctl.node.documents import (
     declared_dir,
     to_json,
 )
+from clusterctl.operations.bootstrap_stages import (
+    STAGES,
+    Between,
+    Run,
+    Target,
+    host_stages,
+    stages_of,
+)
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.secrets import API_KEY, secret_path
 from clusterctl.survey.cluster import Cluster, topology_of
-from clusterctl.transfer.cluster_images import ClusterImages
 from tests.fakes.host import FakeHost, fake_driver, fake_view
 from tests.fakes.host_facts import host_facts, nic
 from tests.fakes.surveys import Said, survey_of
@@ -32,6 +38,11 @@ SECOND = ServiceDocument(
     host="10.0.0.2", port=8001, tensor_parallel=1, pipeline_parallel=1, gpus=1, fingerprint="f",
     replica=2, node_ips=["10.0.0.2"],
 )  # fmt: skip
+
+
+def stages_by_title(cluster: Cluster) -> dict[str, Stage]:
+    stages = stages_of(Target.of(cluster, NAMES, Engines(fake_driver)))
+    return {stage.title: stage for stage in stages}
 
 
 def test_hosts_with_a_gateway_get_the_key_and_the_certificate_of_the_head() -> None:
@@ -48,8 +59,7 @@ def test_hosts_with_a_gateway_get_the_key_and_the_certificate_of_the_head() -> N
         machine.directories["/etc/clusterctl/demo"] = 0o700
     views = {name: fake_view(machine, facts[name]) for name, machine in machines.items()}
     cluster = Cluster(survey, topology_of(survey), views, NAMES)
-    with ClusterImages(cluster, NAMES, Engines(fake_driver)) as images:
-        stages = {stage.title: stage for stage in cluster_stages(cluster, images)}
+    stages = stages_by_title(cluster)
 
     assert stages["Secrets for replicas"].hosts == ("gpu2",)
     assert stages["Gateway without TLS"].hosts == ("gpu3",)
@@ -61,24 +71,21 @@ def test_hosts_with_a_gateway_get_the_key_and_the_certificate_of_the_head() -> N
     assert copies.hosts == ("gpu2",)
     assert all(isinstance(step.check(views["gpu2"]), Unknown) for step in copies.steps)
     made.apply(views["gpu1"], change)
-    with ClusterImages(cluster, NAMES, Engines(fake_driver)) as images:
-        stages = {stage.title: stage for stage in cluster_stages(cluster, images)}
+    stages = stages_by_title(cluster)
     for step in stages["Gateways of other hosts"].steps:
         found = step.check(views["gpu2"])
         assert isinstance(found, Change)
         step.apply(views["gpu2"], found)
         assert step.check(views["gpu2"]) is None
-    with ClusterImages(cluster, NAMES, Engines(fake_driver)) as images:
-        assert not _of_gateways(cluster_stages(cluster, images), views)
+    assert not _of_gateways(stages_by_title(cluster).values(), views)
     machines["gpu1"].files.pop("/etc/clusterctl/demo/gateway.crt")
-    with ClusterImages(cluster, NAMES, Engines(fake_driver)) as images:
-        renewed = _of_gateways(cluster_stages(cluster, images), views)
+    renewed = _of_gateways(stages_by_title(cluster).values(), views)
     assert [(line.host, type(line.change)) for line in renewed] == [
         ("gpu1", Change), ("gpu2", Unknown), ("gpu2", Unknown),
     ]  # fmt: skip
 
 
-def _of_gateways(stages: Sequence[Stage], views: Mapping[str, HostView]) -> Sequence[PlannedChange]:
+def _of_gateways(stages: Iterable[Stage], views: Mapping[str, HostView]) -> Sequence[PlannedChange]:
     return plan([stage for stage in stages if "Gateway" in stage.title], views).changes
 
 
@@ -118,8 +125,7 @@ def test_the_key_and_the_documents_of_its_replicas() -> None:
     hosts["gpu1"].files[key] = b"k", 0o600
     hosts["gpu2"].files |= {path: (data, 0o600) for path, data in broken.items()}
     cluster = Cluster(survey, topology_of(survey), views, NAMES)
-    with ClusterImages(cluster, NAMES, Engines(fake_driver)) as images:
-        stages = {stage.title: stage for stage in cluster_stages(cluster, images)}
+    stages = stages_by_title(cluster)
 
     assert stages["Secrets for replicas"].hosts == ("gpu2",)
     (copied,) = stages["Secrets for replicas"].steps
@@ -127,3 +133,42 @@ def test_the_key_and_the_documents_of_its_replicas() -> None:
     (readable,) = stages["Services"].steps
     assert readable.check(views["gpu2"]) == Change(f"restore {known.file}, which cannot be read")
     assert readable.check(views["gpu3"]) is None
+
+
+def test_the_list_has_everything_in_an_order_that_works() -> None:
+    """What is between stages stands in the list, too: looks, proofs of links, of Ray, of fabric."""
+    lines = [
+        line.act if isinstance(line, Between) else getattr(line, "title", None) for line in STAGES
+    ]
+    orders: list[list[object]] = [
+        ["Python", Run.look_again, Run.prove_links, "Container engine", "Node files"],
+        ["Directories", "Services", "Node files", "Ray head", "Ray workers"],
+        ["Secrets of the cluster", "Secrets for workers", "Ray head"],
+        ["Restarts of Docker", "Ray head"],
+        ["Ray workers", "Files of an earlier version", Run.await_ray, Run.prove_fabric],
+    ]
+    for order in orders:
+        places = [lines.index(each) for each in order]
+        assert places == sorted(places)
+    looks = [at for at, line in enumerate(lines) if line == Run.look_again]
+    assert looks[1] > lines.index("GPUs in containers"), "options of containers depend on these"
+
+
+def test_the_plan_has_the_stages_that_need_nothing_of_the_cluster_too() -> None:
+    inventory = Inventory(
+        cluster="demo",
+        image="vllm:v0.33.0",
+        hosts=(Host(name="gpu1", address="10.0.0.1", role="head", gpus=(Gpu(),)),),
+    )
+    facts = {"gpu1": host_facts(nic("eth0", "10.0.0.1"))}
+    survey = survey_of(inventory, {"gpu1": Said(facts["gpu1"])})
+    views = {"gpu1": fake_view(FakeHost("gpu1"), facts["gpu1"])}
+    cluster = Cluster(survey, topology_of(survey), views, ("gpu1",))
+    target = Target.of(cluster, ("gpu1",), Engines(fake_driver))
+
+    titles = [stage.title for stage in stages_of(target)]
+
+    early = [stage.title for stage in host_stages(inventory, ("gpu1",), facts)]
+    assert early == ["Access to outside", "Python", "Container engine", "GPUs in containers"]
+    assert [title for title in titles if title in early] == early
+    assert titles[-1] == "Files of an earlier version"

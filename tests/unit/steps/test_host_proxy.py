@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.commands.bootstrap import host_stages
 from clusterctl.engine.step import Change
 from clusterctl.errors import InventoryError, RequirementsNotMet
 from clusterctl.inventory.load import load
 from clusterctl.inventory.model import Inventory
 from clusterctl.inventory.outside import proxy_variables
+from clusterctl.operations.bootstrap_stages import host_stages
 from clusterctl.steps.host_proxy import HostProxy
 from tests.fakes.container_engine import foreign
 from tests.fakes.private_ca import private_ca

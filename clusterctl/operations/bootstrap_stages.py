@@ -1,0 +1,499 @@
+"""All that `bootstrap` does, in order: `STAGES`. A line names a method of `HostTarget` or `Target`
+that returns its steps, or of `Run` that acts between stages. To add a stage is to add a line, and
+its method here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from threading import Event
+from typing import TYPE_CHECKING
+
+from clusterctl.accelerators.protocol import Accelerator
+from clusterctl.accelerators.registry import accelerator_named
+from clusterctl.containers.driver import Container, ContainerDriver
+from clusterctl.containers.drivers import driver_for
+from clusterctl.containers.spec import ContainerSpec
+from clusterctl.engine.events import EventSink, Note, StageStarted, ignore, one_at_a_time
+from clusterctl.engine.executor import Execution
+from clusterctl.engine.plan import OnFailure, Plan, Stage
+from clusterctl.engine.plan import plan as plan_stages
+from clusterctl.engine.step import HostView, Step
+from clusterctl.errors import ClusterctlError, raise_all
+from clusterctl.facts.container_networks import free_bridge, site_networks
+from clusterctl.facts.model import HostFacts
+from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.outside import outside_of
+from clusterctl.network.gate import FabricProof, FabricRecord, ensure_proven
+from clusterctl.network.pairs import judgement
+from clusterctl.network.pairs.probe import IN_USE, probe_pairs, ray_ports
+from clusterctl.node.documents import config_dir
+from clusterctl.node.files import NodePaths
+from clusterctl.operations.nodes import firewall_stage
+from clusterctl.operations.rolling import (
+    ReturnToGateway,
+    Rolling,
+    interrupts,
+    left_out,
+    spares,
+)
+from clusterctl.packages.bundle import Bundle, open_bundles
+from clusterctl.ray_cluster.node_files import directories_present, files_present
+from clusterctl.ray_cluster.nodes import container_spec
+from clusterctl.steps.container_engine import ContainerEngine
+from clusterctl.steps.engine_restart import StartedAfterEngine
+from clusterctl.steps.engines import Engines
+from clusterctl.steps.files import OLD_CACHES, PathsAbsent
+from clusterctl.steps.host_proxy import HostProxy
+from clusterctl.steps.host_python import HostPython
+from clusterctl.steps.node_container import NodeContainer
+from clusterctl.steps.secrets import (
+    API_KEY,
+    RAY_TOKEN,
+    HeadSecret,
+    SecretCopied,
+    SecretsMade,
+    secret_path,
+)
+from clusterctl.steps.service_documents import ServiceDocumentsReadable, documents_copied
+from clusterctl.steps.trusted_ca import TrustedCa
+from clusterctl.survey.cluster import Cluster, require_fit
+from clusterctl.survey.formation import Formed, await_formation, clock_of
+from clusterctl.survey.survey import take_survey
+from clusterctl.transfer.cluster_images import ClusterImages
+from clusterctl.transport.lock import ClusterLock
+
+if TYPE_CHECKING:
+    from clusterctl.steps.gateway_certificate import GatewayCertificate
+
+
+@dataclass(frozen=True)
+class HostTarget:
+    """Hosts to change, of which nothing more is known than their facts."""
+
+    inventory: Inventory
+    names: tuple[str, ...]
+    facts: Mapping[str, HostFacts]
+
+    @cached_property
+    def bundles(self) -> tuple[Bundle, ...]:
+        """Raises UsageError if the packages named in the inventory cannot be read."""
+        packages = self.inventory.packages
+        return open_bundles(packages.offline, packages.sums)
+
+    @cached_property
+    def accelerator(self) -> Accelerator:
+        return accelerator_named(self.inventory.accelerator)
+
+    def access_to_outside(self) -> Sequence[Step]:
+        """Raises InventoryError if the inventory's CA cannot be read."""
+        outside, cluster = outside_of(self.inventory), self.inventory.cluster
+        trusted = TrustedCa(cluster, outside.certificates, self.inventory.image)
+        return trusted, HostProxy(cluster, outside.proxy, outside.no_proxy)
+
+    def python(self) -> Sequence[Step]:
+        return (HostPython(self.bundles),)
+
+    def container_engine(self) -> Sequence[Step]:
+        bridge = free_bridge(site_networks(self.inventory, self.facts))
+        return (ContainerEngine(self.inventory.packages, self.bundles, bridge=bridge),)
+
+    def gpu_access(self) -> Sequence[Step]:
+        return self.accelerator.host_steps(self.inventory.packages, self.bundles)
+
+
+@dataclass(frozen=True)
+class Target(HostTarget):
+    """Hosts to change, as nodes of their cluster."""
+
+    cluster: Cluster
+    engines: Engines
+    lock: ClusterLock | None = None  # None for a plan, which changes nothing
+    sink: EventSink = ignore
+
+    @staticmethod
+    def of(
+        cluster: Cluster,
+        names: tuple[str, ...],
+        engines: Engines | None = None,
+        lock: ClusterLock | None = None,
+        sink: EventSink = ignore,
+    ) -> Target:
+        facts, made = cluster.survey.facts, engines or Engines(driver_for)
+        return Target(cluster.inventory, names, facts, cluster, made, lock, sink)
+
+    @cached_property
+    def images(self) -> ClusterImages:
+        return ClusterImages(self.cluster, self.names, self.engines, self.sink)
+
+    def close(self) -> None:
+        """End transfers that still run."""
+        if "images" in self.__dict__:
+            self.images.close()
+
+    # Which hosts
+
+    def all_hosts(self) -> tuple[str, ...]:
+        return self.names
+
+    def heads(self) -> tuple[str, ...]:
+        return tuple(name for name in self.names if name == self.inventory.head.name)
+
+    def workers(self) -> tuple[str, ...]:
+        return tuple(name for name in self.names if name != self.inventory.head.name)
+
+    def together(self) -> tuple[str, ...]:
+        return tuple(name for name in self.names if name not in self.one_by_one)
+
+    def workers_together(self) -> tuple[str, ...]:
+        return tuple(name for name in self.workers() if name not in self.one_by_one)
+
+    def workers_with_gateway(self) -> tuple[str, ...]:
+        return tuple(name for name in self.workers() if name in self._gateways)
+
+    def workers_with_replicas(self) -> tuple[str, ...]:
+        """By the head's word: a worker's own documents must not get it the key."""
+        services = self.cluster.survey.services.values()
+        listed = {member.host for service in services for member in service.members}
+        return tuple(name for name in self.workers() if name in listed | self._gateways)
+
+    def without_tls(self) -> tuple[str, ...]:
+        with_tls = self._gateways if self.has_tls() else set()
+        return tuple(name for name in self.names if name not in with_tls)
+
+    @property
+    def _gateways(self) -> set[str]:
+        return {host.name for host in self.inventory.gateways}
+
+    @cached_property
+    def one_by_one(self) -> dict[str, Sequence[Step]]:
+        """The steps of workers that are changed by themselves, in order.
+
+        While Ray's head stays, a worker whose replicas others can stand in for is changed after
+        they have left the gateway: where the head's Ray restarts, all services do anyway.
+        """
+        steps = (*self.node_files(), *self.container())
+        views = self.cluster.views
+        try:
+            changes = [step.check(views[name]) for name in self.heads() for step in steps]
+        except ClusterctlError:
+            return {}
+        if any(interrupts(change) for change in changes):
+            return {}
+
+        found: dict[str, Sequence[Step]] = {}
+        left = left_out(self.cluster.survey)
+        for name in self.workers():
+            rolling = Rolling(self.cluster, name, self.lock, self.sink)
+            if spares(self.cluster, name):
+                found[name] = rolling.around(steps)
+            elif name in left:
+                found[name] = (*steps, ReturnToGateway(rolling))
+        return found
+
+    # Which steps
+
+    def firewall(self) -> Sequence[Stage]:
+        return (firewall_stage(self.cluster, self.names),)
+
+    def image_stages(self) -> Sequence[Stage]:
+        _ = self.one_by_one  # Decided by what runs before images change
+        return self.images.stages()
+
+    def directories(self) -> Sequence[Step]:
+        return (directories_present(self.inventory.cluster),)
+
+    def service_documents(self) -> Sequence[Step]:
+        broken = {
+            name: [document for document in documents if document.file != "node.json"]
+            for name, documents in self.cluster.survey.unreadable.items()
+        }
+        return (ServiceDocumentsReadable(self.inventory.cluster, broken),)
+
+    def copies(self) -> Sequence[Step]:
+        return (documents_copied(self.inventory.cluster, self.cluster.survey.not_copied),)
+
+    def node_files(self) -> Sequence[Step]:
+        return (files_present(self.inventory, self.cluster.topology, self.facts),)
+
+    def gpus_in_image(self) -> Sequence[Step]:
+        return self.accelerator.image_proof(self.spec, self.images.engines, self.inventory.file)
+
+    def secrets(self) -> Sequence[Step]:
+        cluster = self.inventory.cluster
+        return (SecretsMade([secret_path(cluster, name) for name in (RAY_TOKEN, API_KEY)]),)
+
+    def ray_token(self) -> Sequence[Step]:
+        return (self._copied(secret_path(self.inventory.cluster, RAY_TOKEN)),)
+
+    def api_key(self) -> Sequence[Step]:
+        return (self._copied(secret_path(self.inventory.cluster, API_KEY)),)
+
+    def _copied(self, path: str) -> Step:
+        return SecretCopied(HeadSecret(self.cluster.head, path))
+
+    def has_tls(self) -> bool:
+        return self.inventory.gateway.tls
+
+    @property
+    def _certificate_files(self) -> tuple[str, str]:
+        kept = NodePaths(self.inventory.cluster)
+        return str(kept.public_certificate), str(kept.certificate)
+
+    def no_certificate(self) -> Sequence[Step]:
+        return (PathsAbsent("gateway certificate", self._certificate_files),)
+
+    @cached_property
+    def _certificate(self) -> GatewayCertificate:
+        from clusterctl.steps.gateway_certificate import GatewayCertificate  # 15 ms
+
+        names = self.inventory.gateway.names
+        for host in reversed(self.inventory.gateways):
+            own_ip = self.cluster.topology.node(host.name).node_ip
+            names = (host.address, own_ip, host.name, *names)
+        return GatewayCertificate(self.inventory.cluster, self.inventory.gateway, names)
+
+    def certificate(self) -> Sequence[Step]:
+        return (self._certificate,)
+
+    def certificate_copies(self) -> Sequence[Step]:
+        secrets = [
+            HeadSecret(self.cluster.head, path, self._certificate)
+            for path in self._certificate_files
+        ]
+        return [SecretCopied(secret, "gateway certificate") for secret in secrets]
+
+    def started_after_engine(self) -> Sequence[Step]:
+        def has_cdi(view: HostView) -> bool:
+            gpus = self.cluster.topology.node(view.host.name).gpus
+            return bool(gpus and self.accelerator.access(view.facts).cdi)
+
+        return (StartedAfterEngine(self.inventory.cluster, has_cdi),)
+
+    def spec(self, view: HostView) -> ContainerSpec:
+        topology = self.cluster.topology
+        image = self.images.node.on(view).id
+        node = topology.node(view.host.name)
+        return container_spec(node, image, self.inventory, view.facts, topology)
+
+    def container(self) -> Sequence[Step]:
+        cluster = self.inventory.cluster
+
+        def why_anew(view: HostView, driver: ContainerDriver, container: Container) -> str | None:
+            if self.cluster.survey.config_deleted.get(view.host.name) == container.id:
+                return f"{config_dir(cluster)} was deleted while it ran"
+            return self.accelerator.gpus_lost(view, driver, container)
+
+        return (NodeContainer(cluster, self.spec, self.images.engines, why_anew=why_anew),)
+
+    def rolling_workers(self) -> Sequence[Stage]:
+        return [
+            Stage(f"Ray worker {name}", (name,), tuple(steps))
+            for name, steps in self.one_by_one.items()
+        ]
+
+    def old_files(self) -> Sequence[Step]:
+        own = config_dir(self.inventory.cluster)
+        return (PathsAbsent("caches", [OLD_CACHES], last_of=own),)
+
+
+@dataclass
+class Run:
+    """A bootstrap that is carried out."""
+
+    target: Target
+    hosts: tuple[Host, ...]
+    changes: bool  # Whether the plan has any
+    lock: ClusterLock
+    sink: EventSink
+    cancelled: Event
+    done: Execution = field(init=False)
+    seen: int = 0  # Changes before the last look
+    formed: Formed | None = None
+    proof: FabricProof | None = None
+
+    def __post_init__(self) -> None:
+        views = self.target.cluster.views
+        self.done = Execution(
+            views, one_at_a_time(self.sink), self.cancelled, self.lock.ensure_held
+        )
+
+    def has_changed(self) -> bool:
+        return self.done.changed > self.seen
+
+    def look_again(self) -> None:
+        """Take a survey: what it finds may differ from what was planned for."""
+        before = self.target
+        answered = {name: view.transport for name, view in before.cluster.views.items()}
+        cluster = require_fit(take_survey(before.inventory, answered), self.hosts)
+        before.close()
+        self.target = Target.of(cluster, before.names, before.engines, self.lock, self.sink)
+        self.done.views, self.seen = cluster.views, self.done.changed
+
+    def several(self) -> bool:
+        return self.changes and len(self.target.cluster.held) > 1
+
+    def prove_links(self) -> None:
+        require_links(self.target.cluster, self.sink)
+
+    def always(self) -> bool:
+        return True
+
+    def await_ray(self) -> None:
+        raise_all(self.done.set_aside.values())
+        cluster = self.target.cluster
+        since = clock_of(cluster.head.transport) if self.changes else None
+        self.formed = await_formation(
+            cluster, since=since, sink=self.sink, cancelled=self.cancelled
+        )
+
+    def prove_fabric(self) -> None:
+        self.proof = ensure_proven(self.target.cluster.gate_scope, self.sink, self.cancelled)
+
+
+@dataclass(frozen=True)
+class OnHosts:
+    """A stage on all hosts that needs nothing of the cluster."""
+
+    title: str
+    steps: Callable[[HostTarget], Sequence[Step]]
+
+    def stages(self, target: HostTarget) -> Sequence[Stage]:
+        return (Stage(self.title, target.names, tuple(self.steps(target))),)
+
+
+@dataclass(frozen=True)
+class OnNodes:
+    """A stage of the cluster's nodes."""
+
+    title: str
+    hosts: Callable[[Target], tuple[str, ...]]
+    steps: Callable[[Target], Sequence[Step]]
+    on_failure: OnFailure = OnFailure.STOP
+    when: Callable[[Target], bool] = lambda _: True
+
+    def stages(self, target: Target) -> Sequence[Stage]:
+        if not self.when(target):
+            return ()
+        steps = tuple(self.steps(target))
+        return (Stage(self.title, self.hosts(target), steps, self.on_failure),)
+
+
+@dataclass(frozen=True)
+class Several:
+    """Stages whose number depends on the cluster."""
+
+    stages: Callable[[Target], Sequence[Stage]]
+
+
+@dataclass(frozen=True)
+class Between:
+    """What happens between stages, on the cluster as a whole."""
+
+    act: Callable[[Run], None]
+    when: Callable[[Run], bool]
+
+
+STAGES: tuple[OnHosts | OnNodes | Several | Between, ...] = (
+    OnHosts("Access to outside", HostTarget.access_to_outside),
+    OnHosts("Python", HostTarget.python),
+    Several(Target.firewall),
+    Between(Run.look_again, when=Run.has_changed),
+    # With Python on all hosts, and before Ray is started
+    Between(Run.prove_links, when=Run.several),
+    OnHosts("Container engine", HostTarget.container_engine),
+    OnHosts("GPUs in containers", HostTarget.gpu_access),
+    # Options of containers depend on the engine.
+    Between(Run.look_again, when=Run.has_changed),
+    Several(Target.image_stages),
+    OnNodes("Directories", Target.all_hosts, Target.directories),
+    # Before node.json: a supervisor that has it again takes missing services for stopped.
+    OnNodes("Services", Target.all_hosts, Target.service_documents),
+    OnNodes("Copies of documents", Target.heads, Target.copies),
+    OnNodes("Node files", Target.together, Target.node_files),
+    OnNodes("GPUs in the image", Target.all_hosts, Target.gpus_in_image),
+    OnNodes("Secrets of the cluster", Target.heads, Target.secrets),
+    OnNodes("Secrets for workers", Target.workers, Target.ray_token),
+    OnNodes("Secrets for replicas", Target.workers_with_replicas, Target.api_key),
+    OnNodes("Gateway without TLS", Target.without_tls, Target.no_certificate),
+    OnNodes("Gateway", Target.heads, Target.certificate, when=Target.has_tls),
+    OnNodes(
+        "Gateways of other hosts",
+        Target.workers_with_gateway,
+        Target.certificate_copies,
+        when=Target.has_tls,
+    ),
+    # Before the containers: systemd reads its units again.
+    OnNodes("Restarts of Docker", Target.all_hosts, Target.started_after_engine),
+    OnNodes("Ray head", Target.heads, Target.container),
+    OnNodes("Ray workers", Target.workers_together, Target.container, OnFailure.SET_HOST_ASIDE),
+    Several(Target.rolling_workers),
+    # No container uses them any more.
+    OnNodes("Files of an earlier version", Target.all_hosts, Target.old_files),
+    Between(Run.await_ray, when=Run.always),
+    Between(Run.prove_fabric, when=Run.always),
+)
+
+
+def host_stages(
+    inventory: Inventory, names: tuple[str, ...], facts: Mapping[str, HostFacts]
+) -> tuple[Stage, ...]:
+    """Return the stages that need nothing of the cluster. Raises UsageError if the packages named
+    in the inventory cannot be read, InventoryError if its CA cannot."""
+    target = HostTarget(inventory, names, facts)
+    lines = [line for line in STAGES if isinstance(line, OnHosts)]
+    return tuple(stage for line in lines for stage in line.stages(target))
+
+
+def stages_of(target: Target) -> tuple[Stage, ...]:
+    """Return all stages, in order. Raises as `host_stages`, and what finding the images raises."""
+    lines = [line for line in STAGES if not isinstance(line, Between)]
+    return tuple(stage for line in lines for stage in line.stages(target))
+
+
+@dataclass(frozen=True)
+class Bootstrapped:
+    """A cluster whose hosts have joined Ray."""
+
+    changed: int
+    formed: Formed
+    fabric: FabricRecord  # proof of the links between hosts, of this or an earlier run
+
+
+def plan_for(cluster: Cluster, names: tuple[str, ...], engines: Engines | None = None) -> Plan:
+    """Return the plan of bootstrap for the hosts called `names`. Changes nothing."""
+    return plan_stages(stages_of(Target.of(cluster, names, engines)), cluster.views)
+
+
+def bring_about(run: Run) -> Bootstrapped:
+    """Go through `STAGES`; where nothing is to change, only prove that all is well."""
+    try:
+        for line in STAGES:
+            if isinstance(line, Between):
+                if line.when(run):
+                    line.act(run)
+            elif run.changes:
+                for stage in line.stages(run.target):
+                    run.done.stage(stage)
+    finally:
+        run.target.close()
+    assert run.formed  # noqa: S101 - by the last lines of the list
+    assert run.proof  # noqa: S101
+    return Bootstrapped(run.done.changed, run.formed, run.proof.record)
+
+
+def require_links(cluster: Cluster, sink: EventSink) -> None:
+    """Raise all problems of links between hosts, which must work before Ray is started."""
+    sink(StageStarted("Links between hosts", cluster.held))
+    held = {name: cluster.views[name] for name in cluster.held}
+    seen = probe_pairs(
+        cluster.inventory,
+        cluster.topology,
+        {name: view.facts for name, view in held.items()},
+        {name: view.transport for name, view in held.items()},
+        unrated=IN_USE if cluster.survey.running else "",
+    )
+    for text in judgement.notes(seen):
+        sink(Note(text))
+    raise_all(judgement.problems(seen, ray_ports(cluster.inventory)))
