@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.commands.init import choose_networks
 from clusterctl.errors import Problems, RequirementsNotMet
-from clusterctl.facts.model import HostFacts, NicFacts
+from clusterctl.facts.model import Address, HostFacts, NicFacts
 from clusterctl.inventory.load import load
 from clusterctl.inventory.model import Host, Inventory, Ssh
 from clusterctl.network.choice import resolve
@@ -72,6 +72,37 @@ VIRTUAL_IP = {
     "a": host_facts(slow("10.0.0.1"), nic("eno1.vip", "10.0.0.99", kind="vlan", lower=("eno1",))),
     "b": host_facts(slow("10.0.0.2")),
 }
+
+
+def linked(ip: str, name: str) -> NicFacts:
+    return replace(fast("10.0.0.1", name), addresses=(Address(ip, 16, "link"),))
+
+
+SPARKS = {
+    name: host_facts(
+        slow(f"10.0.0.{n}", "enP7s7"),
+        linked(f"169.254.28.{n}", "enp1s0f0np0"),
+        linked(f"169.254.66.{n}", "enP2p1s0f0np0"),
+        DOCKER,
+    )
+    for n, name in enumerate(("s1", "s2"), 1)
+}
+HALVES = {
+    name: host_facts(
+        fast(f"10.1.0.{n}", "enp1s0f1np1"), fast(f"10.1.1.{n}", "enP2p1s0f1np1"), DOCKER
+    )
+    for n, name in enumerate(("s1", "s2"), 1)
+}
+VPN_ONLY = {
+    name: host_facts(
+        slow(f"192.168.{n}.9"), nic("tailscale0", f"100.90.{n}.5/32", kind="tun", state="unknown")
+    )
+    for n, name in enumerate(("t1", "t2"), 1)
+}
+WIFI = {
+    name: host_facts(nic("wlan0", f"192.168.1.{n}", kind="wlan"), nic("l4tbr0", "192.168.55.1"))
+    for n, name in enumerate(("j1", "j2"), 1)
+}
 BY_SSH = {"gpu1": "10.0.0.1", "gpu2": "10.0.0.2"}
 
 CASES = [
@@ -84,6 +115,13 @@ CASES = [
     (ROUTED, {"a": "10.0.0.2", "b": "10.0.0.3"}, WISHES),
     (WITH_RDMA, BY_SSH, WISHES),
     (VIRTUAL_IP, {"a": "10.0.0.1", "b": "10.0.0.2"}, WISHES),
+    (SPARKS, {"s1": "10.0.0.1", "s2": "10.0.0.2"}, WISHES),
+    (SPARKS, {"s1": "169.254.28.1", "s2": "169.254.28.2"}, WISHES),
+    (SPARKS, {"s1": "one.example", "s2": "two.example"}, replace(WISHES, subnet="169.254.0.0/16")),
+    (HALVES, {"s1": "one.example", "s2": "two.example"}, WISHES),
+    (HALVES, {"s1": "10.1.1.1", "s2": "10.1.1.2"}, WISHES),
+    (VPN_ONLY, {"t1": "100.90.1.5", "t2": "100.90.2.5"}, WISHES),
+    (WIFI, {"j1": "192.168.1.1", "j2": "192.168.1.2"}, WISHES),
     ({"null": host_facts(slow("10.0.0.1"))}, {"null": "localhost"}, WISHES),
     ({"01": host_facts(nic("eth0", "fd00::1/64"))}, {"01": "fd00::1"}, WISHES),
 ]
