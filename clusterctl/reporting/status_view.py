@@ -54,7 +54,7 @@ def status_screen(status: ClusterStatus) -> RenderableType:
         else:
             parts += [line for row in rows for line in _service_lines(row)]
     if not status.services:
-        parts.append(_text("No services.", style="dim"))
+        parts.append(_no_services(status))
     parts += _gateway_lines(status)
     if status.problems:
         parts += [Text(), _text(f"{count(len(status.problems), 'problem')}:", style="red")]
@@ -65,6 +65,14 @@ def status_screen(status: ClusterStatus) -> RenderableType:
             for hint in status.hints
         ]
     return Group(*parts)
+
+
+def _no_services(status: ClusterStatus) -> Text:
+    """Return the line for a cluster without services, or with services that no host could name."""
+    silent = [row.name for row in status.hosts if not row.reachable]
+    if not silent:
+        return _text("No services.", style="dim")
+    return _text(f"Services are not known: no answer from {', '.join(silent)}.", style="yellow")
 
 
 def _text(text: str, style: str = "") -> Text:
@@ -171,15 +179,13 @@ def _replica_lines(service: str, rows: Sequence[ServiceRow]) -> list[Text]:
     lines = [title.append(_text(f" · {document.model} · {layout}{on}", style="dim"))]
     for row in rows:
         state = row.state
-        draining = row.member is not None and row.member.draining
         line = _text(f"  {row.name} on {row.host} · ").append(_word(row.condition))
-        if draining:
+        if row.member is not None and row.member.draining:
             line.append(" · draining", style="yellow")
-        line.append(_text(f" · {row.endpoint}"))
+        # Without its address, which clients of the gateway need not know: lines fit 80 columns.
         if state and row.condition == "ready":
             line.append(f" · {state.running:.0f} running, {state.waiting:.0f} waiting")
-            line.append(f" · {state.tokens_per_second:.1f} tokens/s")
-            line.append(f" · KV cache {state.kv_cache_use:.0%}")
+            line.append(f" · {state.tokens_per_second:,.0f} tok/s · KV {state.kv_cache_use:.0%}")
         lines.append(line)
         lines += [each for each in _service_lines(row)[2:] if each.plain.startswith(_TROUBLES)]
     return lines

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from clusterctl.node.documents import Member
+from clusterctl.node.documents import Member, ServiceState
 from clusterctl.reporting.status_view import screen, status_screen
 from clusterctl.serving.service import build_service
 from clusterctl.survey.status import ClusterStatus, HostRow, ServiceRow
@@ -52,6 +52,33 @@ def test_replicas_keep_no_character_that_a_terminal_obeys() -> None:
     screen(stream).print(status_screen(replace(_status("gpu"), services=(row,))), crop=False)
     assert stream.getvalue().count("\\x1b[2J") >= 3
     assert "\x1b[2J" not in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("width", "name", "running", "rate", "end"),
+    [
+        (80, "qwen2.5-1.5b@2", 3, 412, "3 running, 0 waiting · 412 tok/s · KV 50%"),
+        (100, "qwen2.5-1.5b@12", 128, 16_973, "128 running, 0 waiting · 16,973 tok/s · KV 50%"),
+    ],
+)
+def test_a_replica_is_one_line(width: int, name: str, running: int, rate: int, end: str) -> None:
+    document = replace(build_service(launch()), name=name)
+    state = ServiceState(
+        name, "ready", 0.0, running=running, tokens_per_second=rate, kv_cache_use=0.5
+    )
+    row = ServiceRow(document, "gpu12", state, Member(12, "gpu12", "10.0.0.1", 8100))
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(status_screen(replace(_status("gpu"), services=(row,))))
+    (line,) = [each for each in stream.getvalue().splitlines() if each.startswith(f"  {name} on")]
+    assert line.rstrip().endswith(end)
+
+
+def test_services_that_nobody_could_name_are_not_none() -> None:
+    rows = tuple(replace(row, reachable=False) for row in _status("gpu").hosts)
+    stream = io.StringIO()
+    screen(stream).print(status_screen(replace(_status("gpu"), hosts=rows)))
+    assert "Services are not known: no answer from gpu0, gpu1." in stream.getvalue()
+    assert "No services." not in stream.getvalue()
 
 
 def _status(name: str) -> ClusterStatus:
