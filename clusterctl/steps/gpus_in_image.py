@@ -50,7 +50,12 @@ _FIXES = (
     ),
     ("error 802", "sudo systemctl enable --now nvidia-fabricmanager"),
     ("no cuda gpus", "nvidia-smi on the host; clusterctl bootstrap writes the CDI specification"),
-    ("unknown error", "sudo nvidia-modprobe -u -c 0; if that does not help: sudo reboot"),
+    (
+        "unknown error",
+        "sudo nvidia-modprobe -u -c 0; if the number of nvidia-uvm in /proc/devices is another "
+        "than its major in /etc/cdi/nvidia.yaml: clusterctl bootstrap {file} writes that again; "
+        "else: sudo reboot",
+    ),
 )
 
 
