@@ -40,7 +40,7 @@ def remove(
 
         def agree(removal: Removal) -> None:
             moves = removal.lines
-            if not as_json and not removal.empty:
+            if not as_json and removal.shown:
                 plan = plan_lines(removal.plan, width=line_width(sys.stderr))
                 print(
                     "\n".join(["To do:", *(f"  {line}" for line in moves), *plan]), file=sys.stderr
@@ -48,7 +48,7 @@ def remove(
             if dry_run:
                 if as_json:
                     print(json.dumps({"moves": moves, **plan_document(removal.plan)}, indent=2))
-                raise typer.Exit(0 if removal.empty else CHANGES_PENDING)
+                raise typer.Exit(CHANGES_PENDING if removal.shown else 0)
             ended = ", ".join(each.service for each in removal.moves if each.ends)
             interrupts = [
                 *([f"stops the last replica of {ended}"] if ended else []),

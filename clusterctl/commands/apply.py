@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,14 +42,6 @@ class FleetDecision:
     services: Mapping[str, Decision]  # In the order of planning: those that free GPUs come first
     pruned: Mapping[str, Sequence[Replica]]
     changes: Changes
-
-    @property
-    def empty(self) -> bool:
-        return self.changes.empty
-
-    @property
-    def shown(self) -> Set[object]:
-        return self.changes.shown
 
     def changed(self, name: str) -> bool:
         return bool(self.services[name].changes.lines)
@@ -104,7 +96,9 @@ def run(
             return Applied(_bring_about(decision, lock, sink), decision)
 
         lock = partial(ClusterLock, transports[inventory.head.name], inventory.cluster, "apply")
-        return carry_out(decide, lambda decision: agree(decision.changes), lock, act)
+        return carry_out(
+            decide, lambda found: agree(found.changes), lock, act, lambda found: found.changes.shown
+        )
 
 
 def decide_all(survey: Survey, wanted: Sequence[Wanted], *, prune: bool) -> FleetDecision:

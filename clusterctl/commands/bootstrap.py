@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from clusterctl.containers.drivers import driver_for
@@ -79,38 +79,22 @@ def run(
         head = transports[inventory.head.name]
         lock_of = partial(ClusterLock, head, inventory.cluster, "bootstrap")
 
-        def look() -> Outlook:
+        def look() -> Target:
             cluster = require_fit(take_survey(inventory, transports), hosts)
-            return Outlook(cluster, plan_for(cluster, names, engines))
+            return Target.of(cluster, names, engines)
 
-        def ask(found: Outlook) -> None:
+        def ask(found: Target) -> None:
             note_left_out(found.cluster, sink)
             agree(found.plan)
 
-        def act(found: Outlook, lock: ClusterLock | None) -> Bootstrapped:
+        def act(found: Target, lock: ClusterLock | None) -> Bootstrapped:
             with ExitStack() as stack:
                 held = lock or stack.enter_context(lock_of())
                 cancelled = stack.enter_context(interruptible(sink))
                 target = Target.of(found.cluster, names, engines, held, sink)
-                return bring_about(Run(target, hosts, not found.empty, held, sink, cancelled))
+                return bring_about(Run(target, hosts, not found.plan.empty, held, sink, cancelled))
 
-        return carry_out(look, ask, lock_of, act)
-
-
-@dataclass(frozen=True)
-class Outlook:
-    """The cluster before a bootstrap, and what that would change."""
-
-    cluster: Cluster
-    plan: Plan
-
-    @property
-    def empty(self) -> bool:
-        return self.plan.empty
-
-    @property
-    def shown(self) -> Set[object]:
-        return self.plan.shown
+        return carry_out(look, ask, lock_of, act, lambda found: found.plan.shown)
 
 
 def note_left_out(cluster: Cluster, sink: EventSink) -> None:

@@ -74,7 +74,9 @@ def run(
             done = execute_held(stages, mine, sink, lock.ensure_held)
             return replace(done, set_aside={**planned.set_aside, **done.set_aside})
 
-        outcome = carry_out(look, ask, partial(_lock_of, inventory, head), act)
+        outcome = carry_out(
+            look, ask, partial(_lock_of, inventory, head), act, lambda planned: planned.plan.shown
+        )
     silent = [error for name, error in survey.errors.items() if name in limited]
     raise_all([*silent, *outcome.set_aside.values()])
     return outcome.changed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,14 +30,6 @@ class DrainPlan:
         """Return the changes; none if the host is drained."""
         marked = [f"give {self.host} no more replicas"] if self.marks else []
         return [*marked, *(line for each in self.moves for line in each.lines)]
-
-    @property
-    def empty(self) -> bool:
-        return not self.lines
-
-    @property
-    def shown(self) -> Set[object]:
-        return set(self.lines)
 
 
 def drain(
@@ -72,7 +64,7 @@ def drain(
             return True
 
         lock = partial(ClusterLock, transports[inventory.head.name], inventory.cluster, "drain")
-        return carry_out(look, agree, lock, act)
+        return carry_out(look, agree, lock, act, lambda plan: set(plan.lines))
 
 
 def undrain(inventory: Inventory, host: str, credentials: Credentials) -> bool:

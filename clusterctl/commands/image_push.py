@@ -84,7 +84,7 @@ def run(
         delivery = _Delivery(push, transports, credentials, sink)
         if not delivery.images.is_done():
             lock = partial(ClusterLock, transports[head], cluster, "image push")
-            changed = carry_out(delivery.plan, agree, lock, delivery.carry)
+            changed = carry_out(delivery.plan, agree, lock, delivery.carry, lambda plan: plan.shown)
     origin, moved = delivery.images.origin(), delivery.transfer.moved
     return PushedImage(
         push.reference,

@@ -48,7 +48,9 @@ def run(
 
         head = found[inventory.head.name].transport
         lock = partial(ClusterLock, head, inventory.cluster, "bootstrap")
-        return carry_out(lambda: plan_stages(stages, found), agree, lock, act)
+        return carry_out(
+            lambda: plan_stages(stages, found), agree, lock, act, lambda plan: plan.shown
+        )
 
 
 def _stages(hosts: Iterable[Host], source: DriverSource) -> tuple[Stage, ...]:

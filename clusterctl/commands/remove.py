@@ -50,12 +50,9 @@ class Removal:
         ]
 
     @property
-    def empty(self) -> bool:
-        return not self.moves and not self.drained and self.plan.empty
-
-    @property
     def shown(self) -> Set[object]:
-        return {*self.lines, *self.plan.shown}
+        """What changes; empty for a host that is removed."""
+        return {*self.lines, *self.plan.shown, *(("undrain",) if self.drained else ())}
 
 
 def run(
@@ -103,7 +100,7 @@ def run(
 
         line = line_of(inventory, host)
         lock = partial(ClusterLock, transports[inventory.head.name], inventory.cluster, "remove")
-        return carry_out(look, agree, lock, act), line
+        return carry_out(look, agree, lock, act, lambda removal: removal.shown), line
 
 
 def plan_removal(full: Survey, host: str, *, purge: bool) -> Removal:

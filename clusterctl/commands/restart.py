@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import time
@@ -37,14 +37,6 @@ class RestartPlan:
     @property
     def lines(self) -> list[str]:
         return [*(self._line(replica) for replica in self.replicas), *self.doubts]
-
-    @property
-    def empty(self) -> bool:
-        return False
-
-    @property
-    def shown(self) -> Set[object]:
-        return set(self.lines)
 
     def _line(self, replica: Replica) -> str:
         start = f"restart {replica.name} on {replica.host}"
@@ -84,7 +76,7 @@ def run(
             return Rollout(survey, replicas, (), members, key, lock, sink).run()
 
         lock = partial(ClusterLock, transports[inventory.head.name], inventory.cluster, "restart")
-        return carry_out(look, agree, lock, act)
+        return carry_out(look, agree, lock, act, lambda plan: set(plan.lines))
 
 
 def restarted(survey: Survey, replica: Replica) -> PlannedReplica:

@@ -53,4 +53,6 @@ def run(
             return served
 
         lock = partial(ClusterLock, transports[inventory.head.name], inventory.cluster, "serve")
-        return carry_out(decide, lambda decision: agree(decision.changes), lock, act)
+        return carry_out(
+            decide, lambda found: agree(found.changes), lock, act, lambda found: found.changes.shown
+        )

@@ -15,18 +15,6 @@ from clusterctl.errors import StepFailed
 ROUNDS = 5  # Times that a plan is shown before the user is told that others change the cluster
 
 
-class Shown(Protocol):
-    """A plan, as the user is asked about it."""
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to change."""
-
-    @property
-    def shown(self) -> Set[object]:
-        """All that the user sees of it. A plan that has nothing more needs no other answer."""
-
-
 class Held(Protocol):
     """The cluster's lock."""
 
@@ -34,7 +22,7 @@ class Held(Protocol):
         """Raise if the lock was lost."""
 
 
-P = TypeVar("P", bound=Shown)
+P = TypeVar("P")
 L = TypeVar("L", bound=Held)
 R = TypeVar("R")
 
@@ -44,24 +32,26 @@ def carry_out(
     ask: Callable[[P], object],
     lock: Callable[[], AbstractContextManager[L]],
     act: Callable[[P, L | None], R],
+    shown: Callable[[P], Set[object]],
 ) -> R:
     """Return what `act` returns for a plan that the user has agreed to.
 
-    look  look at the cluster, and plan; called again under the lock, since another run may have
-          changed the cluster meanwhile
-    ask   show the plan; raises if the user declines
-    act   is given the plan and the lock; None if there is nothing to change
+    look   look at the cluster, and plan; called again under the lock, since another run may have
+           changed the cluster meanwhile
+    ask    show the plan; raises if the user declines
+    act    is given the plan and the lock; None if there is nothing to change
+    shown  all that the user sees of a plan: one that has no more needs no other answer
 
     Raises StepFailed if the plan differs each time, and what its arguments raise.
     """
     plan = look()
     for _ in range(ROUNDS):
         ask(plan)
-        if plan.empty:
+        if not shown(plan):
             return act(plan, None)
         with lock() as held:
             now = look()
-            if now.shown <= plan.shown:
+            if shown(now) <= shown(plan):
                 return act(now, held)
         plan = now
     raise StepFailed(

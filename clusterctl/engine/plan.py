@@ -70,14 +70,6 @@ class Planned:
     plan: Plan
     set_aside: Mapping[str, ClusterctlError]
 
-    @property
-    def empty(self) -> bool:
-        return self.plan.empty
-
-    @property
-    def shown(self) -> Set[object]:
-        return self.plan.shown
-
 
 def plan(stages: Sequence[Stage], views: Mapping[str, HostView]) -> Plan:
     """Return the changes that `stages` would make. Hosts are checked in parallel, steps in order.

@@ -124,6 +124,11 @@ class Target(HostTarget):
         return Target(cluster.inventory, names, facts, cluster, made, lock, sink)
 
     @cached_property
+    def plan(self) -> Plan:
+        """What would change."""
+        return plan_stages(stages_of(self), self.cluster.views)
+
+    @cached_property
     def images(self) -> ClusterImages:
         return ClusterImages(self.cluster, self.names, self.engines, self.sink)
 
@@ -461,9 +466,9 @@ class Bootstrapped:
     fabric: FabricRecord  # proof of the links between hosts, of this or an earlier run
 
 
-def plan_for(cluster: Cluster, names: tuple[str, ...], engines: Engines | None = None) -> Plan:
+def plan_for(cluster: Cluster, names: tuple[str, ...]) -> Plan:
     """Return the plan of bootstrap for the hosts called `names`. Changes nothing."""
-    return plan_stages(stages_of(Target.of(cluster, names, engines)), cluster.views)
+    return Target.of(cluster, names).plan
 
 
 def bring_about(run: Run) -> Bootstrapped:

@@ -51,12 +51,9 @@ class Changes:
     fit: FitReport | None = None  # predicted memory and speed
 
     @property
-    def empty(self) -> bool:
-        return not self.lines
-
-    @property
     def shown(self) -> Set[object]:
-        return {*self.lines, self.restarts}
+        """What the user agrees to, for `carry_out`."""
+        return {*self.lines, *(("restarts",) if self.restarts else ())}
 
 
 @dataclass(frozen=True)
@@ -86,14 +83,6 @@ class Decision:
     changes: Changes
     # The cluster's new API key; None if it does not change
     new_key: str | None = field(default=None, repr=False)
-
-    @property
-    def empty(self) -> bool:
-        return self.changes.empty
-
-    @property
-    def shown(self) -> Set[object]:
-        return self.changes.shown
 
 
 @dataclass(frozen=True)

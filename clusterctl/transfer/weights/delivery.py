@@ -90,7 +90,9 @@ def deliver(
             return outcome.changed
 
         lock = models_lock(inventory, transports[inventory.head.name], "model push")
-        changed = carry_out(lambda: plan_stages(stages, views), agree, lock, act)
+        changed = carry_out(
+            lambda: plan_stages(stages, views), agree, lock, act, lambda plan: plan.shown
+        )
     return PushedModel(
         supply.manifest,
         f"{inventory.models}/{supply.manifest.name}",

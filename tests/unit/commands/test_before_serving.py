@@ -53,7 +53,10 @@ def test_what_was_decided_before_the_lock_is_decided_anew_under_it(
     decisions = [decision("start --port 8000"), decision(*under_lock), decision(*under_lock)]
     act: Any = lambda found, _: found  # noqa: E731
 
-    done = carry_out(lambda: decisions.pop(0), shown.append, lambda: nullcontext(ANY), act)
+    done = carry_out(
+        lambda: decisions.pop(0), shown.append, lambda: nullcontext(ANY), act,
+        lambda found: found.changes.shown,
+    )  # fmt: skip
 
     assert done.changes.lines == under_lock
     assert len(shown) == asked

@@ -22,10 +22,6 @@ class Lines:
 
     shown: frozenset[str]
 
-    @property
-    def empty(self) -> bool:
-        return not self.shown
-
 
 @dataclass
 class World:
@@ -61,7 +57,7 @@ class World:
         return " ".join(sorted(plan.shown))
 
     def carry_out(self) -> str:
-        return carry_out(self.look, self.ask, self.lock, self.act)
+        return carry_out(self.look, self.ask, self.lock, self.act, lambda plan: plan.shown)
 
 
 def world(*plans: str) -> World:
@@ -108,7 +104,7 @@ def test_nothing_is_done_when_the_user_declines() -> None:
         raise UsageError("not confirmed")
 
     with pytest.raises(UsageError):
-        carry_out(run.look, declined, run.lock, run.act)
+        carry_out(run.look, declined, run.lock, run.act, lambda plan: plan.shown)
     assert run.story == ["look"]
 
 
