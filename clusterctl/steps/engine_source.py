@@ -69,7 +69,15 @@ class PackagedEngine:
             wanted = [*ENGINE_OF_DOCKER, *_for_iptables(view, manager)]
         elif found == DISTRIBUTIONS and manager.offers(CLIENT_OF_DISTRIBUTION):
             wanted.append(CLIENT_OF_DISTRIBUTION)
-        record_installed(view, manager.would_add(wanted), ENGINE_PACKAGES)
+        try:
+            added = manager.would_add(wanted)
+        except RequirementsNotMet as error:
+            error.hint = (
+                f"{error.hint}; or take the other engine, in the inventory: packages.docker: {{}} "
+                "for Docker's, none for the distribution's"
+            )
+            raise
+        record_installed(view, added, ENGINE_PACKAGES)
         view.say(f"installing {' '.join(wanted)}")
         manager.install(wanted)
 

@@ -67,6 +67,15 @@ _CAUSES = (
 )
 
 
+def _first_known(table: Sequence[tuple[str, str]], lines: Sequence[str]) -> tuple[str, str] | None:
+    """Return the line that has the first words of `table` that occur, and their fix."""
+    for words, fix in table:
+        for line in lines:
+            if words in line.lower():
+                return line.strip(" ->"), fix
+    return None
+
+
 class PackageManager(ABC):
     """A package manager on one host, as root. All methods but `offers` raise CommandFailed with
     its first error and a fix."""
@@ -146,14 +155,12 @@ class PackageManager(ABC):
         manager are often about the consequence. `missed`: earlier errors for the detail."""
         lines = f"{result.stdout}\n{result.stderr}".strip().splitlines()
         first = errors[0] if errors else (result.last_lines(1) or f"status {result.status}")
-        known = (
-            (line.strip(" ->"), fix)
-            for table, of in ((_CAUSES, lines), (fixes, [first]), (fixes, errors))
-            for words, fix in table
-            for line in of
-            if words in line.lower()
+        cause, fix = (
+            _first_known(_CAUSES, lines)
+            or _first_known(fixes, [first])
+            or _first_known(fixes, errors)
+            or (first, f"run it there by hand: {doing}")
         )
-        cause, fix = next(known, (first, f"run it there by hand: {doing}"))
         return CommandFailed(
             f"{doing} failed: {cause}",
             host=self._view.host.name,
@@ -244,8 +251,7 @@ class Apt(PackageManager):
                 f"installing {' '.join(packages)} would remove {', '.join(sorted(removed))}",
                 host=self._view.host.name,
                 hint=f"see what needs them: apt-get -s remove {' '.join(sorted(removed))}; remove "
-                "them there if nothing does, or let the inventory take another engine: "
-                "packages: {docker: {}} for Docker's, none for the distribution's",
+                "them there if nothing does",
             )
         return sorted(re.findall(r"^Inst (\S+) \(", done.stdout, re.MULTILINE))
 
