@@ -357,6 +357,7 @@ class Measured(TypedDict):
 
 class Soaked(TypedDict):
     held: bool
+    totals: str
     findings: list[str]
     rounds: list[SoakRound]
 

@@ -49,9 +49,8 @@ def soak(
     from clusterctl.cli.session import session
     from clusterctl.commands.soak import run
     from clusterctl.reporting.escaping import one_line
-    from clusterctl.reporting.text import count
     from clusterctl.serving.bench import BenchLoad
-    from clusterctl.serving.soak import findings
+    from clusterctl.serving.soak import findings, totals
 
     load = BenchLoad(at_once, None, prompt, output, requests or 32 * at_once)
     seconds = _seconds(duration)
@@ -61,11 +60,16 @@ def soak(
         raise Interrupted("interrupted before the first round was done")
     found = findings(rounds)
     if as_json:
-        held = {"held": not found, "findings": found, "rounds": [asdict(one) for one in rounds]}
+        held = {
+            "held": not found,
+            "totals": totals(rounds),
+            "findings": found,
+            "rounds": [asdict(one) for one in rounds],
+        }
         print(json.dumps(held, indent=2))
     else:
-        done = count(len(rounds), "round")
-        print("\n".join(one_line(text) for text in found) or f"{done}: nothing failed or was slow")
+        verdict = found or ["nothing failed or was slow"]
+        print("\n".join(one_line(text) for text in (totals(rounds), *verdict)))
     if found:
         raise typer.Exit(DEGRADED)
 

@@ -34,9 +34,11 @@ def run(
     credentials: Credentials,
     sink: EventSink,
 ) -> list[SoakRound]:
-    """Repeat rounds until `seconds` are over, at least one; the last one is finished. After an
-    interruption, return those that were. What fails in a round is a problem of it, and does not end
-    the soak.
+    """Repeat rounds for `seconds`, at least one; one that would take longer than what is left, by
+    the time of the last one, is not begun.
+
+    After an interruption, return those that were done. What fails in a round is a problem of it,
+    and does not end the soak.
 
     Raises UsageError for a service that is unknown, not ready, or generates no text.
     """
@@ -48,15 +50,17 @@ def run(
         key = read_key(inventory, transports[inventory.head.name])
         rounds: list[SoakRound] = []
         first = _restarts(survey, document)
-        end = time.monotonic() + seconds
+        began, took = time.monotonic(), 0.0
+        end = began + seconds
         with interruptible(sink) as cancelled:
-            while not rounds or (time.monotonic() < end and not cancelled.is_set()):
+            while not rounds or (began + took <= end and not cancelled.is_set()):
                 try:
                     rounds.append(_round(survey, document, load, key, first, cancelled, sink))
                 except Interrupted:
                     break
-                left = max(0.0, end - time.monotonic())
-                sink(Note(f"round {len(rounds)} is done, {left / 60:.0f} min left"))
+                took, began = time.monotonic() - began, time.monotonic()
+                left = max(0.0, end - began)
+                sink(Note(f"round {len(rounds)} took {took:.0f} s, {left:.0f} s left"))
         return rounds
 
 

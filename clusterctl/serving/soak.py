@@ -44,6 +44,21 @@ def findings(rounds: Sequence[SoakRound]) -> list[str]:
     return [*found, *_slow_replicas(rounds)]
 
 
+def totals(rounds: Sequence[SoakRound]) -> str:
+    """Return what all rounds measured, in one line."""
+    measured = [one.figures for one in rounds if one.figures]
+    if not measured:
+        return "nothing could be measured"
+    whole = sum(figures.completed for figures in measured)
+    failed = sum(figures.failed for figures in measured)
+    rate = median(figures.tokens_per_s for figures in measured)
+    parts = [f"{whole:,} requests answered, {failed:,} failed", f"{rate:,.0f} tokens/s"]
+    gates = [one.gate_mbit_s for one in rounds if one.gate_mbit_s is not None]
+    if gates:
+        parts.append(f"{median(gates):,.0f} Mbit/s between hosts")
+    return f"{', '.join(parts)} (medians of {len(rounds)} rounds)"
+
+
 def _problems(rounds: Sequence[SoakRound]) -> list[tuple[str, int]]:
     return Counter(text for one in rounds for text in one.problems).most_common()
 

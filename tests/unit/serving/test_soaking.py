@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clusterctl.serving.bench import BenchFigures
-from clusterctl.serving.soak import SoakRound, findings
+from clusterctl.serving.soak import SoakRound, findings, totals
 
 FIGURES = BenchFigures(32, 0, 10.0, 3.2, 100.0, *({"p50": 1.0, "p95": 2.0, "p99": 3.0},) * 3)
 
@@ -43,6 +43,15 @@ def test_slow_links_failures_and_restarts_are_findings() -> None:
         "3 requests failed",
         "chat@2 was restarted 2 times",
     ]
+
+
+def test_totals_count_all_rounds() -> None:
+    measured = [*rounds(100, 90, 110), replace(rounds(1)[0], figures=None)]
+    assert totals(measured) == (
+        "96 requests answered, 0 failed, 100 tokens/s, 900 Mbit/s between hosts "
+        "(medians of 4 rounds)"
+    )
+    assert totals([replace(measured[0], figures=None)]) == "nothing could be measured"
 
 
 def test_the_slow_one_of_two_replicas_is_named() -> None:
