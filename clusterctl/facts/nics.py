@@ -11,8 +11,10 @@ from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
 from typing import Any
 
+from clusterctl.facts.claims import plain_ip
 from clusterctl.facts.model import Address, Gid, HostRoute, NicFacts, RdmaDevice, RdmaPort
 from clusterctl.facts.sections import Files, Section, first_line
+from clusterctl.inventory.values import NIC
 
 _LOOPBACK_TYPE = "772"  # ARPHRD_LOOPBACK
 
@@ -45,6 +47,8 @@ def parse_nics(files: Files, said: Section | None, paths: Sequence[str]) -> tupl
         addresses = [(m[1], _address(m[2], int(m[3]), m[4])) for m in matches if m]
         for name, address in addresses if text else _proc_addresses(files):
             found.setdefault(name, []).append(address)
+    if strange := next((name for name in found if not re.fullmatch(NIC, name)), None):
+        raise ValueError(f"{strange!r:.40} is no interface's name")
     return tuple(_nic(name, links.get(name, {}), found[name], files, paths) for name in found)
 
 
@@ -91,7 +95,9 @@ def _natural(word: str) -> int | None:
 
 def _address(ip: str, prefix: int, scope: str) -> Address:
     """Build an Address in canonical spelling. Raises ValueError if `ip` is malformed."""
-    return Address(str(ip_address(ip)), prefix, scope)
+    if not 0 <= prefix <= 128:
+        raise ValueError(f"/{prefix} is no prefix")
+    return Address(plain_ip(ip), prefix, scope)
 
 
 def _proc_addresses(files: Files) -> list[tuple[str, Address]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
 from clusterctl.errors import MALFORMED
+from clusterctl.facts.claims import checked
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -59,7 +60,7 @@ class Answer:
         """Return the result of `parse(*a, **k)`. If it fails to parse, note that in `unknown` and
         return `default`."""
         try:
-            return parse(*a, **k)
+            return checked(parse(*a, **k))
         except MALFORMED as error:
             self.unknown.append(f"{what} could not be read: {type(error).__name__}: {error}")
             return default

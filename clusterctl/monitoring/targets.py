@@ -37,6 +37,7 @@ def _targets(survey: Survey, status: ClusterStatus) -> dict[str, list[dict[str, 
         return {"targets": [host_port(address, port)], "labels": labels}
 
     ray = survey.inventory.ray_ports.metrics_export
+    node_ips = {row.node_ip for row in status.hosts}
 
     def exporters(port: int) -> list[dict[str, Any]]:
         return [
@@ -55,6 +56,8 @@ def _targets(survey: Survey, status: ClusterStatus) -> dict[str, list[dict[str, 
                 replica=row.name,
             )
             for row in status.services
+            # A replica's document is its host's: Prometheus reads nothing else in its place.
+            if not row.document.node_ips or row.document.host in node_ips
         ],
         "ray": [target(row.name, row.node_ip, ray) for row in status.hosts],
         "node": exporters(_NODE_EXPORTER),

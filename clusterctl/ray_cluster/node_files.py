@@ -9,9 +9,10 @@ for some of them. A hosts file is consulted first and answers at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from ipaddress import IPv4Address, ip_address
+from ipaddress import IPv4Address, ip_address, ip_network
 
 from clusterctl.engine.step import HostView
+from clusterctl.facts.claims import is_dns_name
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Inventory
 from clusterctl.node import package
@@ -94,14 +95,18 @@ def hosts_file(topology: Topology, facts: Mapping[str, HostFacts], host: str) ->
         of_host = facts.get(node.host)
         # The host's own name, with and without a domain, unless another host has that name.
         full = of_host.hostname.lower() if of_host else ""
-        names = dict.fromkeys((full, full.partition(".")[0]))
-        own_names[node.host] = tuple(name for name in names if name and name not in taken)
+        first = full.partition(".")[0]
+        # What another host calls itself counts only as its name in the inventory with a domain: it
+        # must not be the name of a proxy or a registry.
+        known = node.host == host or first == node.host.partition(".")[0]
+        names = dict.fromkeys((full, first) if known and is_dns_name(full) else ())
+        own_names[node.host] = tuple(name for name in names if name not in taken)
         taken.update(own_names[node.host])
     lines = (
         *_LOCAL,
         *(
             (ip, (name, *own_names.get(name, ())))
-            for ip, name in addresses(topology, facts).items()
+            for ip, name in addresses(topology, facts, host).items()
         ),
     )
     return "".join(f"{ip}\t{' '.join(names)}\n" for ip, names in lines)
@@ -125,8 +130,23 @@ def admission(
     )
 
 
-def addresses(topology: Topology, facts: Mapping[str, HostFacts]) -> dict[str, str]:
-    """Return every address of the cluster with its name."""
+def addresses(topology: Topology, facts: Mapping[str, HostFacts], own: str = "") -> dict[str, str]:
+    """Return every address of the cluster with its name. Besides node IPs these are, of each host
+    but `own`, those in a network that another host has as well: alone, a host could name any."""
+    networks = {
+        node.host: [
+            ip_network(f"{address.ip}/{address.prefix}", strict=False)
+            for nic in (facts[node.host].nics if node.host in facts else ())
+            for address in nic.addresses
+            if address.scope == "global" and address.prefix
+        ]
+        for node in topology.nodes
+    }
+
+    def shared(host: str, ip: str) -> bool:
+        others = (each for name, each in networks.items() if name != host)
+        return host == own or any(ip_address(ip) in it for each in others for it in each)
+
     found: dict[str, str] = {}
     for node in topology.nodes:
         found[node.node_ip] = node.host
@@ -138,8 +158,8 @@ def addresses(topology: Topology, facts: Mapping[str, HostFacts]) -> dict[str, s
         for name in dict.fromkeys((node.control_nic, *node.nccl_nics, node.gloo_nic, *rdma)):
             nic = of_host.nic(name)
             for address in nic.addresses if nic else ():
-                if address.scope == "global" and address.ip != node.node_ip:
-                    found[address.ip] = f"{node.host}.{name}"
+                if address.scope == "global" and shared(node.host, address.ip):
+                    found.setdefault(address.ip, f"{node.host}.{name}")
     # A dual-stack socket, such as that of torch's store, sees an IPv4 peer as ::ffff:10.0.0.2, and
     # the resolver looks that up. Such addresses get their own names, as a node's name must have one
     # address only.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 
+from clusterctl.facts.claims import checked, plain_ip
 from clusterctl.facts.parse import Probe
 from clusterctl.node.documents import (
     CHANGED,
@@ -14,10 +17,15 @@ from clusterctl.node.documents import (
     ServiceDocument,
     UnreadableDocument,
     from_json,
+    is_service_name,
     kind_of,
     read_document,
+    service_of,
 )
 from clusterctl.node.files import NodePaths
+
+# A name of the inventory's, as --node-name has it, or what Ray makes of an address
+_HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 
 def read_state(data: bytes | None) -> NodeState | None:
@@ -25,9 +33,46 @@ def read_state(data: bytes | None) -> NodeState | None:
     if data is None:
         return None
     try:
-        return from_json(NodeState, data.decode())
+        return credible(checked(from_json(NodeState, data.decode())))
     except ValueError:
         return None
+
+
+def credible(state: NodeState) -> NodeState:
+    """Return a supervisor's report without services, ranks and nodes whose names cannot be names:
+    they stand in commands that a user pastes, and in files of other programs."""
+    return replace(
+        state,
+        services=[
+            replace(each, ranks=[r for r in each.ranks if _is_place(r.host, r.node_ip)])
+            for each in state.services
+            if _is_replica_name(each.name)
+        ],
+        nodes=[each for each in state.nodes if _is_place(each.name, each.node_ip)],
+        gateway=replace(
+            state.gateway,
+            members=[
+                each
+                for each in state.gateway.members
+                if is_service_name(each.service) and _is_place(each.host, "")
+            ],
+        ),
+    )
+
+
+def _is_replica_name(name: str) -> bool:
+    number = name.partition("@")[2]
+    return is_service_name(service_of(name)) and (number.isdecimal() or "@" not in name)
+
+
+def _is_place(name: str, node_ip: str) -> bool:
+    """Whether these can be the name and the node IP of a host; both may be empty."""
+    if node_ip:
+        try:
+            plain_ip(node_ip)
+        except ValueError:
+            return False
+    return not name or bool(_HOST_NAME.fullmatch(name))
 
 
 def documents_in(directory: str, files: Mapping[str, bytes | None]) -> dict[str, str]:

@@ -187,10 +187,16 @@ def inventory_text(wishes: Wishes, found: Found) -> str:
         lines = (f"  {key}: {value}" for key, value in ssh.items())
         heading = "# How to reach all hosts. What is left out comes from ~/.ssh/config.\nssh:"
         blocks.append("\n".join([heading, *lines]))
-    blocks.append("\n".join(_network(found)))
-    hosts = ("\n".join(_host(found, node)) for node in found.topology.nodes)
+    blocks.append("\n".join(map(_on_its_line, _network(found))))
+    hosts = ("\n".join(map(_on_its_line, _host(found, node))) for node in found.topology.nodes)
     blocks.append("hosts:\n" + "\n\n".join(hosts))
     return "\n\n".join(blocks) + "\n"
+
+
+def _on_its_line(line: str) -> str:
+    """Return the line with a blank for each character that could end it: YAML knows more of these
+    than a terminal shows, and hosts' texts stand in comments."""
+    return "".join(each if each.isprintable() else " " for each in line)
 
 
 def _ssh_values(ssh: Ssh) -> dict[str, str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from clusterctl.facts.claims import finite
 from clusterctl.network.pairs.host_program import SMALL
 from clusterctl.network.pairs.model import End, Lane, Way, network
 
@@ -105,7 +106,7 @@ def read_rates(_host: str, answer: Any) -> Mapping[tuple[int, int], float]:
     """Parse the answer to `rates` to bit/s by (position of the lane among the host's, number of the
     sender). Like `read_ways`, raises TypeError, ValueError or LookupError for a malformed
     answer."""
-    return _keyed(answer, float)
+    return _keyed(answer, finite)
 
 
 def read_ways(table: Table, host: str, answer: Any) -> list[Way]:
@@ -115,7 +116,7 @@ def read_ways(table: Table, host: str, answer: Any) -> list[Way]:
     neighbours = _keyed(answer["neighbours"] or (), list)  # (source, to) to MACs
     tcp = _keyed(answer["tcp"], str)  # (source, to, port) to the result
     # (source, to, size of the IP packet) to seconds; None if raw sockets are not allowed
-    echo = None if answer["echo"] is None else _keyed(answer["echo"], float)
+    echo = None if answer["echo"] is None else _keyed(answer["echo"], finite)
     passed: dict[tuple[str, str], list[int]] = {}
     for source, to, size in echo or ():
         passed.setdefault((source, to), []).append(size)
@@ -140,7 +141,7 @@ def read_ways(table: Table, host: str, answer: Any) -> list[Way]:
     return found
 
 
-def _keyed(rows: Any, kind: type) -> dict[Any, Any]:
+def _keyed(rows: Any, kind: Callable[[Any], Any]) -> dict[Any, Any]:
     """Build a mapping from [key, value] rows, as JSON has no tuples for keys."""
     return {tuple(key): kind(value) for key, value in rows}
 

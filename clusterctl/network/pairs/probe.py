@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from clusterctl import deadlines
-from clusterctl.errors import CommandFailed, CommandTimedOut
+from clusterctl.errors import MALFORMED, CommandFailed, CommandTimedOut
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.network_requirements import EVERY_NODE
 from clusterctl.inventory.model import Inventory
@@ -89,7 +89,7 @@ def _well_formed(host: str) -> Iterator[None]:
     """Raise CommandFailed if an answer of the host does not have the expected form."""
     try:
         yield
-    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
+    except MALFORMED as error:
         raise CommandFailed(
             f"{DOING} failed: unexpected answer", host=host, detail=repr(error)
         ) from error

@@ -19,7 +19,7 @@ from clusterctl.node.documents import (
     from_json,
     to_json,
 )
-from clusterctl.node.gateway import find_haproxy
+from clusterctl.node.haproxy import find_haproxy
 from tests.contract.ray.conftest import RunningNode, TwoNodes
 from tests.fakes.model_server import ModelServer
 from tests.fakes.node_bench import await_value

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.node.children import session_members
-from clusterctl.node.gateway import find_haproxy
+from clusterctl.node.haproxy import find_haproxy
 from tests.fakes.node_bench import Bench, await_value
 from tests.fakes.ports import port_of, reserved
 
