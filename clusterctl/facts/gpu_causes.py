@@ -29,6 +29,52 @@ def why_no_gpu(facts: HostFacts, file: str) -> GpuCause:
     return found
 
 
+@dataclass(frozen=True)
+class _InLog:
+    """A cause that a line of the kernel's log with `pattern` is evidence of."""
+
+    pattern: str
+    what: str
+    fix: str
+
+    def of(self, report: GpuReport) -> Iterator[GpuCause]:
+        if line := _line(report, self.pattern):
+            yield GpuCause(self.what, self.fix, line)
+
+
+_UPGRADED = _InLog(
+    r"API mismatch", "the driver was upgraded under the running kernel module", "sudo reboot"
+)
+_NOT_DRIVEN = (
+    _InLog(
+        r"supported through the NVIDIA .* Legacy drivers",
+        "its GPU needs an older branch of NVIDIA's driver than the one that is loaded",
+        "install the branch that the line names; vLLM's images need driver 525 or later",
+    ),
+    _InLog(
+        r"necessary power cables",
+        "a GPU has no power",
+        "power the host off and connect the GPU's power cables",
+    ),
+    _InLog(
+        r"obtained ownership of the NVIDIA device|probe routine was not called",
+        "another driver holds them, or did when NVIDIA's was loaded",
+        "see which: lspci -k -d 10de:; keep it from loading (/etc/modprobe.d); sudo reboot",
+    ),
+    _InLog(
+        r"BAR\d is 0M|can't assign|I/O region .* is invalid",
+        "the firmware gave the GPU no address space for its memory",
+        'switch "Above 4G Decoding" on in the firmware\'s setup, or boot with pci=realloc',
+    ),
+    _InLog(
+        r"RmInitAdapter failed|rm_init_adapter failed",
+        "the driver cannot initialize the GPU",
+        "sudo reboot; if it stays, power the host off and on; another driver branch or the GPU's "
+        "seat and power are next",
+    ),
+)
+
+
 def _by_kernel(facts: HostFacts) -> Iterator[GpuCause]:
     report = facts.gpus
     if report.nouveau:
@@ -39,12 +85,12 @@ def _by_kernel(facts: HostFacts) -> Iterator[GpuCause]:
             "see what gives them to it: grep -r vfio /etc/modprobe.d /proc/cmdline; remove that, "
             "rebuild the initramfs and reboot; or take the host out of the inventory",
         )
-    if line := _line(report, r"is rejected|Key was rejected|module loading is restricted"):
-        yield GpuCause(
-            "the kernel refuses the driver's module, whose signature it does not trust",
-            _enrol(facts),
-            line,
-        )
+    if report.error == NOT_FOUND:
+        return
+
+    if not report.module:
+        yield from _not_loaded_by_kernel(facts)
+    yield from _UPGRADED.of(report)
     if line := _line(report, r"requires use of the NVIDIA open kernel modules"):
         yield GpuCause(
             "its GPU needs NVIDIA's open kernel modules, and the proprietary ones are loaded",
@@ -57,12 +103,6 @@ def _by_kernel(facts: HostFacts) -> Iterator[GpuCause]:
             _packages(facts, ""),
             line,
         )
-    if line := _line(report, r"supported through the NVIDIA .* Legacy drivers"):
-        yield GpuCause(
-            "its GPU needs an older branch of NVIDIA's driver than the one that is loaded",
-            "install the branch that the line names; vLLM's images need driver 525 or later",
-            line,
-        )
     if xids := serious_xids(report):
         words = ", ".join(f"Xid {xid.code} of {xid.bus} ({meaning(xid)})" for xid in xids)
         state = "nvidia-smi did not answer in time" if report.silent else report.error
@@ -73,41 +113,24 @@ def _by_kernel(facts: HostFacts) -> Iterator[GpuCause]:
         )
     if report.silent:
         yield _slow_or_hung(report)
-    if not report.module and report.module_kernels and not _has_module(facts):
-        kernel = facts.os.kernel
+    for cause in _NOT_DRIVEN:
+        yield from cause.of(report)
+
+
+def _not_loaded_by_kernel(facts: HostFacts) -> Iterator[GpuCause]:
+    report, kernel = facts.gpus, facts.os.kernel
+    if line := _line(report, r"is rejected|Key was rejected|module loading is restricted"):
+        yield GpuCause(
+            "the kernel refuses the driver's module, whose signature it does not trust",
+            _enrol(facts),
+            line,
+        )
+    if report.module_kernels and kernel not in report.module_kernels:
         yield GpuCause(
             f"the driver has no module for the running kernel {kernel}, only for "
             f"{', '.join(report.module_kernels)}",
             f"sudo {_headers(facts)}; sudo dkms autoinstall (or install the driver's package for "
             "this kernel); sudo modprobe nvidia",
-        )
-    if line := _line(report, r"necessary power cables"):
-        yield GpuCause(
-            "a GPU has no power", "power the host off and connect the GPU's power cables", line
-        )
-    if line := _line(
-        report, r"obtained ownership of the NVIDIA device|probe routine was not called"
-    ):
-        yield GpuCause(
-            "another driver holds them, or did when NVIDIA's was loaded",
-            "see which: lspci -k -d 10de:; keep it from loading (/etc/modprobe.d); sudo reboot",
-            line,
-        )
-    if line := _line(report, r"API mismatch"):
-        yield GpuCause(
-            "the driver was upgraded under the running kernel module", "sudo reboot", line
-        )
-    if line := _line(report, r"BAR\d is 0M|can't assign|I/O region .* is invalid"):
-        yield GpuCause(
-            "the firmware gave the GPU no address space for its memory",
-            'switch "Above 4G Decoding" on in the firmware\'s setup, or boot with pci=realloc',
-            line,
-        )
-    if line := _line(report, r"RmInitAdapter failed|rm_init_adapter failed"):
-        yield GpuCause(
-            f"the driver cannot initialize the GPU; the kernel's log says: {line}",
-            "sudo reboot; if it stays, power the host off and on; another driver branch or the "
-            "GPU's seat and power are next",
         )
 
 
@@ -121,10 +144,6 @@ def _slow_or_hung(report: GpuReport) -> GpuCause:
         "see which: time sudo nvidia-smi -L. If it ends: sudo systemctl enable --now "
         "nvidia-persistenced (or: sudo nvidia-smi -pm 1). If not: sudo reboot",
     )
-
-
-def _has_module(facts: HostFacts) -> bool:
-    return facts.os.kernel in facts.gpus.module_kernels
 
 
 def _line(report: GpuReport, pattern: str) -> str:
