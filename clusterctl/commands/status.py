@@ -40,7 +40,7 @@ def read(
             gpus = accelerator_named(inventory.accelerator).gpu_probe.load
             hosts = host_loads({name: transports[name] for name in survey.answers}, gpus)
             head = transports[inventory.head.name]
-            ready = [row.document for row in found.services if row.condition == "ready"]
+            ready = [row.document for row in found.services if row.serves]
             now = service_counters(head, ready, time.time) if survey.head else {}
             services = {name: service_load(now[name], before.get(name)) for name in now}
             before.update(now)

@@ -34,10 +34,7 @@ class _StatusCollector(Collector):
         yield gauge("host_up", "The host answers, and is in Ray.", up, "host")
         drained = {(row.name,): float(row.drained) for row in hosts}
         yield gauge("host_drained", "The host gets no replicas.", drained, "host")
-        ready = {
-            (row.document.service, row.name, row.host): float(row.condition == "ready")
-            for row in services
-        }
+        ready = {(row.document.service, row.name, row.host): float(row.serves) for row in services}
         of = ("service", "replica", "host")
         yield gauge("replica_ready", "The replica has proven itself.", ready, *of)
         restarts = CounterMetricFamily(

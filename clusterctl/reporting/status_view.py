@@ -152,7 +152,7 @@ def _service_lines(row: ServiceRow) -> list[Text]:
     if state.ranks:
         ranks = ", ".join(f"{rank.rank} on {rank.host}" for rank in state.ranks)
         lines.append(_text(f"  ranks      {ranks}"))
-    if row.condition == "ready":
+    if row.serves:
         requests = f"{state.running:.0f} running, {state.waiting:.0f} waiting"
         rest = f"{state.tokens_per_second:.1f} tokens/s · KV cache {state.kv_cache_use:.0%} used"
         lines.append(_text(f"  requests   {requests} · {rest}"))
@@ -171,7 +171,7 @@ def _service_lines(row: ServiceRow) -> list[Text]:
 def _replica_lines(service: str, rows: Sequence[ServiceRow]) -> list[Text]:
     """Return a line for the service and one for each of its replicas."""
     document = rows[0].document
-    ready = sum(row.condition == "ready" for row in rows)
+    ready = sum(row.serves for row in rows)
     title = _text(f"service {service}", style="bold")
     title.append(f" · {ready} of {count(len(rows), 'replica')} ready")
     layout = f"TP {document.tensor_parallel} · PP {document.pipeline_parallel}"
@@ -180,10 +180,10 @@ def _replica_lines(service: str, rows: Sequence[ServiceRow]) -> list[Text]:
     for row in rows:
         state = row.state
         line = _text(f"  {row.name} on {row.host} · ").append(_word(row.condition))
-        if row.member is not None and row.member.draining:
+        if row.drained:
             line.append(" · draining", style="yellow")
         # Without its address, which clients of the gateway need not know: lines fit 80 columns.
-        if state and row.condition == "ready":
+        if state and row.serves:
             line.append(f" · {state.running:.0f} running, {state.waiting:.0f} waiting")
             line.append(f" · {state.tokens_per_second:,.0f} tok/s · KV {state.kv_cache_use:.0%}")
         lines.append(line)
@@ -264,7 +264,7 @@ def status_document(status: ClusterStatus) -> dict[str, Any]:
                 "service": row.document.service,
                 "host": row.host,
                 "on": row.on,
-                "draining": row.member is not None and row.member.draining,
+                "draining": row.drained,
                 "state": row.condition,
                 "model": row.document.model,
                 "served_name": row.document.served_name,

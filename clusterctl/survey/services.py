@@ -97,10 +97,6 @@ class Service:
         """Numbers that a new replica cannot have."""
         return {*(each.number for each in self.replicas), *(each.replica for each in self.lost)}
 
-    @property
-    def serves(self) -> bool:
-        return any(replica.serves for replica in self.replicas)
-
     def replica_names(self, members: Iterable[Member]) -> list[str]:
         return [replica_name(self.name, member.replica) for member in members]
 

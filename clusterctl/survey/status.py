@@ -117,7 +117,7 @@ class ClusterStatus:
             f"service {row.name}: {row.condition}"
             f"{f' ({row.state.detail})' if row.state and row.state.detail else ''}"
             for row in self.services
-            if row.condition != "ready"
+            if not row.serves
         ]
         silent = [
             f"service {row.name}: {row.state.silence}"
@@ -148,7 +148,7 @@ class ClusterStatus:
             f"clusterctl logs {row.name}"
             for row in self.services
             if row.condition in {"failed", "backing-off", "stalled"}
-            or (row.condition != "ready" and row.state and row.state.attempts > 1)
+            or (not row.serves and row.state and row.state.attempts > 1)
         ]
         if self._renew:
             hints.append("clusterctl bootstrap renews it, or takes over the inventory's new one")
