@@ -8,7 +8,7 @@ from typing import Any
 
 from clusterctl.errors import MALFORMED, UsageError
 from clusterctl.models.layers import Family, first, layers_of, positive
-from clusterctl.models.quantized import stored_modules
+from clusterctl.models.quantized import StoredModules, stored_modules
 from clusterctl.models.shape import DecoderLayer, ModelShape, RotaryTable, Tower
 
 Config = Mapping[str, Any]
@@ -91,7 +91,8 @@ def describe(config: Config, name: str = "", *, whole: bool = True) -> ModelShap
     text = _language_part(config)
     family = _FAMILIES.get(architecture)
     traits = family or _LLAMA
-    stored, tower = stored_modules(config, text), _tower(config)
+    stored = stored_modules(config, text)
+    tower = _tower(config, stored)
     layers, usual = layers_of(text, traits, stored)
     context, key = longest_context(text)
     encoder = any(word in named.lower() for word in _ENCODERS)
@@ -231,7 +232,7 @@ def _only_states(text: Config) -> bool:
     return str(text.get("model_type", "")).startswith(("mamba", "falcon_mamba"))
 
 
-def _tower(config: Config) -> Tower | None:
+def _tower(config: Config, stored: StoredModules) -> Tower | None:
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
         return None
@@ -257,6 +258,7 @@ def _tower(config: Config) -> Tower | None:
         mergers=1 + len(deep) if isinstance(deep, list) else 1,
         frames=first(vision, "temporal_patch_size") or 1,
         divided=bool(merged),
+        stored=stored.beside if merged else None,
     )
 
 

@@ -89,6 +89,12 @@ def kinds_of(text: Config, traits: Family) -> list[str]:
         full = [index % period == offset for index in range(count)]
         return ["full_attention" if whole else "mamba" for whole in full]
 
+    if text.get("attention_chunk_size") and not text.get("sliding_window"):  # Llama 4
+        ropes = text.get("no_rope_layers")
+        local = ropes if isinstance(ropes, Sequence) and len(ropes) == count else ()
+        chunked = local or [(index + 1) % 4 for index in range(count)]
+        return ["chunked_attention" if part else "full_attention" for part in chunked]
+
     window = text.get("sliding_window")
     every = text.get("sliding_window_pattern") or traits.window_every
     if window and not every and text.get("use_sliding_window", True):

@@ -50,6 +50,7 @@ class StoredModules:
     usual: Quantization | None = None
     named: Mapping[str, Quantization | None] = field(default_factory=dict)
     patterns: tuple[tuple[re.Pattern[str], Quantization | None], ...] = ()
+    beside: Quantization | None = None  # How modules beside the language model are
     unknown: str = ""  # The method or algorithm, if it is not known here
     cache_dtype: str = "auto"
 
@@ -95,7 +96,9 @@ def stored_modules(config: Mapping[str, Any], text: Mapping[str, Any]) -> Stored
     if given.get("moe_quant_algo") == "NVFP4":
         usual = Quantization("fp8", 8, block=_side(given) or None)
         named, patterns = {}, [(_EXPERTS, _NVFP4)]  # what is listed is meant for ModelOpt's tools
-    return StoredModules(usual, named, tuple(patterns), unknown, _cache_dtype(given))
+    listed = any(_BESIDE.match(name) for name in _plain_names(given))
+    beside = usual if usual and usual.method == "fp8" and not listed else None
+    return StoredModules(usual, named, tuple(patterns), beside, unknown, _cache_dtype(given))
 
 
 def _plain_names(given: Mapping[str, Any]) -> Iterator[str]:

@@ -138,7 +138,7 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """A vision encoder, kept whole and unquantised on every rank."""
+    """A vision encoder."""
 
     hidden: int
     layers: int
@@ -151,6 +151,7 @@ class Tower:
     mergers: int = 1
     frames: int = 1  # pictures in a patch
     divided: bool = False  # over the tensor parallel ranks
+    stored: Quantization | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -445,14 +445,14 @@ def vocabulary_rows(vocab: int, tp: int) -> int:
 
 
 def _tower(tower: Tower, text_hidden: int, tp: int) -> Iterator[Tensor]:
-    """Yield unfused bf16 projections, as in transformers, and the projection to the text. Qwen's
+    """Yield unfused projections, as in transformers, and the projection to the text. Qwen's
     towers are divided over the ranks, and join patches before that projection."""
     ranks = tp if tower.divided else 1
     for _ in range(tower.layers):
         for _projection in range(4):
-            yield Tensor(tower.hidden * tower.hidden * 2 // ranks)
+            yield from matrix(tower.hidden // ranks, tower.hidden, tower.stored)
         for _matrix_of_mlp in range(3 if tower.gated else 2):
-            yield Tensor(tower.hidden * tower.mlp_width * 2 // ranks)
+            yield from matrix(tower.mlp_width // ranks, tower.hidden, tower.stored)
         for _norm in range(4):
             yield Tensor(tower.hidden * 2)
     yield Tensor(3 * tower.frames * tower.patch**2 * tower.hidden * 2)
@@ -462,8 +462,8 @@ def _tower(tower: Tower, text_hidden: int, tp: int) -> Iterator[Tensor]:
         return
     joined = tower.hidden * tower.merged**2
     for _merger in range(tower.mergers):
-        yield Tensor(joined * joined * 2 // ranks)
-        yield Tensor(joined * text_hidden * 2 // ranks)
+        yield from matrix(joined // ranks, joined, tower.stored)
+        yield from matrix(text_hidden, joined // ranks, tower.stored)
 
 
 # Above this relative difference from config.json, the checkpoint has parts unknown here.

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from clusterctl.cli.app import app
+from clusterctl.errors import UNPROVEN
 from clusterctl.models.version import show_version
 from clusterctl.planning.rules import NEWEST
 from tests.fakes.catalogue import config_of
@@ -109,7 +110,8 @@ def test_what_is_not_certain_is_not_refused_as_serve_does_not(tmp_path: Path) ->
     strange = config_of("qwen/qwen3-8b") | {"architectures": ["NewForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(strange))
     ran = fit(str(tmp_path), "--gpus", "T4")
-    assert ran.exit_code == 0
+    assert ran.exit_code == UNPROVEN
+    assert "unproven (margin of error" in ran.stdout
     assert "warning: host1 (T4)" in ran.stdout
     assert "not certain, so serve does not refuse it: the architecture NewForCausalLM" in ran.stdout
 
