@@ -69,7 +69,7 @@ def run(
         def act(plan: RestartPlan, lock: ClusterLock | None) -> dict[str, Proof]:
             survey = plan.survey
             replicas = [restarted(survey, replica) for replica in plan.replicas]
-            _prepare(survey, plan.replicas, replicas, sink)
+            prepare_again(survey, plan.replicas, replicas, sink)
             service = survey.service(plan.replicas[0].document.service)
             members = _none_draining(service.listed)
             key = read_key(inventory, transports[inventory.head.name])
@@ -108,7 +108,7 @@ def plan_restart(survey: Survey, name: str) -> RestartPlan:
     return RestartPlan(survey, replicas, len(replicas) == 1 and not serving, doubts)
 
 
-def _prepare(
+def prepare_again(
     survey: Survey, now: Sequence[Replica], planned: Sequence[PlannedReplica], sink: EventSink
 ) -> None:
     """Make sure that the replicas can start again before they stop. Raises RequirementsNotMet for
