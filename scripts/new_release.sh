@@ -20,5 +20,6 @@ status=0
 if [ -n "$engine" ]; then
     .venv/bin/python -m scripts.prove_formula --ask "$engine" || status=1
 fi
+.venv/bin/python -m scripts.new_failures "$wheels"/vllm-"$version"-*.whl || status=1
 .venv/bin/pytest -q tests/unit/serving tests/unit/models tests/unit/planning || status=1
 exit "$status"
