@@ -13,7 +13,15 @@ from itertools import islice
 from typing import BinaryIO
 
 from clusterctl.diagnosis.rules import LEVELS, Pattern, Rule, rules, without_digits
-from clusterctl.diagnosis.unknown import HANDLES, WRAPS, Kind, Start, failure_in, may_fail
+from clusterctl.diagnosis.unknown import (
+    HANDLES,
+    TRIGGER,
+    WRAPS,
+    Kind,
+    Start,
+    failure_in,
+    may_fail,
+)
 
 LONGEST_LINE = 4000
 """Characters searched per line: progress bars and dumps of settings are longer."""
@@ -140,6 +148,7 @@ class _Search:
         self._began = len(_STARTS)  # which mark this start began with
         self._start = Start()
         self._release = ""  # of vLLM
+        self._fails = False  # lines of this block may show failures that no rule knows
         self._chained = ""  # what stands between the last traceback and this one
 
     def run(self, lines: Iterable[bytes]) -> list[Finding]:
@@ -155,7 +164,7 @@ class _Search:
                 number += len(block)
                 self._before.extend(block[-CONTEXT:])
                 continue
-            there = _there(b"".join(fresh.values()))
+            there, self._fails = _there(b"".join(fresh.values()))
             for raw, shape in zip(block, shapes, strict=True):
                 number += 1
                 self._before.append(raw)
@@ -173,12 +182,12 @@ class _Search:
             return
 
         text = plain(raw)
-        if guesses := _GUESSES.search(text):
-            text = text[: guesses.end()]
+        if "causes" in text or "reasons" in text:
+            text = _without_guesses(text)
         candidates = _candidates(text, there)
         known = _match(text, candidates, self._before, self._release)
         alike = not any(pattern.tells_alike_apart for _, pattern in candidates)
-        if known is None and may_fail(text):
+        if known is None and self._fails and may_fail(text):
             if self._chain(text):
                 return
             known = self._unknown(text)
@@ -261,15 +270,21 @@ class _Search:
         _keep(self._current, [Finding(rule, pattern, cause, fix, evidence, at)])
 
 
-def _there(joined: bytes) -> Sequence[tuple[str, Rule, Pattern]]:
-    """Return the patterns that lines of a block may match: searching a block for a text is ten
-    times as fast as searching its lines for it."""
+def _there(joined: bytes) -> tuple[Sequence[tuple[str, Rule, Pattern]], bool]:
+    """Return the patterns that lines of a block may match, and whether they may show failures that
+    no rule knows: searching a block for a text is ten times as fast as searching its lines."""
     # Colours, and the zeros of UTF-16, may stand inside of a word.
     if b"\x1b" in joined or b"\x00" in joined:
-        return _patterns()
+        return _patterns(), True
     # Any line stands for all that differ from it only in digits.
     small = without_digits(joined.decode("utf-8", "replace")).lower()
-    return [each for each in _patterns() if each[0] in small]
+    return [each for each in _patterns() if each[0] in small], TRIGGER.search(small) is not None
+
+
+def _without_guesses(text: str) -> str:
+    """Return a line without what may have been the cause of what it tells."""
+    guesses = _GUESSES.search(text)
+    return text[: guesses.end()] if guesses else text
 
 
 def _shapes(block: Sequence[bytes]) -> list[int]:

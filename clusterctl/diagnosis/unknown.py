@@ -21,11 +21,11 @@ HANDLES = "During handling of the above exception"
 _LONGEST = 300  # characters of a message
 _MOST_FLAGS = 4
 
-# Texts of which a line of a failure has one, in small letters
-_TRIGGER = re.compile(
+TRIGGER = re.compile(
     r"error|exception|\.exc\.|\.empty|fatal|aborted|core dumped|segfault|segmentation fault|"
     r"panicked at|nccl warn|assertion|cudbg_|cuda failure|failed"
 )
+"""Texts of which a line of a failure has one, in small letters."""
 
 # What programs put before a line: processes, times, levels, places of code, names of containers
 _TAG = re.compile(r"\([^()]*\bpid=\d+[^()]*\)|\[rank\d+\]")
@@ -175,7 +175,7 @@ class Start:
 
 def may_fail(text: str) -> bool:
     """Whether a line may show a failure, or joins two tracebacks of one."""
-    if not _TRIGGER.search(text.lower()):
+    if not TRIGGER.search(text.lower()):
         return False
     prefix = _PREFIX.match(text)
     return not (prefix and prefix["level"] in _HARMLESS)
