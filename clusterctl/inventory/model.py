@@ -20,7 +20,7 @@ from pydantic import (
 
 from clusterctl.accelerators.names import DEFAULT, MODULES
 from clusterctl.inventory.values import (
-    AbsolutePath,
+    WRITABLE,
     Address,
     EnvName,
     EnvValue,
@@ -33,6 +33,7 @@ from clusterctl.inventory.values import (
     LabelName,
     LabelValue,
     Memory,
+    MountTarget,
     Name,
     NicName,
     NoProxy,
@@ -374,8 +375,10 @@ class Host(_Model):
     labels: dict[LabelName, LabelValue] = Field(
         default={}, description="Your own words for the host, for --limit label=value."
     )
-    mounts: dict[HostPath, AbsolutePath] = Field(
-        default={}, description="More directories for the container: path on the host: path in it."
+    mounts: dict[HostPath, MountTarget] = Field(
+        default={},
+        description="More directories for the container: path on the host: path in it, read-only "
+        "unless :rw stands behind it.",
     )
     env: dict[EnvName, EnvValue] = Field(
         default={}, description="Environment of this host's container; wins over the cluster's."
@@ -385,7 +388,8 @@ class Host(_Model):
     @classmethod
     def _targets_differ(cls, mounts: dict[str, str]) -> dict[str, str]:
         targets: dict[str, str] = {}
-        for source, target in mounts.items():
+        for source, given in mounts.items():
+            target = given.removesuffix(WRITABLE)
             if target in targets:
                 raise ValueError(f"{targets[target]} and {source} are both mounted at {target}")
             targets[target] = source

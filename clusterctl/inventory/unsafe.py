@@ -15,10 +15,18 @@ from pathlib import PurePosixPath
 # MAX_TOKENS is a count.
 _SECRET = re.compile(
     r"^(.*_)?(TOKEN|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|KEYS?|APIKEY|PAT)$"
+    r"|^(.*_)?(PWD|PGPASS|AUTH|JWT|DSN|WEBHOOK(_URL)?)$"
     r"|^(.*_)?SECRET_.*(?<!_FILE)(?<!_PATH)$",
     re.IGNORECASE,
 )
-_IN_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^/@\s:]*:[^/@\s]+@", re.IGNORECASE)
+_IN_URL = re.compile(
+    r"[a-z][a-z0-9+.-]*://(?:[^/@\s:]*:[^@\s]+|(?:gh[a-z]_|github_pat_|glpat-|hf_)[^/@\s]+)@",
+    re.IGNORECASE,
+)
+# How the tokens begin that engines and hubs ask for
+_TOKEN = re.compile(
+    r"^(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|nvapi-|xox[a-z]-|AKIA|ASIA|AIza|eyJ)[\w.-]{16,}$"
+)
 
 DANGEROUS = {
     "VLLM_SERVER_DEV_MODE": "it opens paths that need no key, such as /collective_rpc, which runs "
@@ -26,22 +34,27 @@ DANGEROUS = {
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "it lets whoever reaches vLLM's queues run code",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "it lets clients load files of the container as adapters; "
     "name adapters when you serve: -- --lora-modules NAME=PATH",
+    "VLLM_ENABLE_RESPONSES_API_STORE": "it keeps what all clients ask in the API server's memory, "
+    "and answers it to whoever knows its number",
     "RAY_DEBUG": "it opens a debugger on the network, which needs no token",
     "RAY_DEBUG_POST_MORTEM": "it opens a debugger on the network, which needs no token",
     "RAY_DEBUGGER_EXTERNAL": "it opens a debugger on the network, which needs no token",
 }
 
-# Directories whose content makes somebody root of the host, or is the host's own state. A mount of
-# a directory above or below one of them is refused as well.
+# What the system and its users have: it holds their secrets, or makes somebody root of the host. A
+# mount of a directory above one of them is refused as well.
 _OF_THE_HOST = (
-    "/bin", "/boot", "/dev", "/etc/clusterctl", "/etc/cron.d", "/etc/ld.so.preload", "/etc/pam.d",
-    "/etc/passwd", "/etc/shadow", "/etc/ssh", "/etc/sudoers", "/etc/sudoers.d", "/etc/systemd",
-    "/lib", "/lib64", "/opt/clusterctl", "/proc", "/root/.ssh", "/run", "/sbin", "/sys", "/usr/bin",
-    "/usr/lib", "/usr/lib64", "/usr/local/bin", "/usr/local/lib", "/usr/local/sbin", "/usr/sbin",
-    "/var/cache/clusterctl", "/var/lib/clusterctl", "/var/lib/containerd", "/var/lib/docker",
-    "/var/lib/dpkg", "/var/lib/rpm", "/var/log/clusterctl", "/var/run", "/var/spool/cron",
+    "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/opt/clusterctl",
+    "/opt/containerd", "/opt/cni", "/proc", "/root", "/run", "/sbin", "/snap", "/sys", "/usr",
+    "/var",
 )  # fmt: skip
-_USABLE = ("/dev/shm", "/dev/hugepages")  # noqa: S108 - shared memory, which nothing is read from
+# Of these, what is there for others to read, or holds nothing of the system's
+_USABLE = (
+    "/dev/shm", "/dev/hugepages", "/etc/clusterctl-secrets", "/etc/localtime", "/etc/pki/ca-trust",  # noqa: S108
+    "/etc/pki/tls/certs", "/etc/ssl/certs", "/root/.cache", "/usr/share", "/usr/local/share",
+    "/var/lib/models", "/var/lib/vllm", "/var/local", "/var/opt", "/var/tmp",  # noqa: S108
+)  # fmt: skip
+_IN_A_HOME = re.compile(r"/home/[^/]+/(?!\.)[^/]+(?:/.*)?|/home/[^/]+/\.cache(?:/.*)?")
 _SOCKET = re.compile(r"(docker|containerd|crio|podman)[^/]*\.sock$")
 
 
@@ -65,6 +78,11 @@ def no_secret_in_url(value: str) -> str:
             "has a password in its URL, which every listing of the container shows; let the hosts' "
             "addresses through at the proxy, or run one on each host that knows the password"
         )
+    if _TOKEN.match(value):
+        raise ValueError(
+            "is a token by its form, and every listing of the container shows it; mount a file "
+            "(`mounts` of the host) and name that, as in HF_TOKEN_PATH"
+        )
     return value
 
 
@@ -73,16 +91,16 @@ def not_of_the_host(path: str) -> str:
     plain = PurePosixPath(os.path.normpath(path))
     if plain.is_relative_to("//"):  # normpath keeps two slashes at the beginning
         plain = PurePosixPath(str(plain)[1:])
-    if any(plain.is_relative_to(usable) for usable in _USABLE):
-        return path
-    for own in map(PurePosixPath, _OF_THE_HOST):
-        if plain == own or plain.is_relative_to(own) or own.is_relative_to(plain):
+    if plain == PurePosixPath("/home") or {".ssh", ".gnupg"} & {*plain.parts}:
+        raise ValueError(f"{path} holds users' keys; mount a directory without them")
+    usable = any(plain.is_relative_to(each) for each in _USABLE)
+    usable = usable or bool(_IN_A_HOME.fullmatch(str(plain)))
+    for own in map(PurePosixPath, () if usable else _OF_THE_HOST):
+        if plain.is_relative_to(own) or own.is_relative_to(plain):
             raise ValueError(
                 f"{path} is the host's own: with {own} a container reads its secrets or becomes "
                 "its root; mount a directory that holds only what the container needs"
             )
-    if plain == PurePosixPath("/home") or ".ssh" in plain.parts:
-        raise ValueError(f"{path} holds users' keys; mount a directory without them")
     if _SOCKET.search(str(plain)):
         raise ValueError(f"{path} is an engine's socket: who writes to it is root of the host")
     return path

@@ -31,6 +31,8 @@ NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 NIC = r"^[^\s/:,=^]{1,15}$"
 RDMA_DEVICE = r"^[A-Za-z0-9_.-]{1,63}$"
 ABSOLUTE_PATH = r"^/[^:\n]*$"
+WRITABLE = ":rw"  # Behind the target of a mount that the container may write to
+MOUNT_TARGET = r"^/[^:\n]*(:rw)?$"
 ADDRESS = r"^[A-Za-z0-9_:][A-Za-z0-9._:%-]*$"
 USER = r"^[^\s:-][^\s:]*$"
 _JUMP = r"([^\s:@,-][^\s:@,]*@)?([A-Za-z0-9_][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.%]+\])(:[0-9]{1,5})?"
@@ -57,6 +59,7 @@ PATTERN_MEANS = {
     "without space, slash, colon, comma, = or ^",
     RDMA_DEVICE: "must be an RDMA device name such as mlx5_0",
     ABSOLUTE_PATH: "must be an absolute path: it starts with / and has no colon",
+    MOUNT_TARGET: "must be an absolute path, with :rw behind it if the container may write there",
     ADDRESS: "must be a host name or an IP address alone; user and port belong under ssh",
     USER: "must be a user name, without space, colon or a leading dash",
     JUMP: "must be written as host, user@host or user@host:port, several of them with commas",
@@ -287,6 +290,7 @@ EnvName = Annotated[
     AfterValidator(no_dangerous_variable),
 ]
 EnvValue = Annotated[str, AfterValidator(no_secret_in_url)]
+MountTarget = Annotated[str, Field(pattern=MOUNT_TARGET)]
 HostPath = Annotated[AbsolutePath, AfterValidator(not_of_the_host)]
 LabelName = Annotated[str, Field(pattern=LABEL), AfterValidator(_not_role)]
 LabelValue = Annotated[str, Field(pattern=LABEL_VALUE)]

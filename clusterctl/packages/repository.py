@@ -25,7 +25,10 @@ NVIDIA_URL = "https://nvidia.github.io/libnvidia-container"
 DOCKER_URL = "https://download.docker.com/linux"
 
 NVIDIA_KEYS = frozenset({"C95B321B61E88C1809C4F759DDCAE044F796ECB0"})
-DOCKER_APT_KEYS = frozenset({"9DC858229FC7DD38854AE2D88D81803C0EBFCD88"})
+# The subkey signs the lists.
+DOCKER_APT_KEYS = frozenset(
+    {"9DC858229FC7DD38854AE2D88D81803C0EBFCD88", "D3306A018370199E527AE7997EA0A9C3F273FCD8"}
+)
 # Fingerprints of the keys that sign today's repositories
 DOCKER_RPM_KEYS = frozenset({"060A61C51B558A7F742B77AAC52FEB6B621E9F35"})
 
@@ -40,7 +43,7 @@ class Repository:
     name: str  # Used in the names of its files on hosts
     url: str
     key_url: str
-    # The key must have one of these; empty for a key given by the user
+    # The key must have one of these, and its subkeys too; empty for a key given by the user
     fingerprints: frozenset[str]
     suite: str = ""  # apt: `bookworm stable`, or `/` for a repository without releases
     signed_packages: bool = True  # dnf: the packages are signed, not only their lists
@@ -174,7 +177,18 @@ def pinned(repository: Repository, data: bytes) -> bytes:
         return data
     if len(found) != 1 or found[0] not in repository.fingerprints:
         raise OtherKey(f"its fingerprint is {', '.join(sorted(found))}")
-    return _armored(b"".join(raw for _, _, raw in packets))
+    return _armored(b"".join(_known(repository, packets)))
+
+
+def _known(repository: Repository, packets: list[tuple[int, bytes, bytes]]) -> Iterator[bytes]:
+    """Yield the packets but subkeys that are not pinned, and what signs them: whoever made the file
+    may have bound others to the key, and not every rpm checks that (CVE-2021-3521)."""
+    pinned_one = True
+    for kind, body, raw in packets:
+        if kind != _SIGNATURE:
+            pinned_one = kind != _SUBKEY or _fingerprint(body) in repository.fingerprints
+        if pinned_one:
+            yield raw
 
 
 _ARMOR = re.compile(
@@ -182,7 +196,8 @@ _ARMOR = re.compile(
     re.DOTALL,
 )
 _PUBLIC_KEY = 6  # Packet type of a primary key
-_OF_A_KEY = frozenset({_PUBLIC_KEY, 2, 13, 14, 17})  # Signatures, user IDs, subkeys, attributes
+_SIGNATURE, _SUBKEY = 2, 14
+_OF_A_KEY = frozenset({_PUBLIC_KEY, _SIGNATURE, _SUBKEY, 13, 17})  # User IDs and attributes
 
 
 def _key_packets(data: bytes) -> list[tuple[int, bytes, bytes]]:

@@ -15,6 +15,7 @@ from clusterctl.engine.step import HostView
 from clusterctl.facts.claims import is_dns_name
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Inventory
+from clusterctl.inventory.values import WRITABLE
 from clusterctl.node import package
 from clusterctl.node.documents import NodeDocument, from_json, to_json
 from clusterctl.node.files import NodePaths
@@ -63,7 +64,7 @@ def files_present(
     def of(view: HostView) -> tuple[RemoteFile, ...]:
         document = node_document(inventory, topology, topology.node(view.host.name), view.facts)
         node_json = RemoteFile(str(paths.node_document), to_json(document).encode())
-        if HOSTS_FILE in view.host.mounts.values():
+        if HOSTS_FILE in {each.removesuffix(WRITABLE) for each in view.host.mounts.values()}:
             return (*shared, node_json)  # the user mounts one, maybe the host's: do not write it
         names = hosts_file(topology, facts, view.host.name)
         return (*shared, node_json, RemoteFile(str(paths.declared_hosts), names.encode()))

@@ -15,6 +15,7 @@ from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec, Mount
 from clusterctl.containers.spec import container_name as container_name
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Inventory, RayPorts
+from clusterctl.inventory.values import WRITABLE
 from clusterctl.node import package
 from clusterctl.node.documents import (
     ExpectedNode,
@@ -210,7 +211,10 @@ def container_spec(
         Mount(own, own, read_only=True),
         Mount(cache_dir(cluster), cache_dir(cluster)),
         Mount(inventory.models, inventory.models, read_only=True),
-        *(Mount(*each) for each in sorted(inventory.host(node.host).mounts.items())),
+        *(
+            Mount(source, target.removesuffix(WRITABLE), read_only=not target.endswith(WRITABLE))
+            for source, target in sorted(inventory.host(node.host).mounts.items())
+        ),
     )
     return ContainerSpec(
         name=container_name(cluster),

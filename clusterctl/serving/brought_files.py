@@ -27,6 +27,9 @@ LARGEST = 2**20  # bytes; the longest chat templates have 20 kB
 
 _TEMPLATE = re.compile(r"[{}\n]")  # of a chat template given in place of its file
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+_PRIVATE_KEY = re.compile(
+    rb"-----BEGIN [A-Z ]{0,40}PRIVATE KEY|^PuTTY-User-Key-File|^AGE-SECRET-KEY-", re.MULTILINE
+)
 _BROUGHT = re.compile(r"[0-9a-f]{16}-[A-Za-z0-9._-]{1,200}")
 
 
@@ -77,7 +80,8 @@ def with_brought(
 
 def _read(file: Path, argument: Argument, cluster: str) -> BroughtFile:
     try:
-        data = file.read_bytes() if file.stat().st_size <= LARGEST else None
+        real = file.resolve(strict=True)
+        data = real.read_bytes() if real.stat().st_size <= LARGEST else None
     except (OSError, RuntimeError) as error:  # RuntimeError: `~nobody`
         raise UsageError(
             f"{argument.flag} {file} ({argument.origin}): no such file on this machine",
@@ -86,8 +90,29 @@ def _read(file: Path, argument: Argument, cluster: str) -> BroughtFile:
         ) from None
     if data is None:
         raise UsageError(f"{argument.flag} {file} ({argument.origin}) is larger than 1 MiB")
+    if why := _not_to_bring(file.parent.resolve(), real, data):
+        raise UsageError(
+            f"{argument.flag} {file} ({argument.origin}) {why}: containers on all hosts could read "
+            "it there",
+            hint="copy what the flag needs into a file of its own, and name that",
+        )
     name = _UNSAFE.sub("-", file.name)[-200:]
     return BroughtFile(f"{directory(cluster)}/{_digest(data)}-{name}", data)
+
+
+def _not_to_bring(folder: Path, real: Path, data: bytes) -> str:
+    """Return why a file is not for the hosts, or an empty string. A model that somebody cloned, or
+    a fleet file of others, may name anything that the user can read."""
+    # The cache of Hugging Face's hub: snapshots link to blobs beside them
+    cache = folder.parent.parent
+    blobs = cache / "blobs" if folder.parent.name == "snapshots" else folder
+    if not real.is_relative_to(folder) and not real.is_relative_to(blobs):
+        return f"is a link out of its directory, to {real}"
+    if any(part.startswith(".") and part != ".cache" for part in real.parts):
+        return "is hidden, as keys and passwords are"
+    if _PRIVATE_KEY.search(data):
+        return "is a private key"
+    return ""
 
 
 def _digest(data: bytes) -> str:

@@ -49,9 +49,18 @@ from tests.unit.inventory.conftest import HOST, Problems
             "env: {HTTPS_PROXY: 'http://me:hidden@proxy:3128'}",
             "20: `env.HTTPS_PROXY` has a password in its URL, which every listing of the contai",
         ),
+        *(
+            (f"env: {{{name}: x}}", f"7: `env.{name}`: {name} cannot be set here: a ")
+            for name in ("SENTRY_DSN", "SLACK_WEBHOOK_URL", "PGPASS", "MYSQL_PWD", "REDISCLI_AUTH")
+        ),
+        ("env: {JWT: x}", "7: `env.JWT`: JWT cannot be set here: a "),
+        ("env: {VLLM_ENABLE_RESPONSES_API_STORE: 1}", "7: `env.VLLM_ENABLE_RESPONSES_API_STORE`: "),
+        ("env: {X: sk-proj-0123456789abcdef}", "10: `env.X` is a token by its form"),
+        ("env: {X: hf_0123456789abcdefghij}", "10: `env.X` is a token by its form"),
+        ("env: {X: 'https://ghp_0123@h/'}", "10: `env.X` has a password in its URL"),
         ("gateway: {hosts: [gpu2]}", "18: `gateway.hosts`: no host is named gpu2"),
         ("models: /", "9: `models` / is the host's own: with /bin a container reads its secrets"),
-        ("models: /root", "9: `models` /root is the host's own: with /root/.ssh a container"),
+        ("models: /root", "9: `models` /root is the host's own: with /root a container"),
         ("env: {1A: x}", "7: `env.1A`: must be a variable name: letters, digits and _, not"),
         ("cluster: b", "1: `cluster` is given twice, first on line 1"),
     ],
@@ -69,7 +78,12 @@ def test_a_problem_of_the_cluster_is_named_at_its_place(
         "/", "//", "/etc", "/etc/", "/etc/ssh/ssh_host_rsa_key", "/data/../etc", "/root", "/proc",
         "/proc/1/root", "/sys/fs/cgroup", "/dev", "/dev/mem", "/var", "/var/run/docker.sock",
         "/run/containerd/containerd.sock", "/opt/docker.sock", "/home", "/home/me/.ssh", "/usr",
-        "/etc/clusterctl/demo", "/var/lib/docker/volumes/x",
+        "/etc/clusterctl/demo", "/var/lib/docker/volumes/x", "/home/alice", "/etc/cron.daily",
+        "/etc/cron.hourly", "/etc/init.d", "/etc/profile.d", "/etc/apt", "/etc/docker", "/etc/cdi",
+        "/etc/kubernetes", "/var/lib/kubelet", "/etc/udev/rules.d", "/etc/ld.so.conf.d",
+        "/usr/libexec",
+        "/etc/gshadow", "/etc/ssl/private", "/root/.aws", "/home/me/.config/gcloud", "/var/spool/x",
+        "/data/.ssh", "/home/me/x/../.kube",
     ],
 )  # fmt: skip
 def test_a_mount_that_gives_the_container_its_host_is_refused_at_its_place(

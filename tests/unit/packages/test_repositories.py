@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
 from contextlib import suppress
 from dataclasses import replace
@@ -99,6 +100,18 @@ def test_what_stands_beside_the_armor_is_not_written() -> None:
 def test_a_vendor_has_one_key_and_no_other(data: bytes, why: str) -> None:
     with pytest.raises(OtherKey, match=why):
         pinned(VENDOR, data)
+
+
+def test_of_subkeys_only_pinned_ones_are_written() -> None:
+    """Somebody else's, bound to the vendor's key by a signature that nobody checked."""
+    body = key_of(4)[2:]
+    signature = b"\xc2\x05\x04\x18\x01\x08\x00"
+    subkey = b"\xce" + bytes([len(body)]) + body
+    with_subkey = PACKETS + subkey + signature
+    assert pinned(VENDOR, with_subkey).strip() == KEY.encode().strip()
+    print_of = hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body).hexdigest().upper()  # noqa: S324
+    both = replace(VENDOR, fingerprints=frozenset({FINGERPRINT, print_of}))
+    assert base64.b64encode(with_subkey)[-24:] in pinned(both, with_subkey).replace(b"\n", b"")
 
 
 def test_a_key_of_your_own_is_trusted_as_it_is() -> None:

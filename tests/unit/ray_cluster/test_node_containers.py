@@ -36,7 +36,8 @@ def cluster(**settings: Any) -> Inventory:
     hosts = (
         Host(
             name="gpu1", address="192.168.1.1", role="head", gpus=(Gpu(),),
-            nics=Nics(nccl="eth0", gloo="eth1"), mounts={"/data/extra": "/extra"},
+            nics=Nics(nccl="eth0", gloo="eth1"),
+            mounts={"/data/extra": "/extra", "/data/own": "/own:rw"},
         ),
         Host(name="gpu2", address="192.168.1.2", gpus=(Gpu(),), env={"ONLY_HERE": "1"}),
     )  # fmt: skip
@@ -191,7 +192,8 @@ def test_what_is_mounted() -> None:
         Mount(package.install_dir(), package.install_dir(), read_only=True),
         Mount("/var/lib/clusterctl/caches/demo", "/var/lib/clusterctl/caches/demo"),
         Mount("/data/models", "/data/models", read_only=True),
-        Mount("/data/extra", "/extra"),
+        Mount("/data/extra", "/extra", read_only=True),
+        Mount("/data/own", "/own"),
     )
 
 
@@ -227,9 +229,10 @@ def test_rdma_brings_devices_and_locked_memory() -> None:
 
 
 def test_a_container_may_listen_on_low_ports_only_if_the_inventory_says_so() -> None:
-    assert spec(cluster()).capabilities == ("DAC_OVERRIDE",)
+    changed_user = ("KILL", "SETGID", "SETUID")  # On the head, for the gateway's HAProxy
+    assert spec(cluster()).capabilities == ("DAC_OVERRIDE", *changed_user)
     low = cluster(gateway={"low_ports": True})
-    assert spec(low).capabilities == ("DAC_OVERRIDE", "NET_BIND_SERVICE")
+    assert spec(low).capabilities == ("DAC_OVERRIDE", "NET_BIND_SERVICE", *changed_user)
 
 
 def test_each_service_of_a_node_has_a_port_for_its_store() -> None:
@@ -249,7 +252,7 @@ def test_the_container_writes_to_places_of_its_own_cluster_only() -> None:
         "/var/log/clusterctl/demo",
         "/run/clusterctl/demo",
         "/var/lib/clusterctl/caches/demo",
-        "/data/extra",  # the inventory's own
+        "/data/own",  # the inventory says so
     ]
     private = {directory.path: directory.mode for directory in node_directories("demo", "1")}
     assert private["/run/clusterctl"] == 0o755, "in memory, where no program may be set-user-ID"

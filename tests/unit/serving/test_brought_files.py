@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,3 +103,41 @@ def test_a_replica_takes_nothing_that_was_not_brought(path: str, held: str) -> N
         carry(document, "demo", head, new)
     assert not new.files
     assert not new.calls
+
+
+KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\n"
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda it: (it / "t").symlink_to("../outside/x"), "is a link out of its directory"),
+        (lambda it: (it / "t").symlink_to(it.parent / "outside" / "x"), "is a link out of"),
+        (lambda it: (it / "t").write_text(KEY), "is a private key"),
+        (lambda it: (it / "t").write_text(f"{{# x #}}\n{KEY}"), "is a private key"),
+        (lambda it: (it / "t").write_text("PuTTY-User-Key-File-3: x"), "is a private key"),
+        (lambda it: (it / "t").symlink_to(".netrc"), "is hidden"),
+    ],
+)
+def test_a_cloned_model_brings_nothing_but_its_own_files(
+    tmp_path: Path, make: Callable[[Path], object], why: str
+) -> None:
+    for name in ("model", "outside"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "outside" / "x").write_text("secret")
+    (tmp_path / "model" / ".netrc").write_text("secret")
+    make(tmp_path / "model")
+    with pytest.raises(ClusterctlError, match=why):
+        with_brought(request("--chat-template", "model/t"), "demo", tmp_path)
+
+
+def test_a_snapshot_of_the_hubs_cache_brings_its_blob(tmp_path: Path) -> None:
+    snapshot = tmp_path / ".cache" / "models--a--b" / "snapshots" / "1234"
+    blobs = snapshot.parent.parent / "blobs"
+    for each in (snapshot, blobs):
+        each.mkdir(parents=True)
+    (blobs / "abcd").write_text("{{ a }}")
+    (snapshot / "chat_template.jinja").symlink_to("../../blobs/abcd")
+    name = str(snapshot.relative_to(tmp_path) / "chat_template.jinja")
+    _, (file,) = with_brought(request("--chat-template", name), "demo", tmp_path)
+    assert file.data == b"{{ a }}"
