@@ -33,7 +33,14 @@ from clusterctl.node.documents import RayNode
 from clusterctl.operations.bootstrap_stages import plan_for
 from clusterctl.packages.bundle import open_bundles
 from clusterctl.steps.fetching import to_be_fetched
-from clusterctl.survey.cluster import Cluster, name_listeners, place, require_fit, requirements
+from clusterctl.survey.cluster import (
+    Cluster,
+    image_problems,
+    name_listeners,
+    place,
+    require_fit,
+    requirements,
+)
 from clusterctl.survey.drift import (
     differences,
     gpu_problems,
@@ -43,7 +50,7 @@ from clusterctl.survey.drift import (
 )
 from clusterctl.survey.promises import PromiseState, promise_states
 from clusterctl.survey.survey import connected, take_survey
-from clusterctl.transfer.moved_tag import ask_registry
+from clusterctl.transfer.asked_registry import ask_environment, ask_registry
 from clusterctl.transport.credentials import Credentials
 
 NOT_TRIED = "the fabric gate was not run: fix the other problems first"
@@ -88,7 +95,7 @@ def run(
                     found.append(
                         RequirementsNotMet(error.summary, hint=error.hint, detail=error.detail)
                     )
-        moved = ask_registry(survey)
+        moved, image_env = ask_registry(survey), ask_environment(survey)
         seen = PairResults((), {}, {})
         if topology:
             placed = {node.host: survey.facts[node.host] for node in topology.nodes}
@@ -105,6 +112,7 @@ def run(
         ]
         in_ray = _new(ray_problems(survey, topology), drift)
         unlike = [*differences(survey), *drift, *in_ray]
+    found += image_problems(inventory, survey.facts, image_env())
     choices = {node.host: node.explain for node in topology.nodes} if topology else {}
     between = _clocks_once(found, judgement.problems(seen, ray_ports(inventory)))
     accelerator = accelerator_named(inventory.accelerator)

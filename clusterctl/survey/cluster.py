@@ -16,6 +16,7 @@ from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.containers.spec import CLUSTER_LABEL
 from clusterctl.engine.step import HostView
 from clusterctl.errors import ClusterctlError, Problems, RequirementsNotMet, raise_all
+from clusterctl.facts.model import HostFacts
 from clusterctl.facts.network_requirements import PortsTaken
 from clusterctl.facts.parse import Probe
 from clusterctl.facts.requirements import problems
@@ -98,18 +99,19 @@ def requirements(survey: Survey, hosts: Collection[str] | None = None) -> list[C
     )
 
 
-def image_problems(cluster: Cluster, env: Mapping[str, str]) -> list[RequirementsNotMet]:
-    """Return what keeps the devices of the hosts in `held` from running an image with this
+def image_problems(
+    inventory: Inventory, facts: Mapping[str, HostFacts], env: Mapping[str, str]
+) -> list[RequirementsNotMet]:
+    """Return what keeps the devices of the hosts in `facts` from running an image with this
     environment, besides what keeps them from running any."""
-    inventory = cluster.inventory
     devices = accelerator_named(inventory.accelerator)
     found = []
     for host in inventory.hosts:
-        if host.name not in cluster.held or host.name not in cluster.views:
+        its = facts.get(host.name)
+        if its is None or not env:
             continue
-        facts = cluster.views[host.name].facts
-        of_any = {problem.summary for problem in devices.problems(inventory, host, facts, None)}
-        for problem in devices.problems(inventory, host, facts, env):
+        of_any = {problem.summary for problem in devices.problems(inventory, host, its, None)}
+        for problem in devices.problems(inventory, host, its, env):
             if problem.summary not in of_any:
                 problem.host = host.name
                 found.append(problem)

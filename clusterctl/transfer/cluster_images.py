@@ -45,7 +45,9 @@ class ClusterImages(Closing):
         sink: EventSink = lambda _: None,
     ) -> None:
         inventory, topology = cluster.inventory, cluster.topology
-        self._cluster, self._outside = cluster, outside_of(inventory)
+        self._outside = outside_of(inventory)
+        held = (name for name in cluster.held if name in cluster.views)
+        self._facts = {name: cluster.views[name].facts for name in held}
         self._inventory, self.names, self.engines = inventory, names, engines
         self._head = inventory.head.name
         self._heads = (self._head,) if self._head in names else ()
@@ -96,7 +98,8 @@ class ClusterImages(Closing):
             pull = ImagePulled(inventory.image, self.engines, origin.reason, marked=True)
             pulled = (Stage("Image from its registry", (origin.host,), (pull,)),)
         elif isinstance(origin, Origin):
-            raise_all(image_problems(self._cluster, environment(origin.wanted.settings)))
+            env = environment(origin.wanted.settings)
+            raise_all(image_problems(inventory, self._facts, env))
         with_ray = RayInImage(
             self.node,
             self.engines,

@@ -52,6 +52,7 @@ class MadeImage:
     name: str
     layers: tuple[bytes, ...]
     architecture: str = "amd64"
+    env: tuple[str, ...] = ()
 
     @cached_property
     def config(self) -> bytes:
@@ -59,7 +60,7 @@ class MadeImage:
         read = {
             "os": "linux",
             "architecture": self.architecture,
-            "config": {"Cmd": ["/bin/true"]},
+            "config": {"Cmd": ["/bin/true"], **({"Env": list(self.env)} if self.env else {})},
             "rootfs": {"type": "layers", "diff_ids": [sha256(one) for one in self.layers]},
         }
         return json.dumps(read, indent=3).encode()

@@ -23,10 +23,10 @@ from clusterctl.inventory.model import Host, Inventory
 from clusterctl.steps.image_digest import DIGESTS, read_record, record_file
 from clusterctl.survey.drift import differences
 from clusterctl.survey.survey import Survey
+from clusterctl.transfer.asked_registry import ask_environment, ask_registry
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.image_receiver import ImageReceiver
 from clusterctl.transfer.image_sources import ImageFinder
-from clusterctl.transfer.moved_tag import ask_registry
 from clusterctl.transfer.transfer import Route, Transfer
 from tests.fakes.chain import FakeChains
 from tests.fakes.docker_registry import Registry, docker_registry
@@ -247,3 +247,13 @@ def test_a_registry_that_is_silent_is_not_waited_for(tmp_path: Path) -> None:
         began = time.monotonic()
         assert ask_registry(site.survey(), limit=0.5)() == []
     assert 0.4 < time.monotonic() - began < 5
+
+
+def test_check_asks_what_cuda_an_image_needs_that_no_host_has(
+    site: Site, registry: Registry, tmp_path: Path
+) -> None:
+    registry.push(replace(OLD, env=("CUDA_VERSION=13.0.1", "PATH=/bin")))
+    answer = ask_environment(site.survey(), limit=30)()
+    assert answer == {"CUDA_VERSION": "13.0.1", "PATH": "/bin"}
+    site.bring()
+    assert ask_environment(site.survey(), limit=30)() == {}, "the host's own image decides"
