@@ -324,9 +324,6 @@ class Run:
             views, one_at_a_time(self.sink), self.cancelled, self.lock.ensure_held
         )
 
-    def has_changed(self) -> bool:
-        return self.done.changed > self.seen
-
     def look_again(self) -> None:
         """Take a survey: what it finds may differ from what was planned for."""
         before = self.target
@@ -336,14 +333,8 @@ class Run:
         self.target = Target.of(cluster, before.names, before.engines, self.lock, self.sink)
         self.done.views, self.seen = cluster.views, self.done.changed
 
-    def several(self) -> bool:
-        return self.changes and len(self.target.cluster.held) > 1
-
     def prove_links(self) -> None:
         require_links(self.target.cluster, self.sink)
-
-    def always(self) -> bool:
-        return True
 
     def await_ray(self) -> None:
         raise_all(self.done.set_aside.values())
@@ -394,23 +385,23 @@ class Several:
 
 @dataclass(frozen=True)
 class Between:
-    """What happens between stages, on the cluster as a whole."""
+    """What happens between stages, on the cluster as a whole; also where nothing is to change."""
 
     act: Callable[[Run], None]
-    when: Callable[[Run], bool]
+    when: Callable[[Run], bool] = lambda _: True
 
 
 STAGES: tuple[OnHosts | OnNodes | Several | Between, ...] = (
     OnHosts("Access to outside", HostTarget.access_to_outside),
     OnHosts("Python", HostTarget.python),
     Several(Target.firewall),
-    Between(Run.look_again, when=Run.has_changed),
+    Between(Run.look_again, when=lambda run: run.done.changed > run.seen),
     # With Python on all hosts, and before Ray is started
-    Between(Run.prove_links, when=Run.several),
+    Between(Run.prove_links, when=lambda run: run.changes and len(run.target.cluster.held) > 1),
     OnHosts("Container engine", HostTarget.container_engine),
     OnHosts("GPUs in containers", HostTarget.gpu_access),
     # Options of containers depend on the engine.
-    Between(Run.look_again, when=Run.has_changed),
+    Between(Run.look_again, when=lambda run: run.done.changed > run.seen),
     Several(Target.image_stages),
     OnNodes("Directories", Target.all_hosts, Target.directories),
     # Before node.json: a supervisor that has it again takes missing services for stopped.
@@ -436,8 +427,8 @@ STAGES: tuple[OnHosts | OnNodes | Several | Between, ...] = (
     Several(Target.rolling_workers),
     # No container uses them any more.
     OnNodes("Files of an earlier version", Target.all_hosts, Target.old_files),
-    Between(Run.await_ray, when=Run.always),
-    Between(Run.prove_fabric, when=Run.always),
+    Between(Run.await_ray),
+    Between(Run.prove_fabric),
 )
 
 

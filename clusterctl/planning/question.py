@@ -159,7 +159,6 @@ def question(
         served_names=names,
         layout=UNDECIDED,
         host="",
-        shape=_known_shape(model, path, findings),
         entry=model.entry,
         defaults=accelerator_named(survey.inventory.accelerator).defaults,
         version=parse_version(release) if release else None,
@@ -218,12 +217,3 @@ def _hardware(
         return hardware_of(survey, held, release, named), None
     except UsageError as error:  # GPUs whose memory is unknown
         return hardware_of_unknown_gpus(survey.inventory, held, release), error
-
-
-def _known_shape(model: Model, path: str | None, findings: Findings) -> ModelShape | None:
-    """Return the shape in the first config.json that has all keys, else the catalogue's."""
-    found = [each for directories in findings.values() for each in directories]
-    first = next((each for each in found if each.path == path), None)
-    if first is not None and first.shape is not None:
-        return first.shape
-    return model.entry.known_shape if model.entry else None

@@ -108,6 +108,7 @@ def plan_service(
         port=_choose_port(asked),
         host=request.host or address,
         random_weights=bool(location and location.random_weights),
+        shape=(location and location.shape) or (model.entry.shape if model.entry else None),
     )
     build_service(launch)  # first of all, refuse flags that this vLLM lacks
 
