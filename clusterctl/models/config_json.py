@@ -209,7 +209,8 @@ def _language_part(config: Config) -> dict[str, Any]:
             f"config.json has no usable {', '.join(wrong)}, without which memory cannot be planned",
             hint=f"{_OWN_CONFIG}; if it is that, `clusterctl serve` starts it without a forecast",
         )
-    if not text.get("head_dim") and text["hidden_size"] % text["num_attention_heads"]:
+    sized = any(text.get(key) for key in ("head_dim", "attention_head_dim", "kv_lora_rank"))
+    if not sized and text["hidden_size"] % text["num_attention_heads"]:
         raise UsageError(
             f"config.json is not consistent: {text['num_attention_heads']} heads do not divide "
             f"a hidden size of {text['hidden_size']}, and there is no head_dim",

@@ -36,7 +36,8 @@ class CacheRules:
     multiple of it. `state_blocks`: those that a request holds in each group of states. `drafted`:
     tokens that a drafter proposes in a step. `whole`: windows keep all tokens (before the hybrid
     cache, or with --disable-hybrid-kv-cache-manager). `shared_context`: ranks that divide the
-    tokens of a request among them (decode context parallel).
+    tokens of a request among them (decode context parallel). `sparse_rows`: latents that sparse
+    attention reads have their scales beside them (`fp8_ds_mla`).
     """
 
     block_size: int
@@ -46,6 +47,7 @@ class CacheRules:
     drafted: int = 0
     whole: bool = False
     shared_context: int = 1
+    sparse_rows: bool = False
 
 
 def state_step(block_size: int, *, latent: bool, exported: bool) -> int:
@@ -162,7 +164,8 @@ def _need_of(layer: DecoderLayer, tp: int, rules: CacheRules) -> CacheNeed | Non
     if layer.attention is None or layer.attention.shares_cache:
         return None
     attention = layer.attention
-    size = int(attention_bytes(attention, tp, rules.element_bytes))
+    rows = rules.sparse_rows
+    size = int(attention_bytes(attention, tp, rules.element_bytes, sparse_rows=rows))
     return CacheNeed(size, attention.window, attention.chunk)
 
 
@@ -173,12 +176,14 @@ _INDEX_SCALE_BYTES = 4
 _SPARSE_FP8_TOKEN = 656
 
 
-def attention_bytes(attention: Attention, tp: int, element_bytes: float) -> float:
+def attention_bytes(
+    attention: Attention, tp: int, element_bytes: float, *, sparse_rows: bool = False
+) -> float:
     """Return the bytes that a layer keeps of a token on a rank, with the key of its indexer."""
     indexer = attention.indexer
     index = indexer.head_dim + _INDEX_SCALE_BYTES if indexer and indexer.owned else 0
     if latent := attention.latent:  # one latent per token, not split by TP
-        if indexer and element_bytes == 1:
+        if indexer and sparse_rows:
             return _SPARSE_FP8_TOKEN + index
         return (latent.kv_rank + latent.rope_dim) * element_bytes + index
     if indexer and indexer.owned:  # MiniMax M3 keeps these keys as the others

@@ -24,6 +24,7 @@ from clusterctl.planning.problems import (
     requests_for,
     tp_problem,
 )
+from clusterctl.planning.proof import is_proven
 from clusterctl.planning.report import FitReport, Hardware, PlanRequest, Proposal
 from clusterctl.planning.speed import speed_of
 from clusterctl.serving.arguments import Launch, engine_arguments
@@ -44,6 +45,20 @@ _UNTYPED = (
 # A layout across hosts ranks before replicas inside hosts only if it is a third faster: it depends
 # on the network, and the estimate is for 64 requests, which leaves many replicas idle.
 _ACROSS_HOSTS = 0.75
+
+# Architectures whose forecasts were compared with logs of starts (docs/fit.md); others with what
+# vLLM's own code computes.
+_STARTED = frozenset(
+    {
+        "DeepseekV2ForCausalLM",
+        "Gemma2ForCausalLM",
+        "GptOssForCausalLM",
+        "GraniteForCausalLM",
+        "MistralForCausalLM",
+        "Phi3ForCausalLM",
+        "Qwen2ForCausalLM",
+    }
+)
 
 # Methods of --speculative-config that guess from the text itself.
 _WITHOUT_WEIGHTS = frozenset({"ngram", "ngram_gpu", "suffix"})
@@ -343,8 +358,10 @@ def _as_served(request: PlanRequest) -> FitPlan | None:
 def _unproven(request: PlanRequest) -> tuple[str, ...]:
     """Return the reasons why the figures are no verdict: what this model, release or flag needs was
     not compared with vLLM."""
-    options = request.options
+    options, architecture = request.options, request.shape.architecture
     found = [*request.shape.assumptions]
+    if not found and not is_proven(architecture) and architecture not in _STARTED:
+        found.append(f"forecasts for {architecture} were not compared with vLLM")
     found += [
         f"{argument.flag} overrides config.json"
         for argument in request.arguments
