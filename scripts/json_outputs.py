@@ -301,6 +301,7 @@ class ServiceStatus(TypedDict):
     silence: str
     last_failure: str
     last_failure_seconds_ago: float | None
+    cause: str
     requests_running: float
     requests_waiting: float
     tokens_per_second: float

@@ -9,7 +9,9 @@ from functools import partial
 
 from clusterctl import deadlines
 from clusterctl.accelerators.registry import accelerator_named
+from clusterctl.diagnosis.verdict import cause_of_failure, in_a_sentence
 from clusterctl.inventory.model import Inventory
+from clusterctl.serving.declaration import log_end
 from clusterctl.survey.drift import drift
 from clusterctl.survey.load import (
     ServiceCounters,
@@ -17,12 +19,16 @@ from clusterctl.survey.load import (
     service_counters,
     service_load,
 )
-from clusterctl.survey.status import ClusterStatus, assess, with_loads
+from clusterctl.survey.status import ClusterStatus, assess, with_causes, with_loads
 from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transfer.weights.comparison import kept_file, look_at, told_apart
 from clusterctl.transfer.weights.on_host import KEPT
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import fan_out, values
+
+MOST_LOGS = 4
+
+_FAILING = frozenset({"failed", "backing-off"})
 
 
 @contextmanager
@@ -55,9 +61,23 @@ def read(
                 timeout=deadlines.STATUS_LOOK,
             )
             found = assess(survey, drift(survey), weights_apart(survey))
+            found = with_causes(found, causes_of_failures(found, survey))
             return with_load(found, survey) if wide else found
 
         yield once
+
+
+def causes_of_failures(found: ClusterStatus, survey: Survey) -> dict[str, str]:
+    """Return why services fail, as their logs show it, by name: of MOST_LOGS at most, since each is
+    read over SSH."""
+    failing = [row for row in found.services if row.condition in _FAILING]
+    causes = {}
+    for row in failing[:MOST_LOGS]:
+        host = survey.transports[row.host]
+        log = log_end(survey.inventory, host, row.name, timeout=deadlines.STATUS_LOOK)
+        if cause := cause_of_failure(log):
+            causes[row.name] = in_a_sentence(cause)
+    return causes
 
 
 def weights_apart(survey: Survey) -> dict[str, tuple[str, ...]]:

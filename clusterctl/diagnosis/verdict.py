@@ -90,23 +90,31 @@ def diagnose(lines: Iterable[str]) -> list[Cause]:
     return verdict(search((line.encode(errors="replace") for line in lines), "log"))
 
 
+def cause_of_failure(lines: Sequence[str]) -> Cause | None:
+    """Return what the last start in a service's log failed of; None if the log does not show it."""
+    log = [f"{line}\n".encode(errors="replace") for line in lines]
+    return next(iter(verdict(search_now(log, "log"))), None)
+
+
+def in_a_sentence(cause: Cause) -> str:
+    """Return the cause with how sure it is."""
+    doubt = {"certain": "", "likely": "probably, "}.get(cause.certainty, "its cause is not known: ")
+    return f"{doubt}{cause.cause}"
+
+
 def explain(service: str, lines: Sequence[str], *, host: str | None = None) -> StepFailed:
     """Return the error for a service that did not start, with the cause that its last start met."""
-    log = [f"{line}\n".encode(errors="replace") for line in lines]
-    tail = "\n".join(lines[-20:])
-    causes = verdict(search_now(log, "log"))
-    if not causes:
+    cause = cause_of_failure(lines)
+    if cause is None:
         return StepFailed(
             f"{service} did not start, and its log shows no failure",
             host=host,
             hint=f"clusterctl logs {service}",
-            detail=tail,
+            detail="\n".join(lines[-20:]),
         )
-    first = causes[0]
-    doubt = {"certain": "", "likely": "probably, "}.get(first.certainty, "its cause is not known: ")
     return StepFailed(
-        f"{service} did not start: {doubt}{first.cause}",
+        f"{service} did not start: {in_a_sentence(cause)}",
         host=host,
-        hint=first.fix,
-        detail="\n".join(each.text for each in first.evidence[:3]),
+        hint=cause.fix,
+        detail="\n".join(each.text for each in cause.evidence[:3]),
     )

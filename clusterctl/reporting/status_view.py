@@ -276,6 +276,7 @@ def status_document(status: ClusterStatus) -> dict[str, Any]:
                 "silence": row.state.silence if row.state else "",
                 "last_failure": row.state.last_failure if row.state else "",
                 "last_failure_seconds_ago": row.failed_ago,
+                "cause": row.cause,
                 "requests_running": row.state.running if row.state else 0.0,
                 "requests_waiting": row.state.waiting if row.state else 0.0,
                 "tokens_per_second": row.state.tokens_per_second if row.state else 0.0,

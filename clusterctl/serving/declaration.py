@@ -147,6 +147,26 @@ class PatientReader:
         return state
 
 
+def log_end(
+    inventory: Inventory, host: Transport, name: str, *, timeout: float = deadlines.LOG_TAILS
+) -> Sequence[str]:
+    """Return the end of a service's log on its host; nothing if it cannot be read."""
+    paths = NodePaths(inventory.cluster)
+    log = paths.log(name).name
+    order = {
+        "directory": str(paths.logs),
+        "only": log,
+        "secrets": [str(paths.api_key), str(paths.ray_token)],
+    }
+    try:
+        said = python.ask(
+            host, LOG_ENDS, order, doing="reading the log", timeout=timeout, sudo=True
+        )
+    except ClusterctlError:
+        return ()
+    return str(said.get(log, "")).splitlines() if isinstance(said, dict) else ()
+
+
 @dataclass(frozen=True)
 class _Failed:
     """The last failure of a start. One alone does not show that the next start would fail, too: a
@@ -381,28 +401,12 @@ class HostServices:
             return state
 
         events = StageEvents(host, self.sink)
-        await_ready(document, PatientReader(look), events, log=lambda: self._log(document.name))
-
-    def _log(self, name: str) -> Sequence[str]:
-        """Return the end of a service's log; nothing if it cannot be read."""
-        paths = NodePaths(self.inventory.cluster)
-        order = {
-            "directory": str(paths.logs),
-            "only": paths.log(name).name,
-            "secrets": [str(paths.api_key), str(paths.ray_token)],
-        }
-        try:
-            said = python.ask(
-                self.host,
-                LOG_ENDS,
-                order,
-                doing="reading the log",
-                timeout=deadlines.LOG_TAILS,
-                sudo=True,
-            )
-        except ClusterctlError:
-            return ()
-        return str(said.get(order["only"], "")).splitlines() if isinstance(said, dict) else ()
+        await_ready(
+            document,
+            PatientReader(look),
+            events,
+            log=lambda: log_end(self.inventory, self.host, document.name),
+        )
 
     def stop(self, lock: ClusterLock, document: ServiceDocument, file: bytes | None) -> None:
         """Delete the service's file, which must still hold `file`, and wait until the supervisor

@@ -85,6 +85,13 @@ class ServiceRow(Replica):
     failed_ago: float | None = None  # Seconds since its last failure; None if none is known
     load: ServiceLoad | None = None  # Only in the wide view
     on: str = ""  # The hosts that `serve --on` limits it to; empty: all
+    cause: str = ""  # Why it fails, as `diagnose` reads it from its log
+
+    @property
+    def detail(self) -> str:
+        """What its supervisor says, and why it fails."""
+        said = self.state.detail if self.state else ""
+        return "; ".join(filter(None, (said, self.cause)))
 
     @property
     def endpoint(self) -> str:
@@ -114,8 +121,7 @@ class ClusterStatus:
         """Every deviation from the inventory and from a working service, one sentence each."""
         of_hosts = [f"{row.name}: {text}" for row in self.hosts for text in row.problems]
         of_services = [
-            f"service {row.name}: {row.condition}"
-            f"{f' ({row.state.detail})' if row.state and row.state.detail else ''}"
+            f"service {row.name}: {row.condition}{f' ({row.detail})' if row.detail else ''}"
             for row in self.services
             if not row.serves
         ]
@@ -172,6 +178,12 @@ def with_loads(
         hosts=tuple(replace(row, load=hosts.get(row.name)) for row in status.hosts),
         services=tuple(replace(row, load=services.get(row.name)) for row in status.services),
     )
+
+
+def with_causes(status: ClusterStatus, causes: Mapping[str, str]) -> ClusterStatus:
+    """Return the status with why services fail, by their names."""
+    services = tuple(replace(row, cause=causes.get(row.name, "")) for row in status.services)
+    return replace(status, services=services)
 
 
 def _down(gateway: GatewayState) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from clusterctl.commands.status import weights_apart
+from clusterctl.commands.status import causes_of_failures, weights_apart
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import Disk, HostFacts
 from clusterctl.facts.parse import parse_probe
@@ -30,7 +30,7 @@ from clusterctl.node.documents import (
     to_json,
 )
 from clusterctl.reporting.status_view import status_document, status_screen
-from clusterctl.survey.status import ClusterStatus, assess
+from clusterctl.survey.status import ClusterStatus, assess, with_causes
 from clusterctl.survey.survey import drained_file
 from clusterctl.transfer.weights.comparison import kept_file
 from tests.fakes.surveys import Said, survey_of
@@ -103,6 +103,25 @@ def test_weights_that_turn_out_to_differ_are_a_problem_of_their_host(facts: Host
         "gpu2: model.safetensors in /data/models/tiny differs from the one on gpu1; no manifest "
         "says which of them is right",
     )
+
+
+def test_why_a_service_fails_is_read_from_its_log(facts: HostFacts) -> None:
+    cause = "ERROR 11-02 10:00:00 [core.py:1] ValueError: No available memory for the cache blocks."
+    log = "\n".join([cause, *["(APIServer pid=1)   a line of a traceback"] * 150])
+    reports = with_service(healthy(facts), state="backing-off", detail="ended with status 1")
+    head = FakeTransport(Host(name="gpu1", address="192.0.2.1"))
+    head.on(lambda argv: argv[3:4] == ("clusterctl",), stdout=json.dumps({"tiny.log": log}))
+    survey = survey_of(INVENTORY, reports, {"gpu1": head, "gpu2": FakeTransport()})
+
+    found = assess(survey)
+    status = with_causes(found, causes_of_failures(found, survey))
+
+    assert any(
+        text.startswith("service tiny: backing-off (ended with status 1; the weights and the")
+        for text in status.problems
+    )
+    assert status_document(status)["services"][0]["cause"].startswith("the weights and")
+    assert causes_of_failures(assess(survey_of(INVENTORY, healthy(facts))), survey) == {}
 
 
 def with_service(reports: dict[str, Said], **more: object) -> dict[str, Said]:
