@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+import pytest
+
+from clusterctl.engine.events import Event, StageStarted
 from clusterctl.engine.plan import PlannedChange, Stage, plan
 from clusterctl.engine.step import Change, HostView, Unknown
+from clusterctl.errors import Interrupted
 from clusterctl.inventory.model import GatewayAccess, Gpu, Host, Inventory
 from clusterctl.node.documents import (
     Member,
@@ -21,12 +27,15 @@ from clusterctl.operations.bootstrap_stages import (
     Between,
     Run,
     Target,
+    bring_about,
     host_stages,
     stages_of,
 )
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.secrets import API_KEY, secret_path
 from clusterctl.survey.cluster import Cluster, topology_of
+from clusterctl.survey.formation import TITLE as RAY
+from tests.fakes.container_engine import image
 from tests.fakes.host import FakeHost, fake_driver, fake_view
 from tests.fakes.host_facts import host_facts, nic
 from tests.fakes.surveys import Said, survey_of
@@ -172,3 +181,55 @@ def test_the_plan_has_the_stages_that_need_nothing_of_the_cluster_too() -> None:
     assert early == ["Access to outside", "Python", "Container engine", "GPUs in containers"]
     assert [title for title in titles if title in early] == early
     assert titles[-1] == "Files of an earlier version"
+
+
+class Unlosable:
+    """A lock that nobody else wants."""
+
+    def ensure_held(self) -> None:
+        """It is."""
+
+
+def begun(target: Target, *, changes: bool) -> list[str]:
+    """The stages that a run begins, up to the wait for Ray, where it is stopped."""
+    cancelled, titles = threading.Event(), list[str]()
+
+    def see(event: Event) -> None:
+        if isinstance(event, StageStarted):
+            titles.append(event.title)
+            if event.title == RAY:
+                cancelled.set()
+
+    lock: Any = Unlosable()
+    run = Run(target, target.inventory.hosts, changes, lock, see, cancelled)
+    with pytest.raises(Interrupted, match="while waiting for Ray"):
+        bring_about(run)
+    return titles
+
+
+def test_a_run_makes_what_was_planned_and_the_next_has_nothing_to_do() -> None:
+    inventory = Inventory(
+        cluster="demo",
+        image="vllm:v0.33.0",
+        hosts=(Host(name="gpu1", address="10.0.0.1", role="head", gpus=(Gpu(),)),),
+    )
+    facts = {"gpu1": host_facts(nic("eth0", "10.0.0.1"))}
+    survey = survey_of(inventory, {"gpu1": Said(facts["gpu1"])})
+    machine = FakeHost("gpu1")
+    machine.engine.images["base"] = image("base", "vllm:v0.33.0")
+    views = {"gpu1": fake_view(machine, facts["gpu1"])}
+    cluster = Cluster(survey, topology_of(survey), views, ("gpu1",))
+
+    def target() -> Target:
+        return Target.of(cluster, ("gpu1",), Engines(fake_driver))
+
+    planned = [change.stage for change in target().plan.changes]
+    assert planned[0] == "Node image"
+    assert planned[-1] == "Ray head"
+
+    titles = begun(target(), changes=True)
+
+    assert [title for title in titles if title in planned] == list(dict.fromkeys(planned))
+    assert titles[-1] == RAY
+    assert target().plan.empty
+    assert begun(target(), changes=False) == [RAY], "it only proves that all is well"
