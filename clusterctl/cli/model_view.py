@@ -17,17 +17,18 @@ if TYPE_CHECKING:
 
 _MOST_PRECISIONS = 3  # In a line of the search
 _MOST_NAMES = 6  # of hosts with the same state
+_OTHERS = "models to pull or push: clusterctl model search"
 
 
 def list_lines(listed: ModelList | None) -> list[str]:
-    """Return alias, Hub id, and the flags that `serve` adds; then a line per model on hosts: its
-    size, its alias, and its state on each host."""
-    lines = columns([(e.alias, e.hub_id, " ".join(e.tokens(None))) for e in CATALOGUE], indent="")
+    """Return a line per model on the hosts: its size, its alias, and its state on each host.
+    Without hosts, the catalogue: alias, Hub id, and the flags that `serve` adds."""
     if listed is None:
-        return lines
+        rows = [(e.alias, e.hub_id, " ".join(e.tokens(None))) for e in CATALOGUE]
+        return columns(rows, indent="")
     if not listed.holdings:
-        return [*lines, "", f"no host has a model in {listed.directory}"]
-    rows = []
+        return [f"no host has a model in {listed.directory}", "", _OTHERS]
+    held = []
     for holding in listed.holdings:
         states: dict[str, list[str]] = {}
         for host, state in holding.hosts.items():
@@ -39,8 +40,8 @@ def list_lines(listed: ModelList | None) -> list[str]:
                 + (f" and {len(hosts) - _MOST_NAMES} more" if len(hosts) > _MOST_NAMES else "")
                 for state, hosts in states.items()
             )
-        rows.append((holding.name, size(holding.size), _alias(holding) or "-", where))
-    return [*lines, "", f"in {listed.directory}:", *columns(rows)]
+        held.append((holding.name, size(holding.size), _alias(holding) or "-", where))
+    return [f"in {listed.directory}:", *columns(held), "", _OTHERS]
 
 
 def listed_document(listed: ModelList | None) -> dict[str, object]:

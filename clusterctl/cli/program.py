@@ -81,13 +81,23 @@ class VllmCommand(Command):
                     flags.append(word)
                 elif not ctx.resilient_parsing:
                     known = (*takes_value, *(f"--{flag}" for flag in FLAGS))
-                    near = get_close_matches(name, known, n=1, cutoff=0.75)
+                    # --gpu-mem-util is nearest to a name that begins as it does, word by word
+                    near = [each for each in known if _abbreviates(name, each)] or (
+                        get_close_matches(name, known, n=1, cutoff=0.75)
+                    )
                     said = f"; did you mean {near[0]}?" if near else ""
                     ctx.fail(
                         f"No such option: {name}{said}\n"
                         "A flag of vLLM that clusterctl does not know goes after --."
                     )
         return ours, flags
+
+
+def _abbreviates(name: str, flag: str) -> bool:
+    """Return whether the words of `name` begin those of `flag`: --gpu-mem-util does so for
+    --gpu-memory-utilization."""
+    words, whole = name.strip("-").split("-"), flag.strip("-").split("-")
+    return len(words) == len(whole) and all(map(str.startswith, whole, words))
 
 
 class CommandsByPurpose(TyperGroup):

@@ -59,7 +59,12 @@ def test_flags_of_vllm_need_no_dashes_before_them(clusterctl: Run, words: tuple[
 
 @pytest.mark.parametrize("command", ["serve", "fit"])
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("--max-model-lenn", "--max-model-len"), ("--jsn", "--json")]
+    ("typed", "meant"),
+    [
+        ("--max-model-lenn", "--max-model-len"),
+        ("--jsn", "--json"),
+        ("--gpu-mem-util", "--gpu-memory-utilization"),
+    ],
 )
 def test_an_option_that_nobody_has_is_refused_with_the_nearest(
     clusterctl: Run, command: str, typed: str, meant: str
