@@ -214,6 +214,7 @@ class Gateway:
         self._looked_at = 0.0
         self._tls_until = 0.0
         self._deaf_since: Optional[float] = None
+        self._hung = ""  # Why it was ended, if it was
         self._refused_before = 0
         self._counting = threading.Lock()
         self._counts = self._counts_before()
@@ -337,9 +338,9 @@ class Gateway:
         if child is not None and child.exit_status() is not None:
             child.kill_all()
             child.drain()
-            lines = [line for line in child.tail() if "ALERT" in line] or child.tail() or [""]
+            why, self._hung = self._hung or _why_it_ended(child), ""
             self._child, self._restart_at = None, now + self._backoff.failed()
-            self._turn("backing-off", f"HAProxy ended: {lines[0][:300]}")
+            self._turn("backing-off", why)
         if self._child is None and now < self._restart_at:
             return
         if self._child is None or plan != self._plan:
@@ -355,7 +356,9 @@ class Gateway:
             self._deaf_since = self._deaf_since or now
             if now - self._deaf_since > self._timing.gateway_silence:
                 self._deaf_since = None
-                self._child.kill_all()  # A gateway that hangs; the next round starts another
+                silence = self._timing.gateway_silence
+                self._hung = f"HAProxy did not answer for {silence:g} s, so another is started"
+                self._child.kill_all()  # The next round starts another
 
     def _begin(
         self, now: float, plan: GatewayPlan, admitted: Mapping[str, Mapping[int, MemberProof]]
@@ -536,6 +539,14 @@ class Gateway:
             if up
             else "",
         )
+
+
+def _why_it_ended(child: Child) -> str:
+    """Return how HAProxy ended, with what it says of it: its other lines are of requests."""
+    status = child.exit_status() or 0
+    how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+    said = next((line for line in child.tail() if "ALERT" in line), "")
+    return f"HAProxy {how}: {said[:300]}" if said else f"HAProxy {how}"
 
 
 def write_private(path: Path, text: str) -> None:

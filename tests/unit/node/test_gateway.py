@@ -423,6 +423,29 @@ def test_a_killed_gateway_is_back_within_two_seconds(gate: GatewayBench) -> None
     assert gate.post("sk-alice").status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        (signal.SIGKILL, "HAProxy was ended by signal 9"),
+        (signal.SIGSTOP, "HAProxy did not answer for 2 s, so another is started"),
+    ],
+)
+def test_a_gateway_that_ended_says_how_and_not_its_last_request(
+    gate: GatewayBench, ends: signal.Signals, said: str
+) -> None:
+    assert gate.post().status_code == 200
+    child = gate.gateway._child
+    assert child
+    os.killpg(child.pid, ends)
+
+    def told() -> list[str]:
+        lines = map(json.loads, gate.paths.journal.read_text().splitlines())
+        return [line["text"] for line in lines if line["event"] == "backing-off"]
+
+    await_value(lambda: told() == [said], "the reason")
+    gate.await_up()
+
+
 def test_a_stream_passes_word_by_word(gate: GatewayBench) -> None:
     for replica in gate.replicas:
         replica.pause, replica.words = 0.4, 3
