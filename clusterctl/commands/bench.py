@@ -11,8 +11,8 @@ from clusterctl.engine.interrupt import interruptible
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.node.files import NodePaths
-from clusterctl.planning.as_served import plan_as_served
 from clusterctl.planning.cluster_hardware import measurements
+from clusterctl.planning.question import plan_as_served
 from clusterctl.planning.reported import keep
 from clusterctl.planning.speed import Load, SpeedModel
 from clusterctl.serving.bench import (

@@ -16,8 +16,8 @@ from clusterctl.network.gate import read_record, record_file
 from clusterctl.network.pairs.judgement import CARRIES
 from clusterctl.network.pairs.probe import IN_USE, probe_pairs
 from clusterctl.node.files import NodePaths
-from clusterctl.planning.as_served import plan_as_served
 from clusterctl.planning.cluster_hardware import measurements
+from clusterctl.planning.question import plan_as_served
 from clusterctl.planning.reported import outcome_of
 from clusterctl.serving.bench import read_results
 from clusterctl.survey.cluster import place

@@ -12,8 +12,7 @@ from clusterctl.engine.events import EventSink
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import MembersDocument, ServiceDocument
 from clusterctl.operations.preparing import prepare_hosts
-from clusterctl.planning.as_served import plan_as_served
-from clusterctl.planning.question import question_again
+from clusterctl.planning.question import plan_as_served, question_again
 from clusterctl.planning.replicas import as_declared
 from clusterctl.serving.declaration import read_key, require_service
 from clusterctl.serving.proof import Proof

@@ -21,9 +21,10 @@ from clusterctl.models.version import parse_version
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.planning.cluster_hardware import gpus_of, hardware_of, hardware_of_unknown_gpus
 from clusterctl.planning.free_gpus import HeldGpus, gpus_held, hosts_on, on_of
+from clusterctl.planning.memory import FitPlan
 from clusterctl.planning.options import common_class, own_limits
 from clusterctl.planning.placement import HostGpus
-from clusterctl.planning.planner import request_for
+from clusterctl.planning.planner import one_service, plan, request_for
 from clusterctl.planning.report import Hardware, PlanRequest
 from clusterctl.planning.rules import rules_for
 from clusterctl.serving.arguments import UNDECIDED, Launch
@@ -180,6 +181,15 @@ def question_again(
     request = read_request(options, (), parse_arguments(document.argv[3:]))
     model = resolve(request.model, survey.inventory.models)
     return question(survey, request, model, without=without)
+
+
+def plan_as_served(survey: Survey, document: ServiceDocument) -> tuple[PlanRequest, FitPlan] | None:
+    """Return what was planned, and the plan; None where the planner has none."""
+    try:
+        request = question_again(survey.require_answers(), document).known_request()
+        return (request, one_service(plan(request), request).plan) if request else None
+    except ClusterctlError:
+        return None
 
 
 def release_of(survey: Survey) -> str | None:
