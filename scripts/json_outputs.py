@@ -20,7 +20,6 @@ from clusterctl.inventory.schema import DRAFT
 from clusterctl.lab.lifecycle import HostStatus
 from clusterctl.network.gate import FabricRecord
 from clusterctl.node.documents import GatewayState, Rank, RayNode
-from clusterctl.planning.image_probe import ProbedRank
 from clusterctl.planning.memory import Limit, RankMemory
 from clusterctl.planning.problems import PredictedProblem
 from clusterctl.planning.report import Advice
@@ -161,22 +160,6 @@ class Proposal(Layout):
     speed: dict[str, float]
 
 
-class ProbeDifference(TypedDict):
-    what: str
-    predicted: float
-    asked: float
-    off: float
-
-
-class Probe(TypedDict):
-    vllm: str
-    hosts: list[str]
-    kv_cache_tokens: int
-    max_concurrency: float
-    ranks: list[ProbedRank]
-    differences: list[ProbeDifference]
-
-
 class Fit(Proposal):
     """The forecast of `fit`, and of `serve --dry-run`."""
 
@@ -185,7 +168,6 @@ class Fit(Proposal):
     advice: list[Advice]
     proposals: list[Proposal]
     faster: Proposal | None
-    probe: NotRequired[Probe]
 
 
 class ServedReplica(TypedDict):

@@ -27,6 +27,7 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.models.config_files import read_config
 from clusterctl.models.config_json import describe
 from clusterctl.planning import ask_vllm
+from clusterctl.planning.asked_plan import described
 from clusterctl.planning.engine_answer import EngineAnswer, read_answer
 from clusterctl.planning.hardware import GpuModel, parse_gpus
 from clusterctl.planning.memory import plan_memory
@@ -108,15 +109,11 @@ def ask_some(
             print(answer["id"], answer.get("refusal", "")[:200], flush=True)
 
 
-def described(gpu: GpuModel) -> dict[str, Any]:
-    return {"capability": gpu.capability, "name": gpu.name, "bytes": int(gpu.memory_gib * GIB),
-            "multiprocessors": gpu.multiprocessors}  # fmt: skip
-
-
 def question(directory: Path, size: int) -> dict[str, Any]:
     files = {path.name: path.read_text() for path in directory.glob("*.json")}
     flags = [*_FLAGS, f"--tensor-parallel-size={size}"]
-    return {"id": f"{directory.name}.tp{size}", "files": files, "arguments": flags, "env": {},
+    name = f"{directory.name}.tp{size}"
+    return {"id": name, "directory": "", "files": files, "arguments": flags, "env": {},
             "ranks": [0], "room": []}  # fmt: skip
 
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from clusterctl.models.shape import ModelShape
     from clusterctl.serving.vllm_flags import Argument
 
-_Probe = Annotated[
+_Ask = Annotated[
     bool,
     typer.Option(
-        "--probe",
-        help="Also ask the image's vLLM on the cluster, and report differences (20 s).",
+        "--ask",
+        help="Take weights and KV cache from the image's vLLM, as where they are unproven (30 s).",
     ),
 ]
 
@@ -95,7 +95,7 @@ def fit(
     max_model_len: _MaxModelLen = None,
     utilization: _Utilization = None,
     config: options.VllmConfig = None,
-    probe: _Probe = False,
+    ask: _Ask = False,
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
@@ -119,12 +119,11 @@ def fit(
 
         file = read_config_file(config)
     asked = FitArguments(
-        model or "", tp, pp, named, hosts, vllm, network, tuple(given), on, probe, file
+        model or "", tp, pp, named, hosts, vllm, network, tuple(given), on, ask, file
     )
-    probed = None
-    if gpus and probe:
+    if gpus and ask:
         raise UsageError(
-            "--probe asks the cluster's hosts, but --gpus plans without a cluster",
+            "--ask asks the cluster's hosts, but --gpus plans without a cluster",
             hint="leave one of them out",
         )
     if gpus and on:
@@ -144,8 +143,8 @@ def fit(
             loaded = load_inventory(inventory)
         except UsageError as none:
             raise UsageError(none.summary, hint=f"--gpus 2xH200, or {none.hint}") from none
-        report, probed = run(loaded, asked, credentials(), _shape_on_hub)
-    document = report.to_json() | ({"probe": probed.to_json()} if probed else {})
+        report = run(loaded, asked, credentials(), _shape_on_hub)
+    document = report.to_json()
     if as_json:
         print(json.dumps(document, indent=2))
     else:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from clusterctl.inventory.model import Inventory
+from clusterctl.planning.asking import asked as ask_engine
 from clusterctl.planning.cluster_hardware import measurements
-from clusterctl.planning.fit_on_cluster import ask_images, plan_request
+from clusterctl.planning.fit_on_cluster import plan_request
 from clusterctl.planning.fit_request import FitArguments, HubShapes, with_edition_note
-from clusterctl.planning.image_probe import ProbeResult
 from clusterctl.planning.planner import plan
 from clusterctl.planning.report import FitReport
 from clusterctl.survey.survey import Survey, connected, take_survey
@@ -15,22 +15,21 @@ from clusterctl.transport.credentials import Credentials
 
 def run(
     inventory: Inventory, asked: FitArguments, credentials: Credentials, hub: HubShapes
-) -> tuple[FitReport, ProbeResult | None]:
-    """Return the report for the inventory's hosts, and with `asked.probe` the result of vLLM's own
-    calculation in the image. `hub` is asked for a model that neither a host nor the catalogue has.
-    Raises UsageError, DoesNotFit, connection errors, what `hub` raises, and with `asked.probe` the
-    errors of `ask_images`."""
+) -> FitReport:
+    """Return the report for the inventory's hosts, with the figures of the image's own vLLM where
+    the formulas are not proven, or with `asked.ask`. `hub` is asked for a model that neither a host
+    nor the catalogue has. Raises UsageError, DoesNotFit, connection errors, what `hub` raises."""
     asked.request()  # refuse a bad request before contacting any host
     with connected(inventory.hosts, credentials) as transports:
         files = measurements(inventory.cluster)
         return fit_on(take_survey(inventory, transports, files=files), asked, hub)
 
 
-def fit_on(
-    survey: Survey, asked: FitArguments, hub: HubShapes | None = None
-) -> tuple[FitReport, ProbeResult | None]:
+def fit_on(survey: Survey, asked: FitArguments, hub: HubShapes | None = None) -> FitReport:
     """Plan as `run`, without the hosts that `serve` would plan without, too."""
     survey = survey.without_dead().require_answers()
-    request, config = plan_request(survey, asked, hub)
+    request, files = plan_request(survey, asked, hub)
     report = with_edition_note(plan(request), asked.request().model, request.hardware)
-    return report, ask_images(survey, request, report, config) if asked.probe else None
+    if files and (report.unproven or asked.ask):
+        report = ask_engine(survey, request, report, files)
+    return report

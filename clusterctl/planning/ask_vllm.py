@@ -35,11 +35,17 @@ LENGTHS = tuple(1 << power for power in range(11, 21))
 
 
 class AskedStart(TypedDict):
-    """A start to compute. `files`: the small files of the model's directory (config.json and what
-    lies beside it); `arguments`: flags of `vllm serve`; `room`: bytes that each stage has for
-    weights and KV cache together, empty if unknown; `ranks`: those to build."""
+    """A start to compute.
+
+    files       the small files of the model: config.json and what lies beside it
+    directory   where they are, if `files` is empty
+    arguments   flags of `vllm serve`
+    ranks       those to build
+    room        bytes that each stage has for weights and KV cache; empty if unknown
+    """
 
     id: str
+    directory: str
     files: dict[str, str]
     arguments: list[str]
     env: dict[str, str]
@@ -74,7 +80,9 @@ def answered(question: AskedStart) -> dict[str, Any]:
         for name, text in question["files"].items():
             Path(directory, Path(name).name).write_text(text)
         try:
-            return said | answer(question, directory)
+            return said | answer(
+                question, directory if question["files"] else question["directory"]
+            )
         except (Exception, SystemExit) as refused:
             import traceback
 

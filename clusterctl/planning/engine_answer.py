@@ -12,6 +12,9 @@ from clusterctl.planning.rules import rules_for
 from clusterctl.planning.weights import allocated_bytes
 from clusterctl.units import GIB
 
+# What vLLM raises on purpose; other exceptions say that it could not be asked
+_REFUSALS = frozenset({"ValueError", "ValidationError", "NotImplementedError", "AssertionError"})
+
 
 @dataclass(frozen=True)
 class CacheGroup:
@@ -65,10 +68,24 @@ class EngineAnswer:
 
     def tokens(self, rank: int, cache_bytes: int) -> int:
         """Return the tokens that vLLM logs for a cache of that size on every rank."""
-        if not self.requests or not self.block_bytes:
+        return self.tokens_in(cache_bytes // self.block_bytes[rank]) if self.block_bytes else 0
+
+    def tokens_in(self, blocks: int) -> int:
+        """Return the tokens that vLLM logs for that many blocks."""
+        if not self.requests:
             return 0
-        blocks = cache_bytes // self.block_bytes[rank]
         return int(blocks / self.blocks_for(self.max_model_len) * self.max_model_len)
+
+    def longest_in(self, blocks: int) -> int:
+        """Return the longest request that so many blocks hold, up to the model's longest."""
+        low, high = 0, self.max_model_len
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.blocks_for(middle) <= blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
 
 def read_answer(text: str) -> EngineAnswer:
@@ -77,7 +94,9 @@ def read_answer(text: str) -> EngineAnswer:
         found: dict[str, Any] = json.loads(text)
         version = str(found["vllm"])
         if found.get("refusal"):
-            return EngineAnswer(version, refusal=str(found["refusal"]))
+            if found["kind"] not in _REFUSALS:
+                raise ValueError(f"{found['kind']}: {found['refusal'][:200]}")
+            return EngineAnswer(version, refusal=" ".join(str(found["refusal"]).split()))
         return EngineAnswer(
             vllm=version,
             architecture=str(found["architecture"]),

@@ -49,7 +49,7 @@ class FitArguments:
     network: str | None = None
     arguments: tuple[str, ...] = ()
     on: str | None = None  # hosts of the cluster; None: those that `serve` would use
-    probe: bool = False  # ask the image's own vLLM too
+    ask: bool = False  # ask the image's own vLLM, even where the formulas are proven
     config: tuple[Argument, ...] = ()
 
     def request(self) -> ServiceRequest:

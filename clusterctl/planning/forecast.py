@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from clusterctl.errors import ClusterctlError, DoesNotFit, Problems, UsageError, raise_all
@@ -47,6 +47,8 @@ NOT_PLANNED = "memory is not planned"
 # over several hosts).
 REPLICA_PLACEMENT = "VLLM_RAY_DP_PACK_STRATEGY"
 
+Ask = Callable[[PlanRequest, FitReport], FitReport]
+
 _ONE_FLAG = re.compile(r"^--(?!tp )[a-z-]+ [\w.]+$")
 
 _LAYOUT_FLAGS = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
@@ -72,8 +74,10 @@ def forecast_memory(
     config: str | None,
     hardware: Hardware,
     served: ServiceDocument | None = None,
+    ask: Ask | None = None,
 ) -> MemoryForecast:
-    """Plan a launch whose layout is open. `config` is the text of the hosts' config.json.
+    """Plan a launch whose layout is open. `config` is the text of the hosts' config.json; `ask`
+    asks the engine where the formulas are not proven.
 
     Raises UsageError, or Problems, for sizes and values of flags that vLLM refuses, and DoesNotFit
     if the service certainly cannot work, with the nearest settings that would.
@@ -99,6 +103,8 @@ def forecast_memory(
             return _unplanned(launch, hardware, "nothing is known about this model")
         request = request_for(launch, shape, hardware, served)
         report = one_service(plan(request), request)
+        if report.unproven and ask is not None:
+            report = ask(request, report)
         notes = (*report.notes, *memory_notes(report, launch, request))
     except ClusterctlError as error:
         return _unplanned(launch, hardware, str(error))

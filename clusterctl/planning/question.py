@@ -19,6 +19,7 @@ from clusterctl.models.probe import look_for
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import parse_version
 from clusterctl.node.documents import ServiceDocument
+from clusterctl.planning.asking import ModelFiles
 from clusterctl.planning.cluster_hardware import gpus_of, hardware_of, hardware_of_unknown_gpus
 from clusterctl.planning.free_gpus import HeldGpus, gpus_held, hosts_on, on_of
 from clusterctl.planning.memory import FitPlan
@@ -70,6 +71,14 @@ class Question:
         if self.config_json is not None:
             return describe(self.config_json, self.model.hub_id or self.model.served_name)
         return self.model.entry.known_shape if self.model.entry else None
+
+    @property
+    def model_files(self) -> ModelFiles | None:
+        """Where the engine finds the model's small files; None if no host has them."""
+        path = self.launch.model_argument
+        if not self.config or not path.startswith("/"):
+            return None
+        return ModelFiles(path, {}, self.config)
 
     @property
     def served(self) -> ServiceDocument | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from clusterctl.errors import RayNotFormed, UsageError
 from clusterctl.facts.network_requirements import public_ips
@@ -13,6 +14,7 @@ from clusterctl.models.name import Model
 from clusterctl.node.documents import Member, MembersDocument, ServiceDocument, replica_name
 from clusterctl.node.gateway_config import LOOPBACK
 from clusterctl.node.rank_placement import NODE_IPS
+from clusterctl.planning.asking import asked as ask_engine
 from clusterctl.planning.forecast import MemoryForecast, forecast_memory, layout_env
 from clusterctl.planning.free_gpus import hosts_on
 from clusterctl.planning.question import Question, question
@@ -112,7 +114,9 @@ def plan_service(
     )
     build_service(launch)  # first of all, refuse flags that this vLLM lacks
 
-    forecast = forecast_memory(launch, model, asked.config, asked.hardware, asked.served)
+    files = asked.model_files
+    ask = partial(ask_engine, survey, model=files) if files else None
+    forecast = forecast_memory(launch, model, asked.config, asked.hardware, asked.served, ask=ask)
     if forecast.sequences and launch.limits:
         launch = replace(launch, limits=replace(launch.limits, sequences=forecast.sequences))
     layout = forecast.layout

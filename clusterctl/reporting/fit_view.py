@@ -25,18 +25,6 @@ def fit_lines(document: Document, *, width: int | None = None) -> list[str]:
     """Return the whole answer: a row per rank, the totals, the limiting rank, and alternatives.
     `width`: characters in a line of the terminal; None does not wrap."""
     lines = plan_lines(document, width=width)
-    if probe := document.get("probe"):  # of the image's own vLLM
-        lines.append(
-            f"asked vLLM {probe['vllm']} on {', '.join(probe['hosts'])}: "
-            f"{probe['kv_cache_tokens']:,} tokens of KV cache, "
-            f"{probe['max_concurrency']:,.2f} requests at once; predicted "
-            f"{document['kv_cache_tokens']:,} and {document['max_concurrency']:,.2f}"
-        )
-        lines += [
-            f"  differs: {one['what']}, predicted {one['predicted']:,.2f}, vLLM says "
-            f"{one['asked']:,.2f} ({one['off']:+.1%})"
-            for one in probe["differences"]
-        ] or ["  weights, memory and cache agree within 1 %"]
     lines += _foreseen(document, width)
     if proposals := document["proposals"]:
         timed = not _on_cpus(document)

@@ -27,6 +27,7 @@ from typing import Any, BinaryIO
 
 from clusterctl.containers.meter import gib
 from clusterctl.errors import LockHeld, RequirementsNotMet, StepFailed
+from clusterctl.local_cache import cache_directory, make_private
 from clusterctl.transfer.content import CHUNK, Blob, ImageContent
 from clusterctl.transfer.manifests import digest_of
 
@@ -47,20 +48,6 @@ Arrived = Callable[[int], None]
 WRITER_SILENCE = 120.0
 
 LOOK_EVERY = 0.1  # Seconds between checks for another writer's progress
-
-
-def cache_directory() -> Path:
-    """Return `$XDG_CACHE_HOME/clusterctl`, or ~/.cache/clusterctl."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "clusterctl"
-
-
-def make_private(directory: Path) -> None:
-    """Make a cache that only this user may enter: images and models may be private. Raises
-    OSError."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if directory.stat().st_uid == os.geteuid():
-        directory.chmod(0o700)  # an earlier version left it open
 
 
 def free_space(directory: Path) -> int:

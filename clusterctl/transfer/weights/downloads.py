@@ -26,13 +26,12 @@ from huggingface_hub import get_session
 
 from clusterctl.containers.meter import gib
 from clusterctl.errors import ClusterctlError, LockHeld, RequirementsNotMet, StepFailed, raise_all
+from clusterctl.local_cache import cache_directory, make_private
 from clusterctl.transfer.blob_store import (
     ROOM,
     SPARE,
-    cache_directory,
     free_space,
     locked,
-    make_private,
     same_file,
 )
 from clusterctl.transfer.chain_link import PIECE

@@ -16,7 +16,7 @@ from clusterctl.containers.driver import Say
 from clusterctl.containers.failures import DISK, in_time
 from clusterctl.containers.meter import Meter
 from clusterctl.errors import MALFORMED, CommandFailed, ConnectionFailed
-from clusterctl.transfer.blob_store import cache_directory, make_private
+from clusterctl.local_cache import cache_directory, make_private
 from clusterctl.transfer.chain_link import PIECE
 from clusterctl.transfer.weights import host_hash
 from clusterctl.transport import python

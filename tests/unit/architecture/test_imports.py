@@ -22,6 +22,7 @@ ALLOWED = {
     "errors": set(),
     "deadlines": set(),
     "units": set(),
+    "local_cache": set(),
     "published": set(),
     "node": {"errors"},
     # Names alone: which there are is known below what they do.
@@ -56,11 +57,11 @@ ALLOWED = {
         "transport", "inventory", "errors",
     },
     "planning": {
-        "serving", "models", "survey", "network", "ray_cluster", "accelerators", "node",
+        "local_cache", "serving", "models", "survey", "network", "ray_cluster", "accelerators", "node",
         "containers", "facts", "transport", "inventory", "errors",
     },
     "transfer": {
-        "models", "survey", "steps", "node", "containers", "engine", "facts", "transport",
+        "local_cache", "models", "survey", "steps", "node", "containers", "engine", "facts", "transport",
         "inventory", "errors",
     },
     "monitoring": {"survey", "ray_cluster", "errors"},

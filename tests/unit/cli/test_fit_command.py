@@ -194,9 +194,9 @@ def test_ranks_that_are_alike_share_a_line_and_unlike_ones_show_their_layers() -
 
 
 def test_hosts_that_are_not_there_cannot_be_asked() -> None:
-    shown = fit("qwen2.5-1.5b", "--gpus", "2xH200", "--probe")
+    shown = fit("qwen2.5-1.5b", "--gpus", "2xH200", "--ask")
     assert shown.exit_code == 2
-    assert "--probe asks the cluster's hosts" in shown.stderr
+    assert "--ask asks the cluster's hosts" in shown.stderr
 
 
 def advised(*words: str) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,13 +19,13 @@ import pytest
 
 from clusterctl.models.config_json import describe
 from clusterctl.planning.hardware import find_gpu, parse_gpus
-from clusterctl.planning.image_probe import probe_result, read_answer
 from clusterctl.planning.memory import FitPlan, plan_memory
 from clusterctl.planning.options import parse_options
 from clusterctl.planning.overheads import Fabric
 from clusterctl.planning.placement import Site, seat_ranks
 from clusterctl.planning.reported import Reported, learn, read_reported
 from clusterctl.planning.rules import rules_for
+from clusterctl.planning.weights import allocated_bytes
 from clusterctl.units import GIB
 
 RULES = rules_for("0.25.1")
@@ -178,10 +179,13 @@ ASKED: dict[str, Any] = json.loads(Path(__file__).with_name("asked_h200.json").r
 
 @pytest.mark.parametrize("name", ASKED)
 def test_the_images_vllm_counts_what_is_predicted(name: str) -> None:
-    """vLLM 0.25.1 asked on an H200 by `image_probe_script.py`, with no start."""
-    plan = next(row for row in ROWS if row.name == name).plan()
-    answer = read_answer(json.dumps(ASKED[name]))
-    found = probe_result(plan, {rank.gpu: answer for rank in plan.ranks})
-    assert found.differences == ()
-    assert found.max_concurrency == pytest.approx(plan.max_concurrency, rel=0.0005)
-    assert answer.memory_gib == pytest.approx(plan.ranks[0].memory_gib, abs=0.01)
+    """vLLM 0.25.1 asked on an H200 on the meta device, with no start."""
+    plan, said = next(row for row in ROWS if row.name == name).plan(), ASKED[name]
+    for rank, runs in zip(plan.ranks, said["stages"] * len(plan.ranks), strict=False):
+        sizes = chain.from_iterable(repeat(size, count) for size, count in runs)
+        weights = allocated_bytes(sizes, unsplit=True) / GIB
+        assert rank.weights_gib == pytest.approx(weights, rel=0.01)
+    blocks = min(rank.blocks for rank in plan.ranks)
+    requests = said["concurrency"] / said["blocks"]
+    assert requests == pytest.approx(plan.max_concurrency / blocks, rel=0.0005)
+    assert said["memory"] / GIB == pytest.approx(plan.ranks[0].memory_gib, abs=0.01)

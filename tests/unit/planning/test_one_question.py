@@ -60,7 +60,7 @@ def test_fit_plans_without_a_dead_worker_as_serve_does() -> None:
     dark = Failed(Unreachable("no answer", host="gpu2"))
     survey = replace(survey, outcomes={**survey.outcomes, "gpu2": dark})
 
-    report, _ = fit_on(survey, FitArguments("/data/models/qwen"))
+    report = fit_on(survey, FitArguments("/data/models/qwen"))
 
     assert {rank.host for rank in report.plan.ranks} == {"gpu1"}
 

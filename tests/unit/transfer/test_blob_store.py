@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import RequirementsNotMet, StepFailed
-from clusterctl.transfer.blob_store import BlobStore, WrongBytes, cache_directory
+from clusterctl.local_cache import cache_directory
+from clusterctl.transfer.blob_store import BlobStore, WrongBytes
 from clusterctl.transfer.content import Blob
 from tests.fakes.image_archives import sha256
 
