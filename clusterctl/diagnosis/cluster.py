@@ -23,6 +23,7 @@ from clusterctl.diagnosis.record import (
     record_of,
     recorded_lines,
 )
+from clusterctl.diagnosis.unknown import UNKNOWN
 from clusterctl.diagnosis.verdict import Cause, verdict
 from clusterctl.node.documents import NodeState, from_json, service_of
 
@@ -194,6 +195,8 @@ class _Cluster:
         fix, service = finding.fix, self._service_of(evidence.file)
         if service:
             fix = _OF_SERVICE.sub(rf"\1 {service}", fix)
+        if service and finding.id == UNKNOWN:
+            fix += f"; clusterctl diagnose {service} --bundle report.tar.gz keeps it for them"
         return replace(finding, evidence=replace(evidence, host=host), fix=fix)
 
     def _service_of(self, log: str) -> str:

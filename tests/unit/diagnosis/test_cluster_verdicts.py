@@ -13,6 +13,7 @@ from clusterctl.commands.diagnose import of_bundle
 from clusterctl.diagnosis.bundle import write_bundle
 from clusterctl.diagnosis.cluster import Asked, causes_of
 from clusterctl.diagnosis.verdict import Cause
+from clusterctl.errors import UsageError
 from clusterctl.node.documents import NodeState, ServiceState, to_json
 
 NOW = 1795316400.0  # 2026-11-22T03:00:00Z
@@ -98,6 +99,13 @@ def test_the_last_start_of_a_service_that_fails_now_counts() -> None:
     told = ask(files, "chat")
 
     assert [(each.id, each.over) for each in told] == [("kv-no-blocks", False), ("disk-full", True)]
+
+
+def test_of_a_failure_that_no_rule_knows_the_next_command_is_named() -> None:
+    log = STARTED + "(EngineCore pid=7) ERROR 11-22 02:59:00 [core.py:1] OddError: odd\n"
+    (cause,) = ask({"gpu1": host(("chat@1", "failed"), logs={"chat@1": log})})
+    assert cause.certainty == "unknown"
+    assert "clusterctl diagnose chat --bundle report.tar.gz" in cause.fix
 
 
 def test_rays_list_of_possible_reasons_accuses_nobody() -> None:
@@ -230,6 +238,51 @@ def test_a_clock_that_differs_from_the_operators_hides_no_state() -> None:
     assert present({"gpu1": behind}) == []
 
 
+def bundled(path: Path, files: Mapping[str, Mapping[str, str]], asked: Asked) -> Path:
+    """Write a bundle as `diagnose --bundle` does."""
+    packed = {
+        f"{of}/{name if '.' in name else f'{name}.log'}": text
+        for of, texts in files.items()
+        for name, text in texts.items()
+    }
+    packed["clusterctl.json"] = json.dumps({"version": "1", **dataclasses.asdict(asked)})
+    write_bundle(path, packed)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("release", "lacks"), [("0.10.0", "vLLM 0.10.0 has no --mamba-cache-mode"), ("0.33.0", "")]
+)
+def test_a_fix_says_what_this_release_does_not_have(
+    release: str, lacks: str, tmp_path: Path
+) -> None:
+    log = STARTED + "ERROR 11-22 02:59:00 ValueError: MambaSpec with mamba_cache_mode='none'\n"
+    there = host(("chat", "backing-off"), logs={"chat": log})
+    there["state.json"] = there["state.json"].replace("0.25.1", release)
+    (cause,) = of_bundle(bundled(tmp_path / "a.tar.gz", {"gpu1": there}, Asked("", NOW, NAMES)))
+    assert "--mamba-cache-mode align" in cause.fix
+    assert (lacks in cause.fix) if lacks else ("has no" not in cause.fix)
+
+
+@pytest.mark.parametrize(("hosts", "everywhere"), [(NAMES, True), ({"10.0.0.1": "gpu1"}, False)])
+def test_a_fix_for_one_host_speaks_of_no_other(
+    hosts: Mapping[str, str], everywhere: bool, tmp_path: Path
+) -> None:
+    log = STARTED + "ERROR 11-22 02:59:00 RuntimeError: Cannot find any model weights with `/m`\n"
+    there = {"gpu1": host(("chat", "backing-off"), logs={"chat": log})}
+    (cause,) = of_bundle(bundled(tmp_path / "a.tar.gz", there, Asked("", NOW, hosts)))
+    assert cause.id == "weights-missing-on-node"
+    assert ("every host" in cause.fix) == everywhere
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08\x00"])
+def test_what_is_no_bundle_is_refused_without_a_traceback(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "report.tar.gz"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"report\.tar\.gz"):
+        of_bundle(path)
+
+
 @pytest.mark.parametrize("suffix", [".tar.gz", ".tar.zst"])
 def test_a_bundle_gives_the_verdict_of_the_cluster(suffix: str, tmp_path: Path) -> None:
     log = STARTED + "ERROR 11-22 02:59:00 ValueError: No available memory for the cache blocks.\n"
@@ -243,16 +296,7 @@ def test_a_bundle_gives_the_verdict_of_the_cluster(suffix: str, tmp_path: Path) 
         },
     }
     question = Asked("", NOW, NAMES)
-    path = tmp_path / f"report{suffix}"
-    packed = {
-        f"{of}/{name if '.' in name else f'{name}.log'}": text
-        for of, texts in files.items()
-        for name, text in texts.items()
-    }
-    packed["clusterctl.json"] = json.dumps({"version": "1", **dataclasses.asdict(question)})
-    write_bundle(path, packed)
-
-    told = of_bundle(path)
+    told = of_bundle(bundled(tmp_path / f"report{suffix}", files, question))
 
     assert told == causes_of(files, question)
     assert {each.id for each in told} == {"xid-79", "kv-no-blocks", "gcs-unreachable"}
