@@ -237,8 +237,8 @@ def _tower(config: Config, stored: StoredModules) -> Tower | None:
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
         return None
-    hidden = first(vision, "hidden_size", "embed_dim")
-    layers = first(vision, "num_hidden_layers", "depth")
+    hidden = first(vision, "hidden_size", "embed_dim", "vt_hidden_size")
+    layers = first(vision, "num_hidden_layers", "depth", "vt_num_hidden_layers")
     if not hidden or not layers:
         return None
     patch = first(vision, "patch_size") or 14
@@ -248,7 +248,7 @@ def _tower(config: Config, stored: StoredModules) -> Tower | None:
     return Tower(
         hidden=hidden,
         layers=layers,
-        mlp_width=first(vision, "intermediate_size") or 4 * hidden,
+        mlp_width=first(vision, "intermediate_size", "vt_intermediate_size") or 4 * hidden,
         heads=first(vision, "num_attention_heads", "num_heads") or 16,
         gated="gemma4" in str(vision.get("model_type", "")) or vision.get("hidden_act") == "silu",
         patch=patch,

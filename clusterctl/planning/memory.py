@@ -189,6 +189,8 @@ def plan_memory(
     """
     if options.language_model_only:
         shape = replace(shape, tower=None)
+    if options.drafter in _OF_THE_MODEL and placement.pp == 1:
+        shape = _with_drafter(shape)
     head = placement.seats[0].gpu
     if head.is_cpu and options.kv_cache_bytes is None:
         options = replace(options, kv_cache_bytes=_UNTOLD_CPU_CACHE)
@@ -206,6 +208,32 @@ def plan_memory(
             known[kind] = _rank(case, seat)
         ranks.append(replace(known[kind], host=seat.host, place=seat.place))
     return _judge(case, tuple(ranks))
+
+
+# Methods of --speculative-config whose layers are in the model's own checkpoint.
+_OF_THE_MODEL = frozenset(
+    {
+        "mtp",
+        "deepseek_mtp",
+        "ernie_mtp",
+        "glm4_moe_mtp",
+        "mimo_mtp",
+        "nemotron_h_mtp",
+        "qwen3_next_mtp",
+        "qwen3_5_mtp",
+    }
+)
+
+
+def _with_drafter(shape: ModelShape) -> ModelShape:
+    """Return the model with its layers of multi-token prediction: each is like its last layer with
+    attention, and joins the hidden state with the embedding of the next token."""
+    like = [layer for layer in shape.layers if layer.attention]
+    if not like or not shape.drafters:
+        return shape
+    # A matrix of hidden x 2 hidden is as large as so many norms.
+    one = replace(like[-1], norms=like[-1].norms + 3 + 2 * shape.hidden)
+    return replace(shape, layers=(*shape.layers, one))
 
 
 def cache_plan(shape: ModelShape, settings: Settings, tp: int) -> CachePlan:

@@ -16,7 +16,7 @@ from clusterctl.planning.memory import FitPlan
 from clusterctl.planning.options import AUTO_LENGTH, ServeOptions
 from clusterctl.planning.rules import Rules
 from clusterctl.planning.speed import NETWORK, SpeedModel
-from clusterctl.serving.release_flags import refused_flags
+from clusterctl.serving.release_flags import deprecated_flags, refused_flags
 from clusterctl.serving.vllm_flags import Argument
 from clusterctl.units import GIB
 
@@ -58,6 +58,8 @@ def predict_problems(
         if "bitsandbytes" not in error.summary:
             hint = error.hint or "leave it out"
             found.append(PredictedProblem("unknown-arg", True, error.summary, hint))
+    going = deprecated_flags(arguments, rules.version)
+    found += [PredictedProblem("deprecated-flag", False, text, "leave it out") for text in going]
     found += _of_release(plan, rules)
     found += _of_speed(shape, plan)
     for argument in arguments:

@@ -284,3 +284,22 @@ def test_compressed_attention_in_the_field() -> None:
     assert two.plan.ranks[0].weights_gib == pytest.approx(73.76, rel=0.005)
     assert two.to_json()["verdict"] == "unproven"
     assert not two.refused
+
+
+def test_a_drafter_of_the_model_takes_weights_and_cache() -> None:
+    usual = "--gpu-memory-utilization 0.9 --max-num-seqs 64"
+    plain = Start("-", "Qwen3.8-27B-FP8", "H100", "0.33.0", 1, usual).report()
+    spec = '{"method":"mtp","num_speculative_tokens":2}'
+    drafted = Start(
+        "-", "Qwen3.8-27B-FP8", "H100", "0.33.0", 1, f"{usual} --speculative-config {spec}"
+    ).report()  # fmt: skip
+    more = drafted.plan.ranks[0].weights_gib - plain.plan.ranks[0].weights_gib
+    assert more == pytest.approx(0.45, abs=0.1)
+    assert drafted.plan.kv_cache_tokens < plain.plan.kv_cache_tokens
+    assert drafted.to_json()["verdict"] == "unproven"
+
+
+def test_what_the_next_release_drops_is_told() -> None:
+    report = Start("-", "qwen3-8b", "H100", "0.33.0", 1, "--log-config-file x.json").report()
+    assert [one.name for one in report.problems if not one.fatal] == ["deprecated-flag"]
+    assert not report.refused
