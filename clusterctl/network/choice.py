@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface
 from typing import TypeVar
 
@@ -69,7 +69,7 @@ def _passed_over(
     hosts = {host.name: host for host in inventory.hosts}
     reached = {name: ip for name, host in hosts.items() if (ip := _reached(host, facts[name]))}
     known = {name: facts[name] for name in hosts}
-    works = partial(_works, inventory, facts)
+    works = cache(partial(_works, inventory, facts))  # hosts ask the same of each other
     lines = passed_over(topology, known, reached, works)
     return {name: (line,) for name, line in lines.items()}
 

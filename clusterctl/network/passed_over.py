@@ -3,8 +3,8 @@ used, with the reason and with the line of the inventory that takes them. Pure."
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_interface
 from typing import Protocol
@@ -32,7 +32,7 @@ class Works(Protocol):
     ) -> bool: ...
 
 
-NAMED = 3  # Interfaces to name per reason; the others are counted
+NAMED = 3  # Interfaces or hosts to name; the others are counted
 
 
 @dataclass(frozen=True)
@@ -50,22 +50,51 @@ def passed_over(
     reached: Mapping[str, str],
     works: Works,
 ) -> dict[str, str]:
-    """Return by host a line such as `passed over: ens5 (100 Gbit/s): b has no address in
-    10.1.0.0/24`; hosts without one are left out.
+    """Return by host a line such as `passed over: ens5 (100 Gbit/s): no address in 10.1.0.0/24 on
+    b`; hosts without one are left out.
 
     reached  address of each host that SSH connects to, where that is known
     works    whether the choice succeeds with this network.subnet, and these nics of every host
     """
+    site = Site.of(facts)
     lines = {}
     for node in topology.nodes:
         groups: dict[Unused, list[str]] = defaultdict(list)
         for nic in _likelier(node, facts[node.host], reached.get(node.host)):
-            groups[_unused(nic, node.host, facts, works)].append(nic.name)
+            groups[_unused(nic, node.host, site, works)].append(nic.name)
         if groups:
             lines[node.host] = "passed over: " + "; ".join(
                 _sentence(names, unused) for unused, names in groups.items()
             )
     return lines
+
+
+@dataclass(frozen=True)
+class Site:
+    """The networks of all hosts, put together once."""
+
+    facts: Mapping[str, HostFacts]
+    # By host and network, Mbit/s of the fastest interface there: 0 for an unknown speed
+    speeds: Mapping[str, Mapping[IPv4Network | IPv6Network, int]]
+    owners: Mapping[str, Sequence[str]]  # By address, the hosts that have it
+
+    @classmethod
+    def of(cls, facts: Mapping[str, HostFacts]) -> Site:
+        speeds: dict[str, dict[IPv4Network | IPv6Network, int]] = {}
+        owners: dict[str, list[str]] = defaultdict(list)
+        for name, of_host in facts.items():
+            own: dict[IPv4Network | IPv6Network, int] = {}
+            speeds[name] = own
+            for nic in of_host.nics:
+                speed = speed_of(of_host, nic.name) or 0
+                for network in _networks(nic):
+                    own[network] = max(speed, own.get(network, 0))
+                for address in nic.addresses:
+                    owners[address.ip].append(name)
+        return cls(facts, speeds, owners)
+
+    def is_common(self, network: IPv4Network | IPv6Network) -> bool:
+        return all(network in of_host for of_host in self.speeds.values())
 
 
 def _likelier(node: Node, facts: HostFacts, reached: str | None) -> Iterator[NicFacts]:
@@ -97,29 +126,30 @@ def _below(facts: HostFacts, name: str) -> Iterator[str]:
         yield from _below(facts, lower)
 
 
-def _unused(nic: NicFacts, host: str, facts: Mapping[str, HostFacts], works: Works) -> Unused:
-    candidate = as_candidate(facts[host], nic)
-    reasons = {other.nic: other.reason for other in rejected(facts[host])}
-    why = reasons.get(nic.name) or _not_taken(candidate, host, facts)
-    return Unused(candidate.speed, why, _fix(nic, facts, works))
+def _unused(nic: NicFacts, host: str, site: Site, works: Works) -> Unused:
+    candidate = as_candidate(site.facts[host], nic)
+    reasons = {other.nic: other.reason for other in rejected(site.facts[host])}
+    why = reasons.get(nic.name) or _not_taken(candidate, host, site)
+    return Unused(candidate.speed, why, _fix(nic, site, works))
 
 
-def _fix(nic: NicFacts, facts: Mapping[str, HostFacts], works: Works) -> str:
+def _fix(nic: NicFacts, site: Site, works: Works) -> str:
     """Return the line of the inventory that takes the interface: its network, or its name where all
     hosts have it in one network or VPN; empty if neither does."""
-    networks = _networks(nic)
-    for network in networks:
+    common = {network for network in _networks(nic) if site.is_common(network)}
+    for network in common:
         if works(network):
             return f"network: {{subnet: {network}}}"
 
-    ends = [(of, end) for of in facts.values() if (end := of.nic(nic.name))]
-    joined = all(maker_of(of, end) == VPN or networks & _networks(end) for of, end in ends)
-    owners = Counter(address.ip for _, end in ends for address in end.addresses)
-    if len(ends) < len(facts) or not joined or max(owners.values(), default=2) > 1:
-        return ""
     name = nic.name
-    works_by_name = works(None, Nics(control=name, nccl=name, gloo=name))
-    return f"nics: {{control: {name}, nccl: {name}, gloo: {name}}} for every host" * works_by_name
+    ends = [(of, end) for of in site.facts.values() if (end := of.nic(name))]
+    joined = common or all(maker_of(of, end) == VPN for of, end in ends)
+    shared = any(len(site.owners[a.ip]) > 1 for _, end in ends for a in end.addresses)
+    if len(ends) < len(site.facts) or not joined or shared:
+        return ""
+    by_name = Nics(control=name, nccl=name, gloo=name)
+    line = f"nics: {{control: {name}, nccl: {name}, gloo: {name}}} for every host"
+    return line if works(None, by_name) else ""
 
 
 def _networks(nic: NicFacts) -> set[IPv4Network | IPv6Network]:
@@ -128,31 +158,29 @@ def _networks(nic: NicFacts) -> set[IPv4Network | IPv6Network]:
     return {network for network in found if network.version == 4 or not network.is_link_local}
 
 
-def _not_taken(candidate: Candidate, host: str, facts: Mapping[str, HostFacts]) -> str:
+def _not_taken(candidate: Candidate, host: str, site: Site) -> str:
     """Return why a usable interface does not carry the tensors."""
     address = candidate.addresses[0]
-    others = {name: of for name, of in facts.items() if name != host}
-    if twins := [name for name, of in others.items() if of.nic_with(str(address.ip))]:
+    if twins := [name for name in site.owners[str(address.ip)] if name != host]:
         return f"{twins[0]} has the address {address.ip} too"
 
-    ends = {name: _fastest_in(address.network, of) for name, of in others.items()}
-    if lacking := [name for name, speed in ends.items() if speed is None]:
-        return f"no address in {address.network} on {', '.join(lacking)}"
+    network = address.network
+    if lacking := [name for name, own in site.speeds.items() if network not in own]:
+        return f"no address in {network} on {_some(lacking)}"
 
-    slowest = min(ends, key=lambda name: ends[name] or 0)
-    if (ends[slowest] or 0) < (candidate.speed or 0):
-        return f"at the other end, {slowest} has {speed_text(ends[slowest] or None)}"
+    slowest = min(site.speeds, key=lambda name: site.speeds[name][network])
+    speed = site.speeds[slowest][network]
+    if speed < (candidate.speed or 0):
+        return f"at the other end, {slowest} has {speed_text(speed or None)}"
     return "the inventory names another"
 
 
-def _fastest_in(network: IPv4Network, facts: HostFacts) -> int | None:
-    """Mbit/s of the fastest interface with an address in the network, 0 for an unknown speed; None
-    without one."""
-    inside = (nic for nic in facts.nics if nic.has_address_in(network))
-    return max((speed_of(facts, nic.name) or 0 for nic in inside), default=None)
+def _some(names: Sequence[str]) -> str:
+    """Name the first ones, and count the others."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"
 
 
 def _sentence(names: list[str], unused: Unused) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    text = f"{', '.join(names[:NAMED])}{more} ({speed_text(unused.speed)}): {unused.why}"
+    text = f"{_some(names)} ({speed_text(unused.speed)}): {unused.why}"
     return f"{text}; to use it: {unused.fix}" if unused.fix else text
