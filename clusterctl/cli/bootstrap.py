@@ -153,6 +153,7 @@ def _show_plan(
     from clusterctl.commands.bootstrap import make_plan
     from clusterctl.engine.saved_plan import require_same, save
     from clusterctl.inventory.current import current
+    from clusterctl.serving.vulnerabilities import vulnerability_notes
 
     path = current(file)
     errors: tuple[ClusterctlError, ...] = ()
@@ -161,6 +162,8 @@ def _show_plan(
         found = driver.make_plan(*of, source) if source else None
         if not found or found.empty:
             found, errors = make_plan(*of, sink=opened.progress)
+    for note in vulnerability_notes({"vllm": opened.inventory.image}):
+        print(f"note: {note}", file=sys.stderr)
     if output and errors:
         print(f"note: {output} is not written, since this is not the whole plan", file=sys.stderr)
     elif output:

@@ -32,6 +32,7 @@ from clusterctl.network.pairs.probe import IN_USE, NOT_SEEN, probe_pairs, ray_po
 from clusterctl.node.documents import RayNode
 from clusterctl.operations.bootstrap_stages import plan_for
 from clusterctl.packages.bundle import open_bundles
+from clusterctl.serving.vulnerabilities import vulnerability_notes
 from clusterctl.steps.fetching import to_be_fetched
 from clusterctl.survey.cluster import (
     Cluster,
@@ -50,6 +51,7 @@ from clusterctl.survey.drift import (
 )
 from clusterctl.survey.promises import PromiseState, promise_states
 from clusterctl.survey.survey import connected, take_survey
+from clusterctl.survey.versions import engine_versions
 from clusterctl.transfer.asked_registry import ask_environment, ask_registry
 from clusterctl.transport.credentials import Credentials
 
@@ -122,6 +124,7 @@ def run(
         *names,
         *judgement.notes(seen),
         *moved(),
+        *vulnerability_notes(engine_versions(survey)),
         *to_be_fetched(
             inventory, survey.facts, survey.containers, accelerator.fetched(inventory.packages)
         ),

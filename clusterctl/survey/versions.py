@@ -35,6 +35,7 @@ class VersionRecord:
     services: Mapping[str, Mapping[str, str]]
     changes: tuple[VersionChange, ...]
     silent: Mapping[str, str]  # Hosts without an answer, with the reason
+    vulnerabilities: tuple[str, ...] = ()  # Known ones of the head's vLLM and Ray, a sentence each
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of `version --cluster --json`."""
@@ -44,6 +45,14 @@ class VersionRecord:
 def ledger_file(cluster: str) -> str:
     """Return the path of the ledger on every host."""
     return str(NodePaths(cluster).ledger)
+
+
+def engine_versions(survey: Survey) -> dict[str, str]:
+    """Return the versions of vllm and ray as the head reports them; before that, vLLM's in the
+    image's tag."""
+    state = survey.states.get(survey.inventory.head.name)
+    found = state.versions if state else {}
+    return {"vllm": found.get("vllm", survey.inventory.image), "ray": found.get("ray", "")}
 
 
 def version_record(survey: Survey) -> VersionRecord:

@@ -57,11 +57,13 @@ ALLOWED = {
         "transport", "inventory", "errors",
     },
     "planning": {
-        "local_cache", "serving", "models", "survey", "network", "ray_cluster", "accelerators", "node",
+        "local_cache",
+        "serving", "models", "survey", "network", "ray_cluster", "accelerators", "node",
         "containers", "facts", "transport", "inventory", "errors",
     },
     "transfer": {
-        "local_cache", "models", "survey", "steps", "node", "containers", "engine", "facts", "transport",
+        "local_cache",
+        "models", "survey", "steps", "node", "containers", "engine", "facts", "transport",
         "inventory", "errors",
     },
     "monitoring": {"survey", "ray_cluster", "errors"},

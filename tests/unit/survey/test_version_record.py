@@ -7,7 +7,13 @@ from dataclasses import replace
 
 from clusterctl.facts.model import HostFacts
 from clusterctl.reporting.version_view import version_lines
-from clusterctl.survey.versions import ledger_entries, ledger_file, version_record
+from clusterctl.serving.vulnerabilities import vulnerability_notes
+from clusterctl.survey.versions import (
+    engine_versions,
+    ledger_entries,
+    ledger_file,
+    version_record,
+)
 from tests.fakes.surveys import Said, survey_of
 from tests.unit.survey.test_cluster_status import INVENTORY, facts, healthy
 
@@ -86,3 +92,18 @@ def test_what_a_ledger_says_stays_on_its_line(facts: HostFacts) -> None:
     said["gpu2"] = replace(said["gpu2"], files={ledger_file("demo"): ledger})
     lines = version_lines(version_record(survey_of(INVENTORY, said)).to_json())
     assert any(line.startswith("  ?  gpu2  no\\nde a  1") for line in lines)
+
+
+def test_the_heads_vllm_is_named_with_its_vulnerabilities(facts: HostFacts) -> None:
+    said = reports(facts)
+    state = said["gpu1"].state
+    assert state is not None
+    said["gpu1"] = replace(said["gpu1"], state=replace(state, versions={"vllm": "0.31.0"}))
+    survey = survey_of(INVENTORY, said)
+
+    found = vulnerability_notes(engine_versions(survey))
+    record = replace(version_record(survey), vulnerabilities=found)
+
+    (line,) = (one for one in version_lines(record.to_json()) if one.startswith("vulnerable: "))
+    assert "vLLM 0.31.0 has CVE-2026-115911" in line
+    assert line.endswith("fixed in 0.32.0")
