@@ -56,12 +56,12 @@ def passed_over(
     reached  address of each host that SSH connects to, where that is known
     works    whether the choice succeeds with this network.subnet, and these nics of every host
     """
-    site = Site.of(facts)
+    known = AllNetworks.of(facts)
     lines = {}
     for node in topology.nodes:
         groups: dict[Unused, list[str]] = defaultdict(list)
         for nic in _likelier(node, facts[node.host], reached.get(node.host)):
-            groups[_unused(nic, node.host, site, works)].append(nic.name)
+            groups[_unused(nic, node.host, known, works)].append(nic.name)
         if groups:
             lines[node.host] = "passed over: " + "; ".join(
                 _sentence(names, unused) for unused, names in groups.items()
@@ -70,7 +70,7 @@ def passed_over(
 
 
 @dataclass(frozen=True)
-class Site:
+class AllNetworks:
     """The networks of all hosts, put together once."""
 
     facts: Mapping[str, HostFacts]
@@ -79,7 +79,7 @@ class Site:
     owners: Mapping[str, Sequence[str]]  # By address, the hosts that have it
 
     @classmethod
-    def of(cls, facts: Mapping[str, HostFacts]) -> Site:
+    def of(cls, facts: Mapping[str, HostFacts]) -> AllNetworks:
         speeds: dict[str, dict[IPv4Network | IPv6Network, int]] = {}
         owners: dict[str, list[str]] = defaultdict(list)
         for name, of_host in facts.items():
@@ -126,26 +126,26 @@ def _below(facts: HostFacts, name: str) -> Iterator[str]:
         yield from _below(facts, lower)
 
 
-def _unused(nic: NicFacts, host: str, site: Site, works: Works) -> Unused:
-    candidate = as_candidate(site.facts[host], nic)
-    reasons = {other.nic: other.reason for other in rejected(site.facts[host])}
-    why = reasons.get(nic.name) or _not_taken(candidate, host, site)
-    return Unused(candidate.speed, why, _fix(nic, site, works))
+def _unused(nic: NicFacts, host: str, known: AllNetworks, works: Works) -> Unused:
+    candidate = as_candidate(known.facts[host], nic)
+    reasons = {other.nic: other.reason for other in rejected(known.facts[host])}
+    why = reasons.get(nic.name) or _not_taken(candidate, host, known)
+    return Unused(candidate.speed, why, _fix(nic, known, works))
 
 
-def _fix(nic: NicFacts, site: Site, works: Works) -> str:
+def _fix(nic: NicFacts, known: AllNetworks, works: Works) -> str:
     """Return the line of the inventory that takes the interface: its network, or its name where all
     hosts have it in one network or VPN; empty if neither does."""
-    common = {network for network in _networks(nic) if site.is_common(network)}
+    common = {network for network in _networks(nic) if known.is_common(network)}
     for network in common:
         if works(network):
             return f"network: {{subnet: {network}}}"
 
     name = nic.name
-    ends = [(of, end) for of in site.facts.values() if (end := of.nic(name))]
+    ends = [(of, end) for of in known.facts.values() if (end := of.nic(name))]
     joined = common or all(maker_of(of, end) == VPN for of, end in ends)
-    shared = any(len(site.owners[a.ip]) > 1 for _, end in ends for a in end.addresses)
-    if len(ends) < len(site.facts) or not joined or shared:
+    shared = any(len(known.owners[a.ip]) > 1 for _, end in ends for a in end.addresses)
+    if len(ends) < len(known.facts) or not joined or shared:
         return ""
     by_name = Nics(control=name, nccl=name, gloo=name)
     line = f"nics: {{control: {name}, nccl: {name}, gloo: {name}}} for every host"
@@ -158,18 +158,18 @@ def _networks(nic: NicFacts) -> set[IPv4Network | IPv6Network]:
     return {network for network in found if network.version == 4 or not network.is_link_local}
 
 
-def _not_taken(candidate: Candidate, host: str, site: Site) -> str:
+def _not_taken(candidate: Candidate, host: str, known: AllNetworks) -> str:
     """Return why a usable interface does not carry the tensors."""
     address = candidate.addresses[0]
-    if twins := [name for name in site.owners[str(address.ip)] if name != host]:
+    if twins := [name for name in known.owners[str(address.ip)] if name != host]:
         return f"{twins[0]} has the address {address.ip} too"
 
     network = address.network
-    if lacking := [name for name, own in site.speeds.items() if network not in own]:
+    if lacking := [name for name, own in known.speeds.items() if network not in own]:
         return f"no address in {network} on {_some(lacking)}"
 
-    slowest = min(site.speeds, key=lambda name: site.speeds[name][network])
-    speed = site.speeds[slowest][network]
+    slowest = min(known.speeds, key=lambda name: known.speeds[name][network])
+    speed = known.speeds[slowest][network]
     if speed < (candidate.speed or 0):
         return f"at the other end, {slowest} has {speed_text(speed or None)}"
     return "the inventory names another"
