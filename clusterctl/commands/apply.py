@@ -164,7 +164,7 @@ def _with(survey: Survey, decision: Decision) -> Survey:
         return survey
     path = members_file(survey.inventory.cluster, plan.service)
     head = {path: to_json(plan.members).encode()}
-    return survey.with_files({survey.inventory.head.name: head})
+    return survey.as_if_run_wrote({survey.inventory.head.name: head})
 
 
 def _without(survey: Survey, leaving: Sequence[Replica], services: Collection[str] = ()) -> Survey:
@@ -176,7 +176,7 @@ def _without(survey: Survey, leaving: Sequence[Replica], services: Collection[st
     for name in services:
         head = written.setdefault(survey.inventory.head.name, {})
         head[members_file(cluster, name)] = None
-    return survey.with_files(written)
+    return survey.as_if_run_wrote(written)
 
 
 def _bring_about(

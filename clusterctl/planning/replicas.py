@@ -241,4 +241,4 @@ def as_if_declared(survey: Survey, planned: Iterable[PlannedReplica]) -> Survey:
     for replica in planned:
         path = service_file(survey.inventory.cluster, replica.name)
         written.setdefault(replica.host, {})[path] = to_json(replica.document).encode()
-    return survey.with_files(written)
+    return survey.as_if_run_wrote(written)

@@ -198,23 +198,22 @@ class Survey:
         )
 
     def with_files(self, written: Mapping[str, Mapping[str, bytes | None]]) -> Survey:
-        """Return the survey as it would be once a run had written these files, by host and path;
-        None: no file. The head keeps copies of documents, as for `ClusterLock.replace`."""
-        documents, copies = (of(self.inventory.cluster) for of in (config_dir, declared_dir))
-        every = {host: dict(files) for host, files in written.items()}
-        on_head = every.setdefault(self.inventory.head.name, {})
-        for files in written.values():
-            for path, data in files.items():
-                if path.startswith(f"{documents}/"):
-                    on_head[path.replace(documents, copies, 1)] = data
-
+        """Return the survey as it would be with these files, by host and path; None: no file."""
         outcomes = dict(self.outcomes)
-        for name, files in every.items():
+        for name, files in written.items():
             found = outcomes.get(name)
             if isinstance(found, Done):
                 probe = replace(found.value, files={**found.value.files, **files})
                 outcomes[name] = Done(probe)
         return replace(self, outcomes=outcomes)
+
+    def as_if_run_wrote(self, written: Mapping[str, Mapping[str, bytes | None]]) -> Survey:
+        """Return the survey as it would be once a run had written these documents: the head keeps
+        a copy of each, as with `ClusterLock.replace`."""
+        documents, copies = (of(self.inventory.cluster) for of in (config_dir, declared_dir))
+        files = [one for of_host in written.values() for one in of_host.items()]
+        on_head = {path.replace(documents, copies, 1): data for path, data in files}
+        return self.with_files(written).with_files({self.inventory.head.name: on_head})
 
     # Node containers
 
