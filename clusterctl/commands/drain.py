@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from clusterctl.engine.carry_out import carry_out
-from clusterctl.engine.events import EventSink
+from clusterctl.engine.events import EventSink, Note
+from clusterctl.errors import ClusterctlError
 from clusterctl.inventory.model import Inventory
 from clusterctl.operations.moving import mark, move
 from clusterctl.planning.draining import ServiceMoves, moves_from, require_known
@@ -59,8 +61,17 @@ def drain(
         def act(plan: DrainPlan, lock: ClusterLock | None) -> bool:
             if lock is None:
                 return False
-            mark(plan.survey, sorted({*plan.survey.drained, host}), lock)
-            move(plan.survey, plan.moves, lock, sink)
+            before = plan.survey.drained
+            marked = mark(plan.survey, sorted({*before, host}), lock)
+            try:
+                move(plan.survey, plan.moves, lock, sink)
+            except ClusterctlError:
+                # A host that keeps replicas is not drained: they would start there again.
+                if plan.marks:
+                    with suppress(ClusterctlError):
+                        mark(marked, list(before), lock)
+                        sink(Note("gets replicas again: it was not drained", host))
+                raise
             return True
 
         lock = partial(ClusterLock, transports[inventory.head.name], inventory.cluster, "drain")

@@ -39,8 +39,10 @@ MARKS: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
                  "Loading model weights", "Model loading took")),
     ("kv-cache", ("torch.compile", "Dynamo bytecode", "Available KV cache memory",
                   "KV cache size", "Maximum concurrency for", "Memory profiling")),
-    ("graphs", ("Capturing CUDA graph", "Capturing cudagraphs", "Graph capturing finished")),
-    ("warm-up", ("init engine (profile", "Compile and warming up", "Warming up", "warm up")),
+    ("graphs", ("Capturing CUDA graph", "Capturing cudagraphs")),
+    # After the graphs, vLLM compiles Triton's kernels, such as the sampler's, and logs nothing.
+    ("warm-up", ("Graph capturing finished", "init engine (profile", "Compile and warming up",
+                 "Warming up", "warm up")),
     ("listening", ("Starting vLLM", "Uvicorn running on", "Application startup complete")),
 )  # fmt: skip
 
@@ -109,6 +111,8 @@ class Attempt:
         self.placed: List[Rank] = []  # As the journal has it
         self.hung: Optional[Tuple[float, str]] = None  # Until when evidence is taken, and why
         self._ranks: Dict[str, WorkerActor] = {}  # Ranks seen since it was ready, by name
+        # The rank that ended while others ran; empty if there is none, or all ended together
+        self.lost_rank = ""
         self._missed: Optional[Tuple[float, List[WorkerActor]]] = None  # The first ranks, and when
         self.stage = ""
         self.stage_line = ""
@@ -175,12 +179,15 @@ class Attempt:
         missing = [worker for name, worker in self._ranks.items() if name not in there]
         gone = [worker for worker in missing if self._drives(worker)]
         if not gone:
-            self._missed = None
+            self._missed, self.lost_rank = None, ""
             return ""
         # Those that are missing later may have been ended by vLLM because of the first
         since, first = self._missed = self._missed or (now, gone)
-        if now - since < patience:
-            return ""
+        self.lost_rank = self._told(first, snapshot) if len(first) < len(self._ranks) else ""
+        return "" if now - since < patience else self._told(first, snapshot)
+
+    @staticmethod
+    def _told(first: List[WorkerActor], snapshot: Snapshot) -> str:
         names = {node.node_id: node.name for node in snapshot.nodes}
         hosts = sorted({names.get(worker.node_id) or worker.node_ip for worker in first})
         if len(hosts) > 1:

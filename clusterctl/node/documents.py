@@ -170,6 +170,7 @@ class MembersDocument:
     stall_timeout: float = STALL_TIMEOUT
     listen: str = ""  # Address of the gateway's port; empty: the head's node IP
     on: str = ""  # The hosts that replicas may be on, as `serve --on` names them; empty: all
+    asked: int = 0  # The number of replicas that `serve` was to start; 0: not known
 
 
 @dataclass(frozen=True)

@@ -302,6 +302,8 @@ class SupervisedService:
         status = attempt.child.exit_status()
         if status is not None:
             how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+            if attempt.lost_rank:
+                how = f"{attempt.lost_rank}, and then vLLM {how}"
             if attempt.refused_its_arguments():
                 self._drop(attempt)
                 self._give_up(f"vLLM rejected its arguments ({how})", attempt.last_lines())

@@ -22,7 +22,7 @@ from clusterctl.planning.kv_cache import (
     needs_of,
     plan_cache,
 )
-from clusterctl.planning.options import ServeOptions, Settings, settle
+from clusterctl.planning.options import ServeOptions, Settings, settings_key, settle
 from clusterctl.planning.overheads import (
     activation_gib,
     graphs_gib,
@@ -196,7 +196,9 @@ def plan_memory(
         options = replace(options, kv_cache_bytes=_UNTOLD_CPU_CACHE)
         shape = replace(shape, assumptions=(*shape.assumptions, _UNTOLD_CPU_NOTE))
     settings = settle(shape, options, rules, head, placement.tp, placement.pp)
-    placement = replace(placement, partition=placement.partition or options.partition)
+    seats = tuple(_with_own_lessons(seat, settings) for seat in placement.seats)
+    partition = placement.partition or options.partition
+    placement = replace(placement, seats=seats, partition=partition)
     stages = stages_of(len(shape.layers), placement)
     cache = cache_plan(shape, settings, placement.tp)
     case = _Case(shape, placement, options, settings, rules, cache, stages)
@@ -234,6 +236,13 @@ def _with_drafter(shape: ModelShape) -> ModelShape:
     # A matrix of hidden x 2 hidden is as large as so many norms.
     one = replace(like[-1], norms=like[-1].norms + 3 + 2 * shape.hidden)
     return replace(shape, layers=(*shape.layers, one))
+
+
+def _with_own_lessons(seat: RankSeat, settings: Settings) -> RankSeat:
+    """Return the seat without figures of starts with other settings."""
+    if seat.measured is None or seat.measured.settings == settings_key(settings):
+        return seat
+    return replace(seat, measured=None)
 
 
 def cache_plan(shape: ModelShape, settings: Settings, tp: int) -> CachePlan:

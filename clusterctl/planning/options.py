@@ -6,6 +6,7 @@ defaults depend on the model and the GPU.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -276,6 +277,11 @@ class Settings:
     quantization: Quantization | None
     second_runner: bool
     sampler: Sampler
+
+
+def settings_key(settings: Settings) -> str:
+    """Return what tells these settings from others, in a few letters."""
+    return hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
 
 
 def settle(

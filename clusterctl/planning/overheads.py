@@ -25,10 +25,13 @@ Fabric = Literal["none", "nvlink", "pcie", "network"]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Overheads reported by an earlier start on a host, in GiB; None if unknown."""
+    """Overheads reported by an earlier start on a host, in GiB; None if unknown. They hold for
+    starts of the same model, layout and settings: used for others, they made forecasts worse by up
+    to 1.2 % of the KV cache (docs/fit.md)."""
 
     runtime_gib: float | None = None
     graphs_gib: float | None = None
+    settings: str = ""  # `settings_key` of that start
 
 
 _V0_ALONE = 0.09

@@ -18,6 +18,7 @@ from clusterctl.errors import MALFORMED, ClusterctlError
 from clusterctl.node.documents import measured_dir
 from clusterctl.node.files import NodePaths
 from clusterctl.planning.memory import FitPlan
+from clusterctl.planning.options import settings_key
 from clusterctl.planning.overheads import Measured
 from clusterctl.planning.rules import Rules, rules_for
 from clusterctl.serving.notices import LOG_TAIL, READ, START_MARKS
@@ -199,26 +200,20 @@ def measured_file(cluster: str) -> str:
 
 
 def measured_in(data: bytes | None, image: str, model: str) -> Learned:
-    """Return the figures kept for starts of this image; empty if the file is not valid. Those of
-    another model tell only the runtime, and the largest one counts: CUDA graphs are the model's."""
+    """Return the figures kept for starts of this model with this image; empty if the file is not
+    valid."""
     found: dict[tuple[str, str], dict[int, Measured]] = {}
-    own: set[tuple[str, str, int]] = set()
     for entry in _entries(data):
         try:
-            if entry["image"] != image:
+            if (entry["image"], entry["model"]) != (image, model):
                 continue
             host, gpu, tp = str(entry["host"]), str(entry["gpu"]), int(entry["tp"])
             sizes = (entry["runtime_gib"], entry["graphs_gib"])
             runtime, graphs = (None if gib is None else float(gib) for gib in sizes)
+            settings = str(entry["settings"])
         except MALFORMED:
             continue  # written by another version
-        known = found.setdefault((host, gpu), {})
-        if entry.get("model") == model:
-            known[tp] = Measured(runtime, graphs)
-            own.add((host, gpu, tp))
-        elif runtime is not None and (host, gpu, tp) not in own:
-            before = known.get(tp)
-            known[tp] = Measured(max(runtime, (before and before.runtime_gib) or 0.0))
+        found.setdefault((host, gpu), {})[tp] = Measured(runtime, graphs, settings)
     return {
         key: tuple(sorted(by_tp.items(), key=lambda one: one[0])) for key, by_tp in found.items()
     }
@@ -260,6 +255,7 @@ def lessons(
             "tp": plan.placement.tp,
             "runtime_gib": round(runtime, 4),
             "graphs_gib": measured.graphs_gib,
+            "settings": settings_key(plan.settings),
         }
         for host in sorted(set(hosts))
     ]

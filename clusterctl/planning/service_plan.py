@@ -319,6 +319,7 @@ def _list_of(
         stall_timeout=replicas[0].document.stall_timeout,
         listen=listen if listen != head else "",
         on=request.on or "",
+        asked=len(replicas) + len(waiting),
     )
 
 

@@ -274,6 +274,14 @@ def _lost_replicas(survey: Survey) -> Iterator[str]:
                 yield f"{which} is on {member.host}, which does not answer"
 
     for name, service in survey.services.items():
+        listed = service.listed
+        if listed and len(listed.members) < listed.asked:
+            yield (
+                f"service {name}: {len(listed.members)} of the {listed.asked} replicas that were "
+                "asked for: the others did not start, and serve starts them again"
+            )
+
+    for name, service in survey.services.items():
         for replica in service.replicas:
             if service.listed and replica.member is None and not replica.placed_by_ray:
                 yield (
@@ -396,7 +404,10 @@ def _broken_nic(nic: BrokenNic) -> str:
 def ray_lines(nodes: Sequence[RayNode], head: str) -> list[str]:
     """Return what Ray's head says of its nodes, and the command for more of its words."""
     rows = []
+    alive = {node.name for node in nodes if node.alive}
     for node in nodes:
+        if not node.alive and node.name in alive:
+            continue  # The one that it was before it came back
         used = f"{node.gpus_used:g} of {node.gpus:g} GPUs in use"
         rows.append(f"{node.name} {node.node_ip}: {used if node.alive else 'dead'}")
     return [*rows, f"in Ray's own words: {ray_status(head)}"] if rows else []

@@ -465,6 +465,27 @@ def test_a_rank_that_ended_while_vllm_goes_on_ends_the_whole_group(
     assert again.last_failure == failure
 
 
+def test_a_killed_rank_is_named_when_vllm_ends_because_of_it(bench: Bench) -> None:
+    """vLLM itself ends with status 0 then, as if somebody had stopped it."""
+    bench.declare()
+    bench.start()
+    ready = bench.await_service("ready")
+    ranks = [
+        {"name": f"vllm_Worker_x_TP{rank}", "node_id": node, "node_ip": ip, "pid": 7 + rank,
+         "driver_pid": ready.pid}
+        for rank, (node, ip) in enumerate([("n1", "10.0.0.1"), ("n2", "10.0.0.2")])
+    ]  # fmt: skip
+    bench.timing = replace(bench.timing, rank_patience=60.0)
+    bench.actors(*ranks)
+    await_value(lambda: (found := bench.service()) and len(found.ranks) == 2, "both ranks")
+    bench.actors(ranks[0])
+    await_value(lambda: (found := bench.service()) and len(found.ranks) == 1, "one rank")
+    os.kill(ready.pid, signal.SIGTERM)
+
+    again = bench.await_service("ready", restarts=1)
+    assert again.last_failure.startswith("a rank ended on b (process 8), and then vLLM ")
+
+
 def test_a_restarted_supervisor_keeps_restarts_and_the_last_failure(bench: Bench) -> None:
     """The state file is on the host, so it outlives the container."""
     bench.declare()

@@ -101,9 +101,9 @@ def lab_plan() -> FitPlan:
     return fit_request("qwen2.5-1.5b", sites=sites, tp=2, vllm="0.32.0+cpu", env=env).plan
 
 
-def gpt_oss(measured: tuple[tuple[int, Measured], ...] = ()) -> FitPlan:
+def gpt_oss(measured: tuple[tuple[int, Measured], ...] = (), *flags: str) -> FitPlan:
     site = Site("gpu1", parse_gpus("A100"), measured=measured)
-    args = ["--max-model-len", "131072", "--gpu-memory-utilization", "0.65"]
+    args = ["--max-model-len", "131072", "--gpu-memory-utilization", "0.65", *flags]
     return fit_request("gpt-oss-20b", sites=[site], tp=1, vllm="0.19.0", args=args).plan
 
 
@@ -173,9 +173,18 @@ def test_what_one_model_teaches_stays_when_another_starts() -> None:
     def known(model: str) -> Measured:
         return dict(measured_in(both, IMAGE, model)["gpu1", "A100-80GB"])[1]
 
-    assert known(GPT_OSS) == Measured(first[0]["runtime_gib"], 0.42)
-    assert known("other") == Measured(later[0]["runtime_gib"], 1.5)
-    assert known("third") == Measured(later[0]["runtime_gib"])  # the larger one, and no graphs
+    assert known(GPT_OSS).runtime_gib == first[0]["runtime_gib"]
+    assert known("other").runtime_gib == later[0]["runtime_gib"]
+    assert measured_in(both, IMAGE, "third") == {}, "a start teaches of its own model alone"
+
+
+def test_what_a_start_teaches_does_not_count_with_other_flags() -> None:
+    """Forecasts of other settings were worse with it than without."""
+    data = with_lessons(None, lessons(gpt_oss(), read_reported(V1), IMAGE, ["gpu1"]))
+    known = measured_in(data, IMAGE, GPT_OSS)["gpu1", "A100-80GB"]
+    flags = ("--max-num-seqs", "17")
+    assert gpt_oss(known).ranks != gpt_oss().ranks
+    assert gpt_oss(known, *flags).ranks == gpt_oss((), *flags).ranks
 
 
 def test_a_start_teaches_of_the_hosts_where_its_ranks_are() -> None:

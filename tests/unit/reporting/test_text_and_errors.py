@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,9 @@ def test_what_ray_says_of_its_nodes() -> None:
         "gpu2 10.0.0.2: dead",
         "in Ray's own words: clusterctl exec --limit gpu1 --node -- ray status",
     ]
+    back = replace(dead, node_id="n3", alive=True, gpus=2)
+    assert ray_lines([alive, dead, back], "gpu1")[1] == "gpu2 10.0.0.2: 0 of 2 GPUs in use"
+    assert len(ray_lines([alive, dead, back], "gpu1")) == 3, "dead and back is one host"
     assert ray_lines([], "gpu1") == []
 
 
