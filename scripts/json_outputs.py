@@ -550,6 +550,14 @@ class RevokedKey(TypedDict):
     revoked: str
 
 
+class RotatedKey(TypedDict):
+    restarted: list[str]
+
+
+class PlannedRotation(TypedDict):
+    changes: list[str]
+
+
 class Version(TypedDict):
     clusterctl: str
     commit: str
@@ -603,6 +611,7 @@ OUTPUTS: dict[str, tuple[Any, ...]] = {
     "key create": (NewKey,),
     "key ls": (list[Key],),
     "key revoke": (RevokedKey,),
+    "key rotate": (RotatedKey, PlannedRotation),
     "lab up": (LabChange,),
     "lab status": (LabStatus,),
     "lab down": (LabChange,),

@@ -15,6 +15,7 @@ from clusterctl.cli.program import Commands
 
 if TYPE_CHECKING:
     from clusterctl.commands.key import KeysInEffect
+    from clusterctl.survey.survey import Survey
 
 app = Commands("Named API keys of the gateway: make, list and revoke them.")
 
@@ -109,6 +110,48 @@ def revoke(
         followed = run(opened.inventory, name, opened.credentials)
     print(json.dumps({"revoked": name}, indent=2) if as_json else f"{name} is revoked")
     _note(followed)
+
+
+@app.command("rotate")
+@guarded
+def rotate(
+    dry_run: options.DryRun = False,
+    yes: options.Yes = False,
+    inventory: options.Inventory = None,
+    as_json: options.Json = False,
+) -> None:
+    """Replace the cluster's own key, and restart services with it, one replica at a time."""
+    from clusterctl.cli.session import confirm, session
+    from clusterctl.commands.key import replace_own
+    from clusterctl.commands.restart import plan_restart
+    from clusterctl.commands.restart import run as restart
+    from clusterctl.errors import CHANGES_PENDING, UsageError
+
+    with session("key", inventory, quiet=as_json) as opened:
+
+        def agree(survey: Survey) -> None:
+            plans = [plan_restart(survey, name) for name in survey.services]
+            lines = ["replace api.key", *(line for plan in plans for line in plan.lines)]
+            if dry_run and as_json:
+                print(json.dumps({"changes": lines}, indent=2))
+            elif not as_json:
+                out = sys.stdout if dry_run else sys.stderr
+                print("\n".join(["To do:", *(f"  {line}" for line in lines)]), file=out)
+            if dry_run:
+                raise typer.Exit(CHANGES_PENDING)
+            question = "Services without other replicas stop meanwhile. Continue?"
+            stops = any(plan.interrupts for plan in plans)
+            if stops and not confirm(question, yes=yes, progress=opened.progress):
+                raise UsageError("not confirmed: a service would not answer", hint="add --yes")
+
+        who = opened.inventory, opened.credentials
+        names = replace_own(*who, agree=agree)
+        for name in names:
+            restart(who[0], name, who[1], agree=lambda _: None, sink=opened.progress)
+    if as_json:
+        print(json.dumps({"restarted": list(names)}, indent=2))
+    else:
+        print("the cluster has a new api.key; the old one is refused")
 
 
 def _note(followed: KeysInEffect) -> None:

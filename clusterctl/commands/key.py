@@ -21,7 +21,7 @@ from clusterctl.node.documents import (
 from clusterctl.node.files import NodePaths
 from clusterctl.serving.keys import digest, new_secret, with_key, without_key
 from clusterctl.survey.gateways import as_one, gateway_states, may_have_gateway
-from clusterctl.survey.survey import connected, take_survey
+from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
@@ -63,6 +63,26 @@ def create(
 def revoke(inventory: Inventory, name: str, credentials: Credentials) -> KeysInEffect:
     """Remove a key, and wait until all gateways refuse it. Raises as `create`."""
     return _change(inventory, credentials, lambda document: without_key(document, name))
+
+
+def replace_own(
+    inventory: Inventory, credentials: Credentials, *, agree: Callable[[Survey], None]
+) -> tuple[str, ...]:
+    """Replace the cluster's own key on the head and on hosts with a gateway; return the services
+    that have to restart with it. The gateway accepts both until no replica asks for the old one.
+
+    `agree` is shown the cluster before, and raises when the user declines.
+    """
+    with connected(inventory.hosts, credentials) as transports:
+        survey = take_survey(inventory, transports).require_answers()
+        agree(survey)
+        head = transports[inventory.head.name]
+        with ClusterLock(head, inventory.cluster, "key rotate") as lock:
+            lock.ensure_held()
+            path, key = str(NodePaths(inventory.cluster).api_key), new_secret().encode()
+            for host in (inventory.head, *inventory.gateways):
+                transports[host.name].put(key, path, mode=0o600, sudo=True)
+    return tuple(name for name, service in survey.services.items() if service.replicas)
 
 
 def list_keys(inventory: Inventory, credentials: Credentials) -> list[ListedKey]:

@@ -14,6 +14,7 @@ from clusterctl.node.files import NodePaths
 from clusterctl.node.first_token import MIDDLEWARE
 from clusterctl.node.rank_placement import placement_env
 from clusterctl.node.ray_watch import Snapshot, WorkerActor
+from clusterctl.node.secret_files import mark
 from clusterctl.node.timing import Timing
 from clusterctl.node.vllm_plugins import plugin_env
 
@@ -136,6 +137,7 @@ class Attempt:
             paths.log(document.name),
             self._read,
         )
+        self.key = mark(key)
         self._watch = EndpointWatch(
             LocalApi(document.host, document.port, document.served_name, key), timing
         )

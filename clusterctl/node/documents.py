@@ -273,6 +273,7 @@ class ServiceState:
     # a restart of the container.
     last_failure: str = ""
     last_failure_time: float = 0.0  # Unix seconds
+    key: str = ""  # Mark (secret_files.mark) of the api.key that it was started with
 
 
 @dataclass(frozen=True)
@@ -416,6 +417,9 @@ class NodeState:
     services: List[ServiceState] = field(default_factory=list)
     gateway: GatewayState = field(default_factory=GatewayState)
     unreadable: List[UnreadableDocument] = field(default_factory=list)
+    # Marks of this host's secrets by the names of their files, and why others cannot be used
+    secrets: Dict[str, str] = field(default_factory=dict)
+    secret_problems: List[str] = field(default_factory=list)
     # Why logs and journal cannot be written: `DIRECTORY is on a full file system`; empty if they
     # can.
     logs_problem: str = ""

@@ -15,7 +15,7 @@ import threading
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Dict, Mapping, Optional, Set, Tuple
+from typing import Dict, Iterable, Mapping, Optional, Set, Tuple
 
 from clusterctl.node.children import Child
 from clusterctl.node.documents import (
@@ -49,7 +49,7 @@ from clusterctl.node.gateway_socket import (
     valid_until,
 )
 from clusterctl.node.haproxy import NOBODY, connections_allowed, find_haproxy, may_change_user
-from clusterctl.node.secret_files import SecretUnusable, read_secret
+from clusterctl.node.secret_files import SecretUnusable, mark, read_secret
 from clusterctl.node.timing import Backoff, Timing
 
 CLUSTER_KEY = "cluster"  # The name under which the cluster's own key is counted
@@ -67,6 +67,7 @@ class MemberProof:
     ready: bool
     why: str = ""
     silent: bool = False  # It was ready, and shows no sign of life
+    key: str = ""  # Mark of the api.key that it was started with, if that is known here
 
 
 def admission(
@@ -138,11 +139,12 @@ def _number(text: object) -> int:
 
 
 def key_maps(
-    document: KeysDocument, cluster_key: str, counts: GatewayCounts, today: str
+    document: KeysDocument, cluster_keys: Iterable[str], counts: GatewayCounts, today: str
 ) -> KeyMaps:
-    """Return what HAProxy has to know of keys, today."""
-    own = hashlib.sha256(cluster_key.encode()).hexdigest().upper()
-    maps = KeyMaps(names={own: CLUSTER_KEY})
+    """Return what HAProxy has to know of keys, today. `cluster_keys`: besides the cluster's own,
+    the one before it while members still ask for that."""
+    own = (hashlib.sha256(key.encode()).hexdigest().upper() for key in cluster_keys)
+    maps = KeyMaps(names=dict.fromkeys(own, CLUSTER_KEY))
     for key in document.keys:
         maps.names[key.sha256.upper()] = key.name
         if key.requests_per_minute:
@@ -155,8 +157,10 @@ def key_maps(
     return maps
 
 
-def gateway_services(documents: Mapping[str, MembersDocument]) -> Tuple[GatewayService, ...]:
-    """Return the services that the gateway serves, by name."""
+def gateway_services(
+    documents: Mapping[str, MembersDocument], keys: Mapping[str, str]
+) -> Tuple[GatewayService, ...]:
+    """Return the services that the gateway serves, by name. `keys`: what their members ask for."""
     return tuple(
         GatewayService(
             name,
@@ -165,6 +169,7 @@ def gateway_services(documents: Mapping[str, MembersDocument]) -> Tuple[GatewayS
                 GatewayServer(server_name(member), member.address, member.port)
                 for member in sorted(document.members, key=lambda one: one.replica)
             ),
+            keys.get(name, ""),
         )
         for name, document in sorted(documents.items())
         if document.members
@@ -202,6 +207,7 @@ class Gateway:
         # By address, port and model of the member, and by the key that it is asked with
         self._watches: Dict[Tuple[str, int, str, str], EndpointWatch] = {}
         self._key = ""
+        self._in_use: Dict[str, str] = {}  # The key that a service's members ask for
         self._plan: Optional[GatewayPlan] = None
         self._child: Optional[Child] = None
         self._restart_at = 0.0
@@ -264,9 +270,9 @@ class Gateway:
                 return
         watched = set(self._watches)
         admitted = {
-            name: admission(document, self._proofs(document, watched))
-            for name, document in documents.items()
+            name: self._admission(name, document, watched) for name, document in documents.items()
         }
+        self._in_use = {name: self._in_use[name] for name in documents}
         for place in watched:  # Of members that are gone: others may come at the same place
             self._watches.pop(place).stop()
         plan = self._wanted(documents)
@@ -278,8 +284,19 @@ class Gateway:
         self._keep_counts(now)
         self._report(documents, admitted)
 
+    def _admission(
+        self, name: str, document: MembersDocument, watched: Set[Tuple[str, int, str, str]]
+    ) -> Dict[int, MemberProof]:
+        """Return which members get requests, and note the key that most of them ask for: after
+        api.key was replaced, they restart with the new one at different times."""
+        keys = dict.fromkeys((self._key, self._in_use.get(name, self._key)))
+        found = {key: admission(document, self._proofs(document, watched, key)) for key in keys}
+        most = max(found, key=lambda key: sum(proof.ready for proof in found[key].values()))
+        self._in_use[name] = most
+        return found[most]
+
     def _wanted(self, documents: Mapping[str, MembersDocument]) -> Optional[GatewayPlan]:
-        services = gateway_services(documents)
+        services = gateway_services(documents, self._in_use)
         if not services:
             return None
         listens = {(self._address(one.listen), one.port) for one in documents.values()}
@@ -309,20 +326,23 @@ class Gateway:
         return listen or self._node_ip
 
     def _proofs(
-        self, document: MembersDocument, watched: Set[Tuple[str, int, str, str]]
+        self, document: MembersDocument, watched: Set[Tuple[str, int, str, str]], key: str
     ) -> Dict[int, MemberProof]:
-        """Return what is known of each member: of those on this node, the supervisor's own proof;
-        others are asked from here, and taken out of `watched`."""
+        """Return what is known of each member that asks for `key`: of those on this node, the
+        supervisor's own proof; others are asked from here, and taken out of `watched`."""
         found, name = {}, (document.served_names or [""])[0]
         for member in document.members:
             if member.host == self._host:
                 missing = MemberProof(ready=False, why="it is not declared on this host")
-                found[member.replica] = self._local.get(member.port, missing)
+                proof = self._local.get(member.port, missing)
+                if proof.key not in ("", mark(key)):
+                    proof = MemberProof(ready=False, why="it was started with another api.key")
+                found[member.replica] = proof
                 continue
-            place = (member.address, member.port, name, self._key)
+            place = (member.address, member.port, name, key)
             watched.discard(place)
             if place not in self._watches:
-                api = LocalApi(member.address, member.port, name, self._key)
+                api = LocalApi(member.address, member.port, name, key)
                 self._watches[place] = EndpointWatch(api, self._timing)
             reading, now = self._watches[place].reading, time.monotonic()
             silence = reading.silence
@@ -378,7 +398,7 @@ class Gateway:
         texts["models.json"] = models_document(plan.services)
         texts["usage.lua"] = USAGE_FILTER
         config = directory / "haproxy.cfg"
-        texts[config.name] = gateway_config(plan, self._key, ready)
+        texts[config.name] = gateway_config(plan, ready)
         for name, text in texts.items():
             write_private(directory / name, text)
         # The old process may still be the one that answers: it is all told again soon.
@@ -426,7 +446,8 @@ class Gateway:
 
     def _wanted_maps(self, keys: KeysDocument) -> KeyMaps:
         with self._counting:
-            return key_maps(keys, self._key, self._counts, _today())
+            own = dict.fromkeys((self._key, *self._in_use.values()))
+            return key_maps(keys, own, self._counts, _today())
 
     def _tell(
         self, now: float, plan: GatewayPlan, admitted: Mapping[str, Mapping[int, MemberProof]]

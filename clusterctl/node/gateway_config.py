@@ -153,6 +153,7 @@ class GatewayService:
     name: str
     models: Tuple[str, ...]  # The `model` of requests that it answers
     servers: Tuple[GatewayServer, ...]
+    key: str = field(default="", repr=False)  # That its members ask for
 
     @property
     def backend(self) -> str:
@@ -233,7 +234,7 @@ _FAILURES = (
 )
 
 
-def gateway_config(plan: GatewayPlan, api_key: str, ready: Iterable[Tuple[str, str]]) -> str:
+def gateway_config(plan: GatewayPlan, ready: Iterable[Tuple[str, str]]) -> str:
     """Return HAProxy's configuration. It contains the cluster's key, which members ask for.
 
     `ready`: backend and server of the members that get requests from the start.
@@ -241,7 +242,7 @@ def gateway_config(plan: GatewayPlan, api_key: str, ready: Iterable[Tuple[str, s
     return "\n".join(
         [
             *_general(plan),
-            *_front(plan, api_key),
+            *_front(plan),
             *_backends(plan, frozenset(ready)),
             "",
         ]
@@ -306,7 +307,7 @@ def _refuse(status: int, message: str, kind: str, condition: str) -> List[str]:
     ]
 
 
-def _front(plan: GatewayPlan, api_key: str) -> List[str]:
+def _front(plan: GatewayPlan) -> List[str]:
     tls = f" ssl crt {plan.certificate} ssl-min-ver TLSv1.2 alpn h2,http/1.1"
     own = {(LOOPBACK, port) for _, port in plan.listens} if plan.certificate else set()
     binds = [
@@ -391,7 +392,6 @@ def _front(plan: GatewayPlan, api_key: str) -> List[str]:
         "    http-request set-var(txn.prompt) var(txn.estimate) if counted",
         "    http-request del-header Accept-Encoding",
         "    http-request del-header X-Model",
-        f"    http-request set-header Authorization {_literal(f'Bearer {api_key}')}",
         f"    acl repeatable path {' '.join(_REPEATABLE)}",
         "    http-request disable-l7-retry unless repeatable",
         "    http-request set-var(txn.session) req.hdr(x-session-id)",
@@ -440,6 +440,7 @@ def _backends(plan: GatewayPlan, ready: FrozenSet[Tuple[str, str]]) -> List[str]
         retries = min(len(service.servers) - 1, MOST_RETRIES)
         lines += [
             f"backend {service.backend}",
+            f"    http-request set-header Authorization {_literal(f'Bearer {service.key}')}",
             "    balance leastconn",
             "    stick-table type string len 64 size 100k expire 1h",
             "    stick on var(txn.session) if { var(txn.session) -m found }",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from pathlib import Path
-from typing import Mapping
+from typing import Dict, List, Mapping, Tuple
 
 from clusterctl.node.files import NodePaths
 
@@ -49,6 +50,24 @@ def read_secret(path: Path) -> str:
     if not content:
         raise SecretUnusable(f"{path} is empty; clusterctl bootstrap repairs that")
     return content
+
+
+def mark(secret: str) -> str:
+    """Return what tells a secret from others, and says nothing else about it."""
+    return hashlib.sha256(secret.encode()).hexdigest()[:8]
+
+
+def marks(paths: NodePaths) -> Tuple[Dict[str, str], List[str]]:
+    """Return the marks of the secrets on this host by the names of their files, and why others that
+    are there cannot be used."""
+    found, problems = {}, []
+    for path in (paths.api_key, paths.ray_token):
+        try:
+            found[path.name] = mark(read_secret(path))
+        except SecretUnusable as error:
+            if os.path.lexists(path):
+                problems.append(str(error))
+    return found, problems
 
 
 def why_no_ray(env: Mapping[str, str], paths: NodePaths) -> str:

@@ -218,6 +218,7 @@ class SupervisedService:
             silence=silence.text(now) if silence and shown else "",
             last_failure=self._last_failure,
             last_failure_time=self._last_failure_time,
+            key=attempt.key if attempt else "",
         )
 
     def stop(self, now: float) -> None:

@@ -31,6 +31,7 @@ from clusterctl.node.probes import GpuCount, Links, installed_versions, version_
 from clusterctl.node.ray_process import RayProcess
 from clusterctl.node.ray_watch import RayView, own_argv
 from clusterctl.node.recorder import Recorder
+from clusterctl.node.secret_files import marks
 from clusterctl.node.service import RayConditions, SupervisedService
 from clusterctl.node.timing import Timing
 
@@ -215,7 +216,8 @@ class Supervisor:
             why = f"it is {state.state}" if state else "it is not started"
             ready = state is not None and state.state == "ready"
             silence = state.silence if state else ""
-            local[document.port] = MemberProof(ready, silence or why, silent=bool(silence))
+            key = state.key if state else ""
+            local[document.port] = MemberProof(ready, silence or why, bool(silence), key)
         if self._document.role != "head":
             snapshot = self._view.snapshot
             if snapshot and snapshot.gateway not in ("", self._shared_text):
@@ -241,6 +243,7 @@ class Supervisor:
 
     def state(self) -> NodeState:
         snapshot = self._view.snapshot if self._document.role == "head" else None
+        secrets, problems = marks(self._paths)
         return NodeState(
             host=self._document.host,
             role=self._document.role,
@@ -262,5 +265,7 @@ class Supervisor:
             services=[service.state() for service in self._services.values()],
             gateway=self._gateway.state if self._gateway else GatewayState(),
             unreadable=self._declared.unreadable(),
+            secrets=secrets,
+            secret_problems=problems,
             logs_problem=why_not_written(self._paths.logs),
         )

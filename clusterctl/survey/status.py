@@ -247,6 +247,27 @@ def assess(
     )
 
 
+def secrets_apart(survey: Survey, host: str) -> list[str]:
+    """Return a sentence for each secret of the host that cannot be used, or is another one than the
+    head's; and for each replica there that was started with another key."""
+    own, head = survey.fresh_state(host), survey.fresh_state(survey.inventory.head.name)
+    if own is None or head is None:
+        return []
+    found = [
+        f"its {name} is another one than the head's"
+        for name, mark in own.secrets.items()
+        if mark != head.secrets.get(name, mark)
+    ]
+    key = head.secrets.get("api.key", "")
+    older = [service.name for service in own.services if key and service.key not in ("", key)]
+    found += [
+        f"{name} was started with another api.key than the head has: `clusterctl restart {name}` "
+        "gives it this one"
+        for name in older
+    ]
+    return [*own.secret_problems, *found]
+
+
 def _service_row(survey: Survey, replica: Replica, on: str, head_address: str) -> ServiceRow:
     state, ago = replica.state, None
     if state and state.last_failure:
@@ -322,9 +343,11 @@ def _host_row(
             if document.last_good
             else f"{document.file} {why}; the supervisor follows nothing"
         )
+    secrets = secrets_apart(survey, host.name)
+    problems += secrets
     fix = error.hint if error else None
     if facts and fix is None:
-        gone = host.name not in survey.running
+        gone = host.name not in survey.running or bool(secrets)
         if gone or renamed or survey.gpus_lost(host.name) or drift or unreadable:
             fix = f"clusterctl bootstrap {survey.inventory.file}"
         elif logs:

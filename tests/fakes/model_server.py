@@ -17,7 +17,7 @@ class ModelServer:
         self.paths: list[str] = []
         self.pause = pause  # Seconds between two events of a stream
         self.words = words
-        self._key = key
+        self.key = key
         self._go = threading.Event()
         self._go.set()
         self.held = threading.Event()
@@ -54,7 +54,7 @@ class ModelServer:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 server.paths.append(self.path)
                 server.requests.append(body)
-                if self.headers["Authorization"] != f"Bearer {server._key}":
+                if self.headers["Authorization"] != f"Bearer {server.key}":
                     self._send(401, {"error": "Unauthorized"})
                     return
                 if not server._go.is_set():

@@ -35,6 +35,7 @@ from clusterctl.node.documents import (
 )
 from clusterctl.node.files import Journal, NodePaths
 from clusterctl.node.gateway import Gateway, MemberProof, admission
+from clusterctl.node.secret_files import mark, marks
 from clusterctl.node.timing import Timing
 from clusterctl.steps.gateway_certificate import made
 from tests.bench.load import Load, LoadReport, run_load
@@ -548,3 +549,44 @@ def test_a_silent_member_leaves_only_if_another_can_answer() -> None:
     assert not admission(document, {1: silent, 2: READY})[1].ready
     assert admission(document, {1: silent, 2: MemberProof(ready=False)})[1].ready
     assert not admission(document, {1: READY})[2].ready
+
+
+def test_a_replaced_key_is_sent_once_most_replicas_ask_for_it(gate: GatewayBench) -> None:
+    """As `key rotate` and `restart` change them, one after the other; and nothing is lost."""
+    new, config = "n" * 64, gate.paths.gateway / "haproxy.cfg"
+
+    def restarted(number: int) -> None:
+        """A replica asks for the new key from now on."""
+        replica = gate.replicas[number]
+        replica.key = new
+        gate.proofs[replica.port] = MemberProof(ready=True, key=mark(new))
+        gate.follow()
+
+    for replica in gate.replicas:
+        gate.proofs[replica.port] = MemberProof(ready=True, key=mark(CLUSTER_KEY))
+    gate.follow()
+    gate.paths.api_key.write_text(new)
+    await_value(lambda: gate.post(new).status_code == 200, "the new key is accepted")
+    assert [gate.post(CLUSTER_KEY).status_code for _ in range(6)] == [200] * 6
+    assert new not in config.read_text(), "the replicas ask for the old one"
+
+    restarted(0)
+    await_value(lambda: new in config.read_text(), "the new key for replicas")
+    members = await_value(
+        lambda: [m for m in gate.state().members if not m.admitted], "one that gets nothing"
+    )
+    assert [member.why for member in members] == ["it was started with another api.key"]
+    answers = [gate.post(key).status_code for key in (new, CLUSTER_KEY) * 5]
+    assert set(answers) <= {200, 401}
+    restarted(1)
+    await_value(lambda: all(m.admitted for m in gate.state().members), "both replicas")
+    assert [gate.post(new).status_code for _ in range(6)] == [200] * 6
+    await_value(lambda: gate.post(CLUSTER_KEY).status_code == 401, "the old key is refused")
+
+
+def test_an_emptied_key_changes_nothing_for_clients(gate: GatewayBench) -> None:
+    gate.paths.api_key.write_text("")
+    assert [gate.post().status_code for _ in range(5)] == [200] * 5
+    found, problems = marks(gate.paths)
+    assert "api.key" not in found
+    assert "is empty; clusterctl bootstrap repairs that" in problems[0]

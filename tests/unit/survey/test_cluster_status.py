@@ -388,3 +388,29 @@ def test_a_host_that_left_the_inventory_and_still_runs_is_named(facts: HostFacts
     (hint,) = status.hints
     assert "clusterctl down --limit gpu2" in hint
     assert problem in " ".join(screen(status).split())
+
+
+def test_a_secret_that_is_not_the_heads_is_named_with_what_mends_it(facts: HostFacts) -> None:
+    reports = healthy(facts)
+    marks = {"api.key": "aaaaaaaa", "ray.token": "bbbbbbbb"}
+    first, second = reports["gpu1"].state, reports["gpu2"].state
+    assert first
+    assert second
+    old = [replace(each, key="cccccccc") for each in first.services]
+    empty = "/etc/clusterctl/demo/api.key is empty; clusterctl bootstrap repairs that"
+    reports["gpu1"] = replace(reports["gpu1"], state=replace(first, secrets=marks, services=old))
+    reports["gpu2"] = replace(
+        reports["gpu2"],
+        state=replace(second, secrets={"ray.token": "dddddddd"}, secret_problems=[empty]),
+    )
+    status = assess(survey_of(INVENTORY, reports))
+    assert set(status.problems) == {
+        *(
+            f"gpu1: {each.name} was started with another api.key than the head has: `clusterctl "
+            f"restart {each.name}` gives it this one"
+            for each in old
+        ),
+        f"gpu2: {empty}",
+        "gpu2: its ray.token is another one than the head's",
+    }
+    assert status.hints == ("clusterctl bootstrap .",)
