@@ -50,7 +50,10 @@ _RAISED = re.compile(
     rf"(?P<name>{_CLASS}|{_DOTTED})(?:\[\w+\])?"
     r"(?:: (?P<message>.*)|\((?P<quoted>[\"'].*)\)\s*$|:?\s*$)"
 )
-_EMBEDDED = re.compile(rf"(?:: |with |exception |error )(?P<name>{_CLASS})(?:: |\()(?P<message>.+)")
+_EMBEDDED = re.compile(
+    rf"(?:: |with |exception |error )(?P<name>{_CLASS})"
+    r"(?:: (?P<message>.+)|\((?P<quoted>[\"'].*)\)$)"
+)
 _PYDANTIC = re.compile(r"\s*(?:Value|Assertion) error, (?P<message>.+?)(?: \[type=.*)?$")
 _ARGPARSE = re.compile(r"(?:[\w./-]+ ){0,2}[\w./-]+: error: (?P<message>.+)")
 _COMPILER = re.compile(r"\S+(?::\d+(?::\d+)?|\(\d+\)): (?:fatal )?error:? (?P<message>.+)")
@@ -222,13 +225,12 @@ def _shown(text: str) -> Shown | None:
     if match := _PYDANTIC.match(line) or _ARGPARSE.match(line):
         return _cut(Kind.PARSED, "", match["message"])
     if match := _RAISED.match(line):
-        message = match["message"] or (match["quoted"] or "")[1:-1]
-        return _cut(Kind.RAISED, match["name"], message)
+        return _raised(match)
 
     of_program, harmless = _GRAVE_PREFIX.match(text), _MILD.search(text)
     embedded = None if of_program or harmless else _EMBEDDED.search(line)
     if embedded:
-        return _cut(Kind.RAISED, embedded["name"], embedded["message"])
+        return _raised(embedded)
     if match := _COMPILER.match(line):
         return _cut(Kind.COMPILED, "", match["message"])
     if _DIED.search(line):
@@ -239,6 +241,11 @@ def _shown(text: str) -> Shown | None:
     if "NCCL WARN" in text or spoken or (grave and not _HEADLINE.match(body)):
         return _cut(Kind.SAID, "", line)
     return None
+
+
+def _raised(match: re.Match[str]) -> Shown:
+    message = match["message"] or (match["quoted"] or "")[1:-1]
+    return _cut(Kind.RAISED, match["name"], message)
 
 
 def _cut(kind: Kind, name: str, message: str) -> Shown:
