@@ -141,16 +141,44 @@ def spoil(path: Path, kind: str) -> None:
     fresh.replace(path)
 
 
+def evil_service(name: str, replica: int) -> str:
+    """A document of a service that no command wrote. Its template is a file of the host's, by a
+    link in the cache."""
+    template = "/etc/clusterctl/lab/files/../../../../var/lib/clusterctl/caches/lab/d/attack"
+    argv = ["vllm", "serve", "x", "--host", "x", "--port", "1", "--chat-template", template]
+    document = {
+        "name": name, "model": "evil", "served_name": "evil", "env": {}, "host": "10.9.9.9",
+        "argv": argv,
+        "port": 8100, "tensor_parallel": 1, "pipeline_parallel": 1, "gpus": 1, "fingerprint": "x",
+        "replica": replica, "node_ips": ["10.77.1.1"],
+    }  # fmt: skip
+    return json.dumps(document)
+
+
 def forged() -> str:
-    """A report that names files of the host as documents that bootstrap should write again."""
+    """A report that names files of the host as documents that bootstrap should write again, and
+    documents that no command wrote as deleted ones."""
     gone = [
         {"file": file, "why": "it was deleted", "last_good": CRON}
         for file in ("../../cron.d/attack", "services/../../../cron.d/attack", "/etc/cron.d/attack")
     ]
+    gone += [
+        {
+            "file": f"services/{name}.json",
+            "why": "it was deleted",
+            "last_good": evil_service(name, n),
+        }
+        for name, n in (("tiny@9", -1), ("tiny@8", 8), ("evil", 1), ("tiny", 1), ("x;id", 1))
+    ]
+    key = {"name": "eve", "sha256": "0" * 64, "created": 1.0}
+    gone.append(
+        {"file": "keys.json", "why": "it was deleted", "last_good": json.dumps({"keys": [key]})}
+    )
+    strangers = [{"name": "x;touch /root/owned;#", "state": "ready", "since": 0.0}]
     state = {
         "host": "gpu1", "role": "head", "time": time.time(), "version": "\x1b[2J" + "9" * 5000,
         "ray": "up", "ray_since": 1e999, "ray_restarts": -1, "ray_detail": "x" * 100_000,
-        "unreadable": gone, "services": [], "nodes": [],
+        "unreadable": gone, "services": strangers, "nodes": [],
     }  # fmt: skip
     return json.dumps(state)
 
@@ -171,6 +199,8 @@ def plague(seconds: float, what: str) -> None:
             for place, name in itertools.product((LOGS, RUN, CACHE), names):
                 with contextlib.suppress(OSError):
                     spoil(place / name, kind)
+            with contextlib.suppress(OSError):
+                (CACHE / "d").symlink_to("/etc/cron.d")
             # Whatever root of the host may be about to rename.
             for place in (LOGS, RUN, CACHE):
                 for path in place.glob("*.??????"):

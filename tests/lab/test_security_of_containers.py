@@ -137,6 +137,29 @@ def test_commands_while_the_container_forges_all_that_it_reports(
     assert_unchanged(on_host, pictures)
 
 
+def test_nothing_that_a_container_names_is_restored_moved_or_listed(
+    pictures: dict[str, str], used_hosts: str, operator: Operator, on_host: OnHost
+) -> None:
+    """Its reports name services, replicas and keys as deleted documents, and files of the host."""
+    listed = "ls /etc/clusterctl/lab/services /etc/clusterctl/lab/members /etc/clusterctl/lab"
+    before = {host: on_host(host, listed).stdout for host in HOSTS}
+    with plague(on_host, "all"):
+        ended(operator.run("bootstrap", used_hosts, "--yes"), 600)
+        shown = [ended(operator.run("status"), 60)]
+        drains = (("drain", "gpu2", "--dry-run"), ("drain", "gpu2", "--yes"), ("undrain", "gpu2"))
+        shown += [ended(operator.run(*words), 300) for words in drains]
+    for ran in shown:
+        assert "tiny@9" not in ran.text
+        assert "x;touch" not in ran.text
+    operator.run("undrain", "gpu2")
+    after = {host: on_host(host, listed).stdout for host in HOSTS}
+    drained = "drained.json\n"
+    assert {host: text.replace(drained, "") for host, text in after.items()} == {
+        host: text.replace(drained, "") for host, text in before.items()
+    }
+    assert_unchanged(on_host, pictures)
+
+
 def test_users_of_the_host_reach_nothing_of_it(pictures: dict[str, str], on_host: OnHost) -> None:
     """The container opened its directories to all, with programs that are set-user-ID to root."""
     assert pictures
