@@ -81,7 +81,8 @@ def ask_all(python: str, configs: Path, answers: Path) -> None:
     with tempfile.TemporaryDirectory() as stub:
         if not Path("/dev/nvidiactl").exists():
             make_driver_stub(python, Path(stub))
-            environment["LD_LIBRARY_PATH"] = stub
+            given = environment.get("LD_LIBRARY_PATH")
+            environment["LD_LIBRARY_PATH"] = f"{stub}:{given}" if given else stub
         for name, questions in waiting.items():
             for first in range(0, len(questions), _AT_ONCE):
                 ask_some(python, parse_gpus(name)[0], questions[first : first + _AT_ONCE], answers,
@@ -144,7 +145,11 @@ def compared(configs: Path, answers: Path) -> Iterator[dict[str, Any]]:
     """Yield a row for each answer: the formula's figures against vLLM's."""
     for file in sorted(answers.glob("*.tp*.json")):
         name, _, size = file.stem.rpartition(".tp")
-        answer = read_answer(file.read_text())
+        try:
+            answer = read_answer(file.read_text())
+        except ValueError as failed:
+            print(f"{file.stem}: {failed}")
+            continue
         if is_usable(configs / name) and answer.refusal is None and answer.groups:
             yield row_of(configs / name, int(size), answer)
 

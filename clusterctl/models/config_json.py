@@ -303,10 +303,11 @@ def rotary_tables(
     length before scaling times its factor (rotary_embedding/yarn_scaling_rope.py).
     """
     positions, _ = longest_context(text)
-    part = text.get("partial_rotary_factor")
+    rope = text.get("rope_parameters")
+    inner = rope.get("partial_rotary_factor") if isinstance(rope, Mapping) else None
+    part = text.get("partial_rotary_factor", inner)
     factor = float(part) if isinstance(part, int | float) and 0 < part <= 1 else 1.0
     # In Gemma 3 and 4 sliding layers have another rope base than global ones.
-    rope = text.get("rope_parameters")
     nested = isinstance(rope, Mapping) and "sliding_attention" in rope
     has_local_table = nested or "rope_local_base_freq" in text
     widths = set()
