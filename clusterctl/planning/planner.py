@@ -26,7 +26,7 @@ from clusterctl.planning.problems import (
 )
 from clusterctl.planning.proof import is_proven
 from clusterctl.planning.report import FitReport, Hardware, PlanRequest, Proposal
-from clusterctl.planning.speed import speed_of
+from clusterctl.planning.speed import Speed, speed_of
 from clusterctl.serving.arguments import Launch, engine_arguments
 from clusterctl.serving.vllm_flags import DEFAULT, Argument, last_value, lay_over
 
@@ -146,7 +146,8 @@ def _planned(request: PlanRequest) -> FitReport:
         found = kept if kept and same else best_seated(request, *sizes, options.partition)
         found = replace(found, placement=replace(found.placement, replicas=options.dp or 1))
         report = _report(request, found, notes)
-        slow = best and best.speed.loaded >= _MUCH_FASTER * report.speed.loaded
+        known = report.speed.loaded
+        slow = best and known and best.speed.loaded >= _MUCH_FASTER * known
         return replace(report, faster=best if slow else None)
     if kept and (kept.verdict == "fits" or not best or best.plan.verdict == "may not fit"):
         first, chosen = best.plan.placement if best else kept.placement, kept.placement
@@ -425,22 +426,26 @@ def _report(request: PlanRequest, found: FitPlan, notes: Sequence[str]) -> FitRe
 
 def _network_notes(request: PlanRequest, placement: Placement) -> Iterator[str]:
     """Yield where the speed of a network that tensors cross comes from, and what it leaves out."""
-    copies, (first, *others) = request.options.dp or 1, request.sites
-    # vLLM puts as many replicas onto the head as there is room for.
-    room = max(len(site.gpus) for site in ((first,) if first.head else (first, *others)))
-    divided = copies > 1 and any(layer.experts for layer in request.shape.layers)
-    exchange = divided and copies * placement.tp * placement.pp > room
-    if exchange:
+    if _exchanges_over_network(request, placement):
         yield (
-            "speed: the exchange of tokens between experts on different hosts is not estimated; "
-            "over 3 GB/s it made two H200 2.4 to 3.2 times slower"
+            "speed: not estimated, as experts on different hosts exchange tokens in each layer; "
+            "over 2 to 3 GB/s that made two and four H200 2.4 to 4.0 times slower than one host"
         )
     crosses = placement.groups_cross_hosts or placement.stages_cross_hosts
-    if request.hardware.measured and (crosses or exchange):
+    if request.hardware.measured and crosses:
         yield (
             f"speed: {request.network.bandwidth / 1e9:.2g} GB/s between hosts, measured at "
             f"{request.hardware.measured}; clusterctl check --fabric measures again"
         )
+
+
+def _exchanges_over_network(request: PlanRequest, placement: Placement) -> bool:
+    """Whether replicas on different hosts divide the experts among them."""
+    copies, (first, *others) = request.options.dp or 1, request.sites
+    # vLLM puts as many replicas onto the head as there is room for.
+    room = max(len(site.gpus) for site in ((first,) if first.head else (first, *others)))
+    divided = copies > 1 and any(layer.experts for layer in request.shape.layers)
+    return divided and copies * placement.tp * placement.pp > room
 
 
 def _proposal(request: PlanRequest, plan: FitPlan) -> Proposal:
@@ -458,6 +463,8 @@ def _proposal(request: PlanRequest, plan: FitPlan) -> Proposal:
     quantization = plan.settings.quantization
     batched = plan.settings.batch.tokens
     speed = speed_of(request.shape, placement, quantization, request.network, plan.options, batched)
+    if _exchanges_over_network(request, placement):
+        speed = Speed(())
     return Proposal(plan, speed, "; ".join(parts), _unproven(request))
 
 

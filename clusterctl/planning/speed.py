@@ -149,17 +149,17 @@ class Load:
 class Speed:
     """The speed with 1, 64 and 256 concurrent requests, of 256 tokens in and 128 out."""
 
-    loads: tuple[Load, ...]
+    loads: tuple[Load, ...]  # Empty: not estimated
 
     @property
     def alone(self) -> float:
-        """Output tokens/s with one request."""
-        return self.loads[0].tokens_per_s
+        """Output tokens/s with one request; 0 if not estimated."""
+        return self.loads[0].tokens_per_s if self.loads else 0.0
 
     @property
     def loaded(self) -> float:
-        """Output tokens/s with 64 requests."""
-        return self.loads[1].tokens_per_s
+        """Output tokens/s with 64 requests; 0 if not estimated."""
+        return self.loads[1].tokens_per_s if self.loads else 0.0
 
     def to_json(self) -> dict[str, float]:
         found = {}

@@ -30,8 +30,10 @@ def fit_lines(document: Document, *, width: int | None = None) -> list[str]:
         timed = not _on_cpus(document)
         rows = [["layout", "KV tokens", *(["tokens/s at 64"] if timed else []), "why"]]
         for one in proposals[:MOST_PROPOSALS]:
-            speed = [f"{one['speed']['tokens_per_s_64']:,.0f}"] if timed else []
-            rows.append([_layout(one), f"{one['kv_cache_tokens']:,}", *speed, one["reason"]])
+            loaded = one["speed"].get("tokens_per_s_64")
+            speed = f"{loaded:,.0f}" if loaded else "-"
+            cells = [speed] if timed else []
+            rows.append([_layout(one), f"{one['kv_cache_tokens']:,}", *cells, one["reason"]])
         estimates = " (speeds are estimates)" if timed else ""
         lines += [f"layouts that fit, best first{estimates}:", *columns(rows, width=width)]
     return [*lines, *each_below_itself("note: ", document["notes"], width)]

@@ -18,6 +18,7 @@ from clusterctl.planning.hardware import CPU
 from clusterctl.planning.placement import Site
 from clusterctl.planning.report import FitReport
 from clusterctl.planning.weights import weight_bytes
+from clusterctl.reporting.fit_view import fit_lines
 from tests.fakes.catalogue import SHAPED, config_of
 from tests.fakes.fit_requests import fit_request
 
@@ -76,7 +77,7 @@ def test_replicas_share_the_experts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("gpus", "hosts", "warned"), [("H200", 2, True), ("2xH200", 1, False)])
-def test_experts_divided_over_hosts_are_said_to_be_slower_than_estimated(
+def test_experts_divided_over_hosts_have_no_estimate_of_speed(
     gpus: str, hosts: int, warned: bool, tmp_path: Path
 ) -> None:
     rows = json.loads(Path(__file__).with_name("h200_rows.json").read_text("utf-8"))
@@ -84,7 +85,10 @@ def test_experts_divided_over_hosts_are_said_to_be_slower_than_estimated(
     config.write_text(json.dumps(rows["models"]["qwen3-30b-a3b"]))
     words = ("--data-parallel-size", "2")
     report = fit_request(tmp_path, gpus=gpus, hosts=hosts, tp=1, args=words, vllm="0.25.1")
-    assert any("2.4 to 3.2 times slower" in note for note in report.notes) is warned
+    assert any("2.4 to 4.0 times slower" in note for note in report.notes) is warned
+    assert (report.speed.to_json() == {}) is warned
+    told = fit_lines(json.loads(json.dumps(report.to_json())))
+    assert any("speed, an estimate" in line for line in told) is not warned
 
 
 def test_tensor_parallel_over_a_slow_link_says_what_is_faster_and_obeys() -> None:

@@ -20,6 +20,8 @@ from clusterctl.node.documents import (
     DELETED,
     BrokenNic,
     DrainedHosts,
+    Member,
+    MembersDocument,
     NodeState,
     Rank,
     RayNode,
@@ -30,6 +32,7 @@ from clusterctl.node.documents import (
     to_json,
 )
 from clusterctl.reporting.status_view import status_document, status_screen
+from clusterctl.serving.declaration import members_file
 from clusterctl.survey.status import ClusterStatus, assess, with_causes
 from clusterctl.survey.survey import drained_file
 from clusterctl.transfer.weights.comparison import kept_file
@@ -284,6 +287,18 @@ def test_a_full_run_directory_is_named_as_the_reason_for_silence(facts: HostFact
     assert f"gpu1: {told}" in assess(survey).problems
     with pytest.raises(RequirementsNotMet, match="file system that is full"):
         survey.require_supervised_head()
+
+
+def test_replicas_that_were_asked_for_and_did_not_start_are_a_problem(facts: HostFacts) -> None:
+    reports = healthy(facts)
+    listed = [Member(1, "gpu1", "10.0.0.1", 8100)]
+    for asked, told in ((4, True), (1, False), (0, False)):
+        members = MembersDocument("tiny", ["tiny"], 8000, listed, asked=asked)
+        files = {members_file("demo", "tiny"): to_json(members).encode()}
+        head = replace(reports["gpu1"], files=files)
+        status = assess(survey_of(INVENTORY, {**reports, "gpu1": head}))
+        text = "service tiny: 1 of the 4 replicas that were asked for"
+        assert any(problem.startswith(text) for problem in status.problems) is told
 
 
 def test_a_deleted_configuration_is_lost_to_the_container_that_had_it(facts: HostFacts) -> None:
