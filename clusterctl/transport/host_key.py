@@ -166,8 +166,9 @@ class AttentiveTransport(paramiko.Transport):
         super()._log(level, message, *details)  # type: ignore[misc]  # not in the stubs
 
     def _keep(self, text: str) -> None:
-        if self.words is not None:
-            self.words.append(plain(text).strip())
+        text = plain(text).strip()
+        if text and self.words is not None:
+            self.words.append(text)
 
 
 class _CertifiedTransport(AttentiveTransport):

@@ -91,7 +91,8 @@ def test_something_else_than_ssh(dialer: Dialer) -> None:
 
         error = unreachable(host, dialer)
 
-    assert error.summary.endswith("closed the connection before SSH was set up")
+    words = "closed the connection before SSH was set up: HTTP/1.1 400 Bad Request"
+    assert error.summary.endswith(words)
 
 
 def test_a_busy_sshd_is_tried_again(sshd: Sshd, dialer: Dialer) -> None:
