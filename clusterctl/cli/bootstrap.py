@@ -78,7 +78,7 @@ def bootstrap(
 
         def agree(found: Plan) -> None:
             if saved:
-                saved_plan.require_same(saved, found, path)
+                saved_plan.require_same(saved, found, opened.inventory, path)
             agreed(found)
 
         done = run(*of, agree=agree, sink=sink)
@@ -167,10 +167,10 @@ def _show_plan(
     if output and errors:
         print(f"note: {output} is not written, since this is not the whole plan", file=sys.stderr)
     elif output:
-        save(found, path, output)
+        save(found, opened.inventory, path, output)
     if saved and not errors:
         try:
-            require_same(saved, found, path)
+            require_same(saved, found, opened.inventory, path)
         except ClusterctlError as out_of_date:
             errors = (out_of_date,)
     return show_plan(found, as_json=as_json, errors=errors)

@@ -1,4 +1,6 @@
-"""A plan in a file: shown to somebody now, and carried out later only if it is still the plan."""
+"""A plan in a file: shown to somebody now, and carried out later only if it is still the plan.
+
+The file is no signature: whoever may change it may approve other changes of the steps in it."""
 
 from __future__ import annotations
 
@@ -12,8 +14,11 @@ from clusterctl import __version__
 from clusterctl.engine.plan import Plan, PlannedChange
 from clusterctl.engine.step import Change
 from clusterctl.errors import MALFORMED, RequirementsNotMet, UsageError
+from clusterctl.inventory.model import Inventory, PackageSource
 
-FORMAT = 1  # Of the file; a newer one is refused
+FORMAT = 2  # Of the file; a newer one is refused
+
+_READ_AGAIN = 64 * 2**20  # Bytes of a file whose content is compared
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,7 @@ class SavedPlan:
     version: str  # The clusterctl that made it
     inventory: str  # SHA-256 of the inventory file
     changes: tuple[dict[str, Any], ...]  # As `change_document` makes them
+    contents: dict[str, str]  # Of what the inventory names, as `contents` returns them
 
 
 def change_document(planned: PlannedChange) -> dict[str, Any]:
@@ -40,12 +46,44 @@ def change_document(planned: PlannedChange) -> dict[str, Any]:
     }
 
 
-def save(plan: Plan, inventory: Path, file: Path) -> None:
-    """Write `plan`, made for the inventory file `inventory`. Raises UsageError."""
+def contents(inventory: Inventory) -> dict[str, str]:
+    """Return what stands behind the paths of this machine that an inventory names, such as its CA,
+    certificate, packages and image, each as a digest by the key's name."""
+    parts = {"": inventory, "packages.": inventory.packages, "gateway.": inventory.gateway}
+    parts |= {
+        f"packages.{name}.": part
+        for name, part in inventory.packages
+        if isinstance(part, PackageSource)
+    }
+    return {
+        f"{section}{name}": _content(path)
+        for section, part in parts.items()
+        for name, path in part
+        if isinstance(path, Path) and name != "source"
+    }
+
+
+def _content(path: Path) -> str:
+    """Return a digest of a file; of a directory, and of an archive too large to read again, of the
+    names, sizes and times in it."""
+    try:
+        found = path.stat()
+        if path.is_file() and found.st_size <= _READ_AGAIN:
+            return _digest(path)
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        seen = [(str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in files]
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return hashlib.sha256(repr(seen).encode()).hexdigest()
+
+
+def save(plan: Plan, inventory: Inventory, made_for: Path, file: Path) -> None:
+    """Write `plan`, made for the inventory file `made_for`. Raises UsageError."""
     document = {
         "format": FORMAT,
         "clusterctl": __version__,
-        "inventory_sha256": _digest(inventory),
+        "inventory_sha256": _digest(made_for),
+        "contents": contents(inventory),
         "changes": [change_document(planned) for planned in plan.changes],
     }
     try:
@@ -64,14 +102,17 @@ def read(file: Path) -> SavedPlan:
         changes = tuple(document["changes"])
         for change in changes:
             hash((*_place(change), change["known"], change["summary"], change["disruptive"]))
-        return SavedPlan(file, document["clusterctl"], document["inventory_sha256"], changes)
+        behind = dict(document["contents"])
+        return SavedPlan(
+            file, document["clusterctl"], document["inventory_sha256"], changes, behind
+        )
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}", hint=again) from error
     except MALFORMED as error:
         raise UsageError(f"{file} is not a plan of clusterctl: {error!r}", hint=again) from error
 
 
-def require_same(saved: SavedPlan, plan: Plan, inventory: Path) -> None:
+def require_same(saved: SavedPlan, plan: Plan, inventory: Inventory, made_for: Path) -> None:
     """Raise RequirementsNotMet, naming what moved, if `plan` would do what `saved` does not have.
 
     Changes that were made since are no difference: a run that was interrupted continues. A change
@@ -81,20 +122,26 @@ def require_same(saved: SavedPlan, plan: Plan, inventory: Path) -> None:
     moved = []
     if saved.version != __version__:
         moved.append(f"clusterctl is {__version__} now, and was {saved.version}")
-    if saved.inventory != _digest(inventory):
-        moved.append(f"{inventory} was changed")
+    if saved.inventory != _digest(made_for):
+        moved.append(f"{made_for} was changed")
+    now = contents(inventory)
+    moved += [
+        f"what {name} of the inventory names was changed"
+        for name in sorted({*now, *saved.contents})
+        if now.get(name) != saved.contents.get(name)
+    ]
     planned = {_place(change): change for change in saved.changes}
-    for now in map(change_document, plan.changes):
-        before = planned.get(_place(now))
-        foreseen = before and (not before["known"] or before["summary"] == now["summary"])
-        if not foreseen or (now["disruptive"] and not (before and before["disruptive"])):
+    for change in map(change_document, plan.changes):
+        before = planned.get(_place(change))
+        foreseen = before and (not before["known"] or before["summary"] == change["summary"])
+        if not foreseen or (change["disruptive"] and not (before and before["disruptive"])):
             was = f", where the plan had: {before['summary']}" if before else ""
-            stops = " (stops running services)" if now["disruptive"] else ""
-            moved.append(f"{now['host']}: {now['stage']}: {now['summary']}{stops}{was}")
+            stops = " (stops running services)" if change["disruptive"] else ""
+            moved.append(f"{change['host']}: {change['stage']}: {change['summary']}{stops}{was}")
     if moved:
         raise RequirementsNotMet(
             f"the plan in {saved.file} is out of date: it does not have what would be done now",
-            hint=f"clusterctl plan {inventory} -o {saved.file}, and look at it again",
+            hint=f"clusterctl plan {made_for} -o {saved.file}, and look at it again",
             detail="\n".join(moved),
         )
 

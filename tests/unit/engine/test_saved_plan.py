@@ -8,14 +8,51 @@ from pathlib import Path
 import pytest
 
 from clusterctl.engine.plan import Plan, PlannedChange
-from clusterctl.engine.saved_plan import read, require_same, save
+from clusterctl.engine.saved_plan import contents, read, require_same, save
 from clusterctl.engine.step import Change, Unknown
 from clusterctl.errors import RequirementsNotMet, UsageError
+from clusterctl.inventory.model import Gpu, Host, Inventory
 
 ENGINE = PlannedChange("Container engine", "gpu1", "engine", Change("install docker.io"))
 LATER = PlannedChange("Image", "gpu1", "image", Unknown("the engine is not running"))
 IMAGE = PlannedChange("Image", "gpu1", "image", Change("bring vllm:1"))
 RESTART = PlannedChange("Ray head", "gpu1", "container", Change("replace it", disruptive=True))
+INVENTORY = Inventory(
+    cluster="demo",
+    image="vllm:v0.33.0",
+    hosts=(Host(name="gpu1", address="10.0.0.1", role="head", gpus=(Gpu(),)),),
+)
+
+
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [
+        ("packages", "ca"),
+        ("packages", "offline"),
+        ("gateway", "certificate"),
+        ("", "image_archive"),
+    ],
+)
+def test_other_files_behind_the_same_paths_are_named(
+    inventory: Path, tmp_path: Path, section: str, name: str
+) -> None:
+    """Another CA of the same name, or another package, is another plan."""
+    path, file = tmp_path / "named", tmp_path / "plan.json"
+    path.write_text("one")
+    whole = INVENTORY
+    if section:
+        of = getattr(whole, section).model_copy(update={name: path})
+        whole = whole.model_copy(update={section: of})
+    else:
+        whole = whole.model_copy(update={name: path})
+    key = f"{section}.{name}".lstrip(".")
+    assert key in contents(whole)
+    save(Plan((ENGINE,)), whole, inventory, file)
+    require_same(read(file), Plan((ENGINE,)), whole, inventory)
+    path.write_text("two")
+    with pytest.raises(RequirementsNotMet) as raised:
+        require_same(read(file), Plan((ENGINE,)), whole, inventory)
+    assert f"what {key} of the inventory names was changed" in str(raised.value.detail)
 
 
 @pytest.fixture
@@ -27,9 +64,9 @@ def inventory(tmp_path: Path) -> Path:
 
 def moved(inventory: Path, before: tuple[PlannedChange, ...], *now: PlannedChange) -> str:
     file = inventory.with_name("plan.json")
-    save(Plan(before), inventory, file)
+    save(Plan(before), INVENTORY, inventory, file)
     try:
-        require_same(read(file), Plan(now), inventory)
+        require_same(read(file), Plan(now), INVENTORY, inventory)
     except RequirementsNotMet as error:
         return str(error.detail)
     return ""
@@ -59,18 +96,18 @@ def test_a_service_is_stopped_only_if_the_plan_says_so(inventory: Path) -> None:
 
 def test_a_changed_inventory_and_another_release_are_named(inventory: Path) -> None:
     file = inventory.with_name("plan.json")
-    save(Plan((ENGINE,)), inventory, file)
+    save(Plan((ENGINE,)), INVENTORY, inventory, file)
     inventory.write_text("cluster: other\n")
     file.write_text(json.dumps({**json.loads(file.read_text()), "clusterctl": "0.0.1"}))
     with pytest.raises(RequirementsNotMet) as raised:
-        require_same(read(file), Plan((ENGINE,)), inventory)
+        require_same(read(file), Plan((ENGINE,)), INVENTORY, inventory)
     assert "inventory.yaml was changed" in str(raised.value.detail)
     assert "and was 0.0.1" in str(raised.value.detail)
     assert f"plan {inventory} -o {file}" in str(raised.value.hint)
 
 
 ODD = {"stage": ["x"], "host": "h", "step": "s", "known": 1, "summary": "", "disruptive": 0}
-HEAD = {"format": 1, "clusterctl": "1", "inventory_sha256": ""}
+HEAD = {"format": 2, "contents": {}, "clusterctl": "1", "inventory_sha256": ""}
 
 
 @pytest.mark.parametrize(
@@ -79,8 +116,8 @@ HEAD = {"format": 1, "clusterctl": "1", "inventory_sha256": ""}
         "",
         "[]",
         "{}",
-        '{"format": 2}',
-        '{"format": 1, "changes": [1]}',
+        '{"format": 3}',
+        '{"format": 2, "changes": [1]}',
         json.dumps({**HEAD, "changes": [ODD]}),
     ],
 )
