@@ -192,6 +192,22 @@ def foreign(report: GpuReport) -> tuple[GpuProcess, ...]:
     return tuple(process for process in report.processes if not process.cluster)
 
 
+def gpus_of_strangers(
+    report: GpuReport, *, alone: bool = False
+) -> dict[int, tuple[GpuProcess, ...]]:
+    """Return by index of the GPU the processes of no cluster of ours, where they hold more memory
+    than does no harm. `alone`: only of GPUs that no process of ours uses."""
+    found = {}
+    ours = {process.gpu for process in report.processes if process.cluster}
+    for gpu in report.gpus:
+        if alone and gpu.uuid in ours:
+            continue
+        on_it = tuple(process for process in foreign(report) if process.gpu == gpu.uuid)
+        if sum(process.memory or 0 for process in on_it) >= FOREIGN_MEMORY:
+            found[gpu.index] = on_it
+    return found
+
+
 def describe_processes(processes: Sequence[GpuProcess]) -> str:
     return ", ".join(
         f"{process.name} (pid {process.pid}, {(process.memory or 0) / GIB:.1f} GiB)"

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from clusterctl.errors import RequirementsNotMet, UsageError
+from clusterctl.facts.gpu_faults import describe_processes, gpus_of_strangers
+from clusterctl.facts.model import GpuReport
 from clusterctl.inventory.model import Inventory
 from clusterctl.inventory.select import select, still_known
 from clusterctl.node.documents import Rank, RayNode
@@ -45,8 +47,28 @@ class HeldGpus:
 
 
 def gpus_held(survey: Survey, ray: Sequence[RayNode], leaving: Collection[str] = ()) -> HeldGpus:
-    """Count the GPUs of a cluster: see `count_gpus`. `leaving`: names of replicas."""
-    return count_gpus(survey.topology, ray, survey.replicas.values(), survey.ranks, leaving)
+    """Count the GPUs of a cluster: see `count_gpus`, without those whose memory others hold.
+    `leaving`: names of replicas."""
+    found = count_gpus(survey.topology, ray, survey.replicas.values(), survey.ranks, leaving)
+    reports = {host: facts.gpus for host, facts in survey.facts.items()}
+    return without_strangers(found, reports)
+
+
+def without_strangers(held: HeldGpus, reports: Mapping[str, GpuReport]) -> HeldGpus:
+    """Return the free GPUs without those on which processes of nobody's cluster hold memory. Ray
+    does not know of these, so the lines say what to end."""
+    free, lines = [], []
+    for each in held.free:
+        report = reports.get(each.host)
+        # A GPU that a rank of ours has besides is in use, or becomes free with the rank.
+        taken = gpus_of_strangers(report, alone=True) if report else {}
+        free.append(replace(each, free=max(0, each.free - len(taken))))
+        lines += [
+            f"{each.host}: GPU {index} is held by {describe_processes(processes)}, and Ray may "
+            "give it to a rank nevertheless: end what holds it first"
+            for index, processes in taken.items()
+        ]
+    return HeldGpus(free, (*held.holders, *lines))
 
 
 def count_gpus(

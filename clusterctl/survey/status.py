@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from clusterctl.errors import ClusterctlError
+from clusterctl.facts.gpu_faults import describe_processes, gpus_of_strangers
 from clusterctl.inventory.model import Host
 from clusterctl.network.pairs.judgement import CARRIES
 from clusterctl.node.documents import (
@@ -329,6 +330,11 @@ def _host_row(
     logs = next((error for error in log_problems(survey) if error.host == host.name), None)
     renamed = container and container.name != container_name(survey.inventory.cluster)
     problems = list(_first_cause(survey, host, node, ray_known=ray_known))
+    taken = gpus_of_strangers(facts.gpus) if facts else {}
+    problems += [
+        f"GPU {index} is held by {describe_processes(processes)}"
+        for index, processes in taken.items()
+    ]
     if logs:
         problems.append(logs.summary)
     if container and renamed:
