@@ -1,3 +1,3 @@
 """Bare Linux GPU hosts become a Ray cluster that serves models with vLLM, over SSH."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
