@@ -47,6 +47,12 @@ _UPGRADED = _InLog(
 )
 _NOT_DRIVEN = (
     _InLog(
+        r"is not supported by the \d",
+        "the driver that is loaded does not support its GPU",
+        "install a branch of the driver that does: a newer one for a new GPU; vLLM's images need "
+        "driver 525 or later",
+    ),
+    _InLog(
         r"supported through the NVIDIA .* Legacy drivers",
         "its GPU needs an older branch of NVIDIA's driver than the one that is loaded",
         "install the branch that the line names; vLLM's images need driver 525 or later",
@@ -97,7 +103,7 @@ def _by_kernel(facts: HostFacts) -> Iterator[GpuCause]:
             _packages(facts, "-open"),
             line,
         )
-    if line := _line(report, r"not supported by open nvidia.ko|GPU System Processor \(GSP\)"):
+    if line := _line(report, r"is not supported by open( nvidia|$)"):
         yield GpuCause(
             "its GPU is older than NVIDIA's open kernel modules support, and those are loaded",
             _packages(facts, ""),

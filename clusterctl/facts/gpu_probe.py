@@ -33,6 +33,7 @@ _PROCESS_LINE = re.compile(r"(\w*)\t((?:GPU-|[0-9a-fA-F]{8}-)\S*), (\d+), (.*), 
 _GPU_NODE = re.compile(r"/dev/nvidia\d+")
 # Further nodes that CUDA needs; the last two appear when it is first used
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+_IS_XID = "NVRM: Xid"
 _NVIDIA_VENDOR = "0x10de"
 _PASSED = re.compile(r"/sys/bus/pci/drivers/vfio-pci/([0-9a-f:.]+)")
 _IOMMU = re.compile(r"/sys/bus/pci/drivers/nvidia/[0-9a-f:.]+/iommu_group/type")
@@ -71,7 +72,7 @@ def nvidia_report(answer: Answer, files: Files, paths: Sequence[str]) -> GpuRepo
         # A container needs CUDA's control nodes, too, even if they do not exist yet.
         nodes=(*nodes, *CONTROL_NODES) if nodes else (),
         fabric_manager=manager[0].strip() if manager else None,
-        log=tuple(line.partition("] ")[2] or line for line in log if "NVRM: Xid" not in line),
+        log=tuple((line.partition("] ")[2] or line).strip() for line in log if _IS_XID not in line),
         passed_through=tuple(device for device in passed if device in _on_bus(files)),
         module_kernels=tuple(match[1] for match in kernels if match),
         secure_boot=secure[0].strip() == "1" if secure else None,
