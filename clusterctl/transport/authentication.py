@@ -319,9 +319,10 @@ class SshLogin(AuthStrategy):
             agent._close()  # noqa: SLF001
 
     def _named_blobs(self) -> set[bytes]:
-        """Return the public keys of the named files, as agents list them."""
+        """Return the public keys of the named files, else of the default ones, as agents list them."""
         found = set()
-        for path in self._identities.files:
+        default = [Path("~/.ssh") / name for name in DEFAULT_KEYS]
+        for path in self._identities.files or default:
             words = _public_words(path.expanduser())
             with suppress(ValueError):
                 found.add(b64decode(words[1]) if len(words) > 1 else b"")
