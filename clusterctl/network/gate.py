@@ -132,11 +132,18 @@ def ensure_proven(
     raise_all(verdict.errors)
     network = [verdict.network] if verdict.network else []
     record = FabricRecord(time.time(), now, list(verdict.lines), network, report.seconds)
+    known = {host: scope.facts[host] for host in hosts if host in scope.facts}
+    busy = [host for host, facts in known.items() if facts.gpus.processes]
+    # Estimates of speed with what busy GPUs reached were up to 38 % too low.
+    kept = replace(record, network=[]) if busy else record
     with suppress(StepFailed):  # such as a full disk: the gate then runs again next time
-        text = json.dumps(asdict(record), indent=1) + "\n"
+        text = json.dumps(asdict(kept), indent=1) + "\n"
         scope.head.put(text.encode(), file, mode=0o644, sudo=True)
     for text in (*verdict.lines, *verdict.notes, f"proven in {report.seconds:.0f} s"):
         sink(Note(text))
+    if busy and network:
+        which = ", ".join(busy)
+        sink(Note(f"programs use the GPUs of {which}: estimates do not use these speeds"))
     return FabricProof(record, fresh=True, notes=verdict.notes)
 
 

@@ -26,11 +26,23 @@ ON_CPUS = os.environ.get("CLUSTERCTL_GPU_TESTS") == "cpu"
 
 @dataclass
 class Table:
-    """Rows of figures, kept in a file from the first one on. `versions` holds for all of them."""
+    """Rows of figures, kept in a file from the first one on. `versions` holds for all of them. A
+    file that is there already goes on, as after a machine that was taken away: what it has is not
+    measured again."""
 
     file: Path
     versions: dict[str, str] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.file.exists():
+            kept = json.loads(self.file.read_text())
+            self.versions, self.rows = kept["versions"], kept["rows"]
+        self._earlier = [*self.rows]
+
+    def has(self, what: str, figure: str) -> bool:
+        """Whether an earlier run measured it."""
+        return any(row["what"] == what and figure in row for row in self._earlier)
 
     def add(self, what: str, **figures: Any) -> None:
         self.rows.append({"what": what, **figures})

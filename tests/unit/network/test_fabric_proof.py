@@ -14,6 +14,7 @@ from clusterctl.containers.docker_driver import DockerDriver
 from clusterctl.containers.driver import Container, ContainerDriver
 from clusterctl.engine.events import Event, Note
 from clusterctl.errors import Interrupted, RequirementsNotMet, StepFailed
+from clusterctl.facts.model import GpuProcess
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.network import gate
 from clusterctl.network.gate import (
@@ -31,6 +32,7 @@ from clusterctl.ray_cluster.topology import Node, Topology
 from clusterctl.transport.base import CommandResult, Transport
 from clusterctl.transport.credentials import Credentials
 from tests.fakes.container_engine import foreign
+from tests.fakes.host_facts import gpus, host_facts
 from tests.fakes.transport import FakeChannel, FakeTransport, starts
 
 GLOO = Collective("gloo", 2, 2, 6e7, 1e-4, 2**24)
@@ -128,6 +130,21 @@ def test_the_gate_runs_once_and_what_it_proved_is_kept() -> None:
     assert kept is not None
     assert kept.nodes == {"gpu1": "id-gpu1 start", "gpu2": "id-gpu2 start"}
     assert kept.network == [GLOO]
+
+
+def test_speeds_that_busy_gpus_reached_are_shown_and_not_kept() -> None:
+    """Estimates with them were up to 38 % too low."""
+    lab = Lab()
+    training = GpuProcess("GPU-0", 7, "python3", 2**30, "")
+    busy = host_facts(gpus=replace(gpus(1), processes=(training,)))
+    ground = replace(lab.ground, facts={"gpu1": host_facts(), "gpu2": busy})
+    proof = ensure_proven(ground, lab.events.append)
+    assert proof.record.network == [GLOO]
+    kept = read_record(lab.head.files[FILE][0])
+    assert kept is not None
+    assert kept.nodes, "the links are proven all the same"
+    assert kept.network == []
+    assert "programs use the GPUs of gpu2: estimates do not use these speeds" in lab.notes
 
 
 def test_what_was_proven_for_these_containers_is_not_proven_again() -> None:
