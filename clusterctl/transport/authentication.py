@@ -319,7 +319,7 @@ class SshLogin(AuthStrategy):
             agent._close()  # noqa: SLF001
 
     def _named_blobs(self) -> set[bytes]:
-        """Return the public keys, as agents list them, of the named files, else of the default ones."""
+        """Return the public keys of the named files, else of the default ones."""
         found = set()
         default = [Path("~/.ssh") / name for name in DEFAULT_KEYS]
         for path in self._identities.files or default:
