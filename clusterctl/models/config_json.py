@@ -282,8 +282,8 @@ def longest_context(text: Mapping[str, Any]) -> tuple[int, str | None]:
         return _NO_KEY_LENGTH, None
     length, key = min(found, key=lambda pair: pair[0])
     rope = text.get("rope_scaling") or text.get("rope_parameters")
-    if not isinstance(rope, Mapping):
-        return length, key
+    if not isinstance(rope, Mapping) or "gemma3" in str(text.get("model_type", "")):
+        return length, key  # Gemma 3's length has the factor in it
     kind = str(rope.get("rope_type") or rope.get("type") or "default")
     factor = rope.get("factor")
     factor = float(factor) if isinstance(factor, int | float) and factor >= 1 else 1.0

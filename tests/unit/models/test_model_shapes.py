@@ -290,3 +290,14 @@ def test_a_decoder_is_counted_whether_it_embeds_or_reads_images_both_ways(name: 
 )
 def test_a_decoder_without_a_count_of_key_value_heads_is_no_encoder(name: str) -> None:
     assert describe({**BERT, "architectures": [name]}).layers
+
+
+def test_gemma_3_has_its_scale_in_its_length() -> None:
+    scaled = {"rope_type": "linear", "factor": 8.0}
+    llama = {**LLAMA_8B, "rope_scaling": scaled}
+    assert describe(llama).context == 8 * describe({**llama, "model_type": "gemma3_text"}).context
+
+
+def test_rotary_tables_cover_the_part_of_a_head_that_is_rotated() -> None:
+    part = {**LLAMA_8B, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}
+    assert describe(part).rotary[0].width == describe(LLAMA_8B).rotary[0].width // 4
