@@ -215,6 +215,7 @@ def add_configs(model: dict[str, Any], configs: Path) -> None:
             if not set(config.get("architectures", ())) & set(NEWEST_RELEASE["architectures"]):
                 config["architectures"] = [model["architecture"]]
             text = json.dumps(config, separators=(",", ":"))
+            config_file(each["hub_id"]).unlink(missing_ok=True)
             if len(text) < _LARGEST_CONFIG:
                 config_file(each["hub_id"]).write_text(text + "\n")
 
