@@ -25,6 +25,8 @@ _UNCOUNTED = {"enable-lora": "LoRA adapters"}
 # Names of problems that more memory would solve.
 OF_MEMORY = frozenset({"cuda-oom", "no-kv-memory", "kv-too-small-for-len", "cuda-graph-mamba"})
 
+_LARGEST_HOST = 16  # GPUs: more, named as those of one host, are in several
+
 _ROUND_TO = 1024
 _SHORTEST = 512  # A context shorter than this is useless, and is not suggested
 
@@ -74,10 +76,11 @@ def predict_problems(
 def _of_release(plan: FitPlan, rules: Rules) -> Iterator[PredictedProblem]:
     """Yield faults of single releases that end a start of this layout."""
     stages = plan.placement.pp
-    if rules.loses_stages and stages > 1 and plan.placement.stages_cross_hosts:
+    if rules.loses_stages and stages > 1:
+        several = plan.placement.stages_cross_hosts or len(plan.ranks) > _LARGEST_HOST
         yield PredictedProblem(
             "stages-over-hosts",
-            True,
+            several,
             f"vLLM {plan.vllm} ends with a KeyError when it makes the KV cache of {stages} stages "
             "on several hosts through Ray (vllm-project/vllm#41287)",
             "an image of vLLM 0.20 or newer, or stages on one host",

@@ -235,6 +235,8 @@ def test_faults_of_releases_with_stages_are_foreseen() -> None:
     over_hosts = Start("vllm#41287", "qwen3-32b", "8xH100;" * 3, "0.19.1", 8, pp=3)
     assert over_hosts.report().refused
     assert over_hosts.report().problems[0].name == "stages-over-hosts"
+    named_as_one = Start("vllm#41287", "qwen3-32b", "8xH100,8xH100,8xH100", "0.19.1", 8, pp=3)
+    assert named_as_one.report().refused
 
 
 def test_memory_that_is_shared_with_the_host_has_a_wide_margin() -> None:
