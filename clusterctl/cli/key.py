@@ -120,7 +120,10 @@ def rotate(
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
-    """Replace the cluster's own key, and restart services with it, one replica at a time."""
+    """Replace the cluster's own key; services restart with it.
+
+    One replica at a time: those with others lose no request.
+    """
     from clusterctl.cli.session import confirm, session
     from clusterctl.commands.key import replace_own
     from clusterctl.commands.restart import plan_restart
