@@ -84,7 +84,8 @@ def forecast_memory(
     """
     asked = launch.request
     sizes = (asked.tensor_parallel, asked.pipeline_parallel, asked.data_parallel)
-    by_number = any(argument.key == EXPERT_PARALLEL for argument in asked.given)
+    flags = planned_arguments(launch)  # the catalogue's too
+    by_number = any(flag.key == EXPERT_PARALLEL and not flag.negated for flag in flags)
     require_possible(launch.shape, hardware, *sizes, by_number=by_number)
     try:
         parse_options(planned_arguments(launch), hardware.env)
