@@ -258,7 +258,7 @@ def _tower(config: Config, stored: StoredModules) -> Tower | None:
         merged=merged,
         mergers=1 + len(deep) if isinstance(deep, list) else 1,
         frames=first(vision, "temporal_patch_size") or 1,
-        divided=bool(merged),
+        divided=bool(merged) or "vt_hidden_size" in vision,  # Those of Qwen and Kimi
         stored=stored.beside if merged else None,
     )
 
