@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from clusterctl.engine.carry_out import carry_out
-from clusterctl.engine.events import EventSink, Note
-from clusterctl.errors import ClusterctlError
+from clusterctl.engine.events import EventSink
 from clusterctl.inventory.model import Inventory
-from clusterctl.operations.moving import mark, move
+from clusterctl.operations.moving import drain_host, mark
 from clusterctl.planning.draining import ServiceMoves, moves_from, require_known
 from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transport.credentials import Credentials
@@ -61,17 +59,7 @@ def drain(
         def act(plan: DrainPlan, lock: ClusterLock | None) -> bool:
             if lock is None:
                 return False
-            before = plan.survey.drained
-            marked = mark(plan.survey, sorted({*before, host}), lock)
-            try:
-                move(plan.survey, plan.moves, lock, sink)
-            except ClusterctlError:
-                # A host that keeps replicas is not drained: they would start there again.
-                if plan.marks:
-                    with suppress(ClusterctlError):
-                        mark(marked, list(before), lock)
-                        sink(Note("gets replicas again: it was not drained", host))
-                raise
+            drain_host(plan.survey, host, plan.moves, lock, sink)
             return True
 
         lock = partial(ClusterLock, transports[inventory.head.name], inventory.cluster, "drain")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from clusterctl.containers.driver import ContainerDriver
 from clusterctl.containers.drivers import driver_for
-from clusterctl.engine.events import EventSink
+from clusterctl.engine.events import EventSink, Note
+from clusterctl.errors import ClusterctlError
 from clusterctl.node.documents import DrainedHosts, to_json
 from clusterctl.operations.preparing import prepare_hosts
 from clusterctl.planning.draining import ServiceMoves
@@ -36,6 +38,28 @@ def move(
         for new in each.new:
             carry(new.document, cluster, head, survey.transports[new.host])
         Rollout(survey, replicas, each.leaving, each.members, key, lock, sink).run()
+
+
+def drain_host(
+    survey: Survey,
+    host: str,
+    moves: Sequence[ServiceMoves],
+    lock: ClusterLock,
+    sink: EventSink,
+    driver: Callable[[Transport], ContainerDriver] = driver_for,
+) -> None:
+    """Mark `host` as drained, and move its replicas away. If that fails, a host that was not marked
+    before is none again: its replicas stay, and would start there again. Raises as `move`."""
+    before = list(survey.drained)
+    marked = mark(survey, sorted({*before, host}), lock)
+    try:
+        move(survey, moves, lock, sink, driver)
+    except ClusterctlError:
+        if host not in before:
+            with suppress(ClusterctlError):
+                mark(marked, before, lock)
+                sink(Note("gets replicas again: it was not drained", host))
+        raise
 
 
 def mark(survey: Survey, hosts: Sequence[str], lock: ClusterLock) -> Survey:

@@ -8,10 +8,11 @@ import pytest
 
 from clusterctl.commands.fit import fit_on
 from clusterctl.containers.driver import ContainerDriver
+from clusterctl.engine.events import Event, Note
 from clusterctl.errors import Problems, RequirementsNotMet, Unreachable
 from clusterctl.models.name import resolve
 from clusterctl.node.documents import to_json
-from clusterctl.operations.moving import move
+from clusterctl.operations.moving import drain_host, move
 from clusterctl.planning.draining import moves_from
 from clusterctl.planning.fit_request import FitArguments
 from clusterctl.planning.replicas import as_if_declared
@@ -141,3 +142,26 @@ def test_the_links_of_a_replica_that_moves_over_two_hosts_are_proven_first() -> 
     assert [error.host for error in caught.value.errors] == ["gpu1", "gpu3"]
     assert all("its fabric cannot be tested" in str(error) for error in caught.value.errors)
     assert not any("clusterctl-write" in call.argv for call in head.calls)
+
+
+def test_a_host_whose_replicas_cannot_leave_is_not_drained() -> None:
+    """It would keep them, and get no others."""
+    cluster = three_hosts(1, 2, 1)
+    survey = served(cluster)
+    moves = [replace(each, location=None) for each in moves_from(survey, "gpu2")]
+    head = cluster.transports["gpu1"].on(starts("cat"), stdout="key\n")
+    head.on(lambda argv: "clusterctl-lock" in argv, stdout="held\n")
+    head.on(lambda argv: "clusterctl-write" in argv)
+    events: list[Event] = []
+
+    def without_containers(host: Transport) -> ContainerDriver:
+        return FakeDriver(host.host.name, FakeEngine(), lambda: None)
+
+    with ClusterLock(head, "demo", "drain") as lock, pytest.raises(Problems):
+        drain_host(survey, "gpu2", moves, lock, events.append, without_containers)
+
+    written = [call for call in head.calls if "clusterctl-write" in call.argv]
+    assert [b"gpu2" in call.stdin for call in written] == [True, False]
+    assert written[-1].argv[-1] == "gone"
+    notes = [event.text for event in events if isinstance(event, Note)]
+    assert notes == ["gets replicas again: it was not drained"]
