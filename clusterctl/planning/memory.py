@@ -240,7 +240,8 @@ def _with_drafter(shape: ModelShape) -> ModelShape:
 
 def _with_own_lessons(seat: RankSeat, settings: Settings) -> RankSeat:
     """Return the seat without figures of starts with other settings."""
-    if seat.measured is None or seat.measured.settings == settings_key(settings):
+    known = seat.measured.settings if seat.measured else ""
+    if known in ("", settings_key(settings)):
         return seat
     return replace(seat, measured=None)
 

@@ -31,7 +31,7 @@ class Measured:
 
     runtime_gib: float | None = None
     graphs_gib: float | None = None
-    settings: str = ""  # `settings_key` of that start
+    settings: str = ""  # `settings_key` of that start; empty: any
 
 
 _V0_ALONE = 0.09

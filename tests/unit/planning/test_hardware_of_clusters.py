@@ -131,12 +131,13 @@ def test_the_version_is_the_running_one_else_the_tags() -> None:
 def test_hosts_bring_what_earlier_starts_taught() -> None:
     text = (
         b'{"starts": [{"host": "big", "gpu": "H200", "image": "vllm/vllm-openai:v0.25.1",'
-        b' "model": "m", "tp": 2, "runtime_gib": 1.9, "graphs_gib": 0.7}]}'
+        b' "model": "m", "tp": 2, "runtime_gib": 1.9, "graphs_gib": 0.7,'
+        b' "settings": "s"}]}'
     )
     files: dict[str, bytes | None] = {"/var/lib/clusterctl/measured/demo/measured.json": text}
     answers = {**ANSWERS, "big": probe("10.0.0.1", H200, H200, files=files)}
     big = hardware_of(inventory(), answers).sites[0]
-    assert big.measured_at(2) == Measured(1.9, 0.7)
+    assert big.measured_at(2) == Measured(1.9, 0.7, "s")
     assert big.measured_at(1) is None
 
 
