@@ -21,6 +21,7 @@ with_gpus() {
 
 # Sets $smi_limit: without persistence mode a healthy host of eight GPUs took 25 s.
 patient() {
+  # shellcheck disable=SC2154 # set by probe.sh, of which this is a part
   smi_limit=$limit
   [ -e /run/nvidia-persistenced/socket ] && return
   for gpu in /sys/bus/pci/drivers/nvidia/*:*; do

@@ -77,16 +77,16 @@ def learn(plan: FitPlan, reported: Reported, rules: Rules, rank: int = 0) -> Mea
     was given, if the log lacks a figure, or if the result is negative: vLLM then found its model
     compiled and skipped the activation peak, which the next start may have.
     """
-    memory = plan.ranks[rank]
+    memory, settings = plan.ranks[rank], settings_key(plan.settings)
     if reported.kv_cache_gib is None or plan.options.kv_cache_bytes is not None:
-        return Measured(graphs_gib=reported.graphs_gib)
+        return Measured(graphs_gib=reported.graphs_gib, settings=settings)
     weights = memory.weights_gib if reported.weights_gib is None else reported.weights_gib
     graphs = memory.cuda_graphs_gib if reported.graphs_gib is None else reported.graphs_gib
     counted = rules.charges_graphs(second_runner=plan.settings.second_runner)
     charged = graphs if counted else 0.0
     used = weights + memory.activation_gib + charged + reported.kv_cache_gib
     runtime = memory.usable_gib - used
-    return Measured(runtime_gib=runtime if runtime > 0 else None, graphs_gib=reported.graphs_gib)
+    return Measured(runtime if runtime > 0 else None, reported.graphs_gib, settings)
 
 
 # The lines that are parsed here, for `grep -E`.
@@ -255,7 +255,7 @@ def lessons(
             "tp": plan.placement.tp,
             "runtime_gib": round(runtime, 4),
             "graphs_gib": measured.graphs_gib,
-            "settings": settings_key(plan.settings),
+            "settings": measured.settings,
         }
         for host in sorted(set(hosts))
     ]

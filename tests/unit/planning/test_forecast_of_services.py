@@ -17,7 +17,7 @@ from clusterctl.models.version import parse_version
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.planning.forecast import MemoryForecast, forecast_memory
 from clusterctl.planning.hardware import CPU, parse_gpus
-from clusterctl.planning.options import own_limits
+from clusterctl.planning.options import own_limits, settings_key
 from clusterctl.planning.overheads import Measured
 from clusterctl.planning.placement import HostGpus, Site, usual_fabric
 from clusterctl.planning.report import Hardware
@@ -188,9 +188,12 @@ def test_unlike_gpus_get_layers_by_what_they_hold() -> None:
 def test_what_was_learned_does_not_move_layers_of_a_service_that_runs() -> None:
     small = ("--max-model-len", "8192", "--max-num-seqs", "256")
     hardware = hosts("RTX 3090", "H800", vllm="0.33.0")
-    first = Case(R1_32B, hardware, *small, pp=2).document()
+    case = Case(R1_32B, hardware, *small, pp=2)
+    first, report = case.document(), case.forecast().report
+    assert report is not None
+    settings = settings_key(report.plan.settings)
     taught = tuple(
-        replace(site, measured=((1, Measured(1.5 if site.head else 0.2, 0.3)),))
+        replace(site, measured=((1, Measured(1.5 if site.head else 0.2, 0.3, settings)),))
         for site in hardware.sites
     )
     later = replace(hardware, sites=taught)
