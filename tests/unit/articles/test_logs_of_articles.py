@@ -246,7 +246,9 @@ STARTS = {
         ("without Ray", "P2P", "FlashInfer", "generation_config.json"),
     ),
     "004 quantized": Start(
-        QWEN3_QUANTIZED, Reported(1.2216, None, 1.99, 7_216, 7.05), ("weights", "kv-cache", "warm-up")
+        QWEN3_QUANTIZED,
+        Reported(1.2216, None, 1.99, 7_216, 7.05),
+        ("weights", "kv-cache", "warm-up"),
     ),
 }  # fmt: skip
 
