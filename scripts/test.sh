@@ -69,7 +69,8 @@ mypy
 
 # Signals ignored, as under nohup, and in an order of its own for each commit: no test may live on
 # what another leaves, and what was tried once can be tried again.
-seed=${TEST_SEED:-$((16#$(git rev-parse --short=7 HEAD)))}
+commit=$((16#$(git rev-parse --short=7 HEAD)))
+seed=${TEST_SEED:-$commit}
 section "unit, in the order of TEST_SEED=$seed"
 (trap '' HUP && pytest -q -n 2 --random-order-bucket=global --random-order-seed="$seed" tests/unit </dev/null)
 
@@ -82,6 +83,6 @@ if [ "${1:-}" != quick ]; then
     pytest -q --maxfail 3 -m 'not long' "${core_in_the_lab[@]}"
 fi
 if [ "${1:-}" = ci ]; then
-    run_slice $(($(git rev-list --count HEAD) % $(slices | wc -l) + 1))
+    run_slice $((commit % $(slices | wc -l) + 1))
 fi
 section 'done'
