@@ -72,7 +72,7 @@ mypy
 commit=$((16#$(git rev-parse --short=7 HEAD)))
 seed=${TEST_SEED:-$commit}
 section "unit, in the order of TEST_SEED=$seed"
-(trap '' HUP && pytest -q -n 2 --random-order-bucket=global --random-order-seed="$seed" tests/unit </dev/null)
+(trap '' HUP && pytest -q -n 2 --random-order-bucket=global --random-order-seed="$seed" -m 'not long' tests/unit </dev/null)
 
 # They wait more than they compute, and each process has engines of its own.
 section 'contract: real sshd, dockerd, Ray'
