@@ -30,7 +30,11 @@ pytestmark = pytest.mark.usefixtures("haproxy")
 
 def opened(gate: GatewayBench, source: str, data: bytes = b"") -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", gate.port), 10, (source, 0))
-    connection.sendall(data)
+    try:
+        connection.sendall(data)
+    except ConnectionError:
+        connection.close()
+        raise
     return connection
 
 
