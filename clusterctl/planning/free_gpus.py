@@ -84,12 +84,17 @@ def count_gpus(
     started yet. `ranks`: of all replicas, with those that are not declared any more.
     """
     count = _Count.of(topology, ray, ranks)
-    staying = []
+    staying, declared = [], set()
     for replica in replicas:
+        declared.add(replica.name)
         if replica.name in leaving:
             count.give_back(replica)
         else:
             staying.append(replica)
+
+    # A plan for several services goes on without the documents of those that leave.
+    for name in set(leaving) - declared:
+        count.give_back_ranks(ranks.get(name, ()))
 
     for replica in staying:
         count.hold(replica)
@@ -123,8 +128,12 @@ class _Count:
         return count
 
     def give_back(self, replica: Replica) -> None:
-        given = [rank.host for rank in replica.ranks if rank.host in self.gpus]
-        for host in given + self._without_rank(replica):
+        self.give_back_ranks(replica.ranks)
+        for host in self._without_rank(replica):
+            self.free[host] = min(self.gpus[host], self.free[host] + 1)
+
+    def give_back_ranks(self, ranks: Sequence[Rank]) -> None:
+        for host in [rank.host for rank in ranks if rank.host in self.gpus]:
             self.free[host] = min(self.gpus[host], self.free[host] + 1)
 
     def hold(self, replica: Replica) -> None:

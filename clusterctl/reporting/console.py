@@ -193,9 +193,11 @@ class Progress:
         else:
             alike = self._ended_alike.setdefault(title, [])
             alike.append(_Ended(event.host, event.seconds))
+            if not self._running:  # One host after the other, as in a rolling change
+                self._show_ended()
 
     def _show_ended(self) -> None:
-        """Print a line for each step that ended in this stage, with all hosts that ran it."""
+        """Print a line for each step that ended since the last time, with all hosts that ran it."""
         ended_alike, self._ended_alike = self._ended_alike, {}
         for title, ended in ended_alike.items():
             hosts = abridged(", ".join(each.host for each in ended))

@@ -52,11 +52,22 @@ def test_hosts_that_did_the_same_share_a_line_and_idle_stages_have_none() -> Non
         progress(StageFinished("Idle", 0.1))
 
         progress(StageStarted("Directories", ("gpu1", "gpu2")))
-        for host, seconds in (("gpu1", 2.0), ("gpu2", 31.0)):
+        for host in ("gpu1", "gpu2"):
             progress(StepStarted(host, "directories", paths))
+        for host, seconds in (("gpu1", 2.0), ("gpu2", 31.0)):
             progress(StepFinished(host, "directories", "changed", seconds))
         progress(StageFinished("Directories", 31.0))
     assert stream.getvalue() == "Directories\n  ✓ gpu1, gpu2  make /a, /b and 2 more  31 s\n"
+
+
+def test_hosts_that_take_turns_have_their_own_lines_at_once() -> None:
+    stream = io.StringIO()
+    with Progress(stream) as progress:
+        progress(StageStarted("Serve tiny", ("gpu1", "gpu2")))
+        for host in ("gpu1", "gpu2"):
+            progress(StepStarted(host, "proof", Change("prove it")))
+            progress(StepFinished(host, "proof", "changed", 1.0))
+            assert stream.getvalue().endswith(f"✓ {host}  prove it  1.0 s\n")
 
 
 def test_what_ended_before_an_interruption_is_shown() -> None:
