@@ -47,7 +47,6 @@ from clusterctl.node.gateway_socket import (
     replace_map,
     requests_in_flight,
     valid_until,
-    worker_pid,
 )
 from clusterctl.node.haproxy import NOBODY, connections_allowed, find_haproxy, may_change_user
 from clusterctl.node.secret_files import SecretUnusable, mark, read_secret
@@ -217,8 +216,6 @@ class Gateway:
         self._maps: Optional[KeyMaps] = None
         self._keys_told = KeysDocument()  # Those that HAProxy follows
         self._told_at = 0.0
-        self._leaving = 0  # Worker that a reload replaces, until the new one answers
-        self._settled_at = 0.0  # When the old one accepts no connection any more
         self._in_flight: Dict[str, int] = {}  # Requests, by backend/server
         self._looked_at = 0.0
         self._tls_until = 0.0
@@ -424,8 +421,6 @@ class Gateway:
             )
             self._turn("starting", f"pid {self._child.pid}")
         else:
-            with contextlib.suppress(OSError):
-                self._leaving = worker_pid(directory / "admin.sock")
             self._child.reload()
             self._journal.write("gateway", "reloaded", ", ".join(s.name for s in plan.services))
 
@@ -458,19 +453,9 @@ class Gateway:
         self, now: float, plan: GatewayPlan, admitted: Mapping[str, Mapping[int, MemberProof]]
     ) -> bool:
         """Tell HAProxy which members get requests and which keys are valid. Return whether it
-        answers. What was told is repeated at times, and to the worker that a reload starts: it has
-        read an older state. Until it answers alone, no key counts as in effect."""
-        admin = self._paths.gateway / "admin.sock"
-        repeats = now - self._told_at > self._timing.gateway_repeat
-        try:
-            replaced = self._leaving != 0 and worker_pid(admin) != self._leaving
-        except OSError:
-            return False
-        if repeats or replaced:
+        answers. What was told is repeated at times: a reload begins with an older state."""
+        if now - self._told_at > self._timing.gateway_repeat:
             self._told, self._told_at, self._maps = {}, now, None
-            self._leaving = 0
-        if replaced:
-            self._settled_at = now + self._timing.gateway_settle
         commands = {}
         for service in plan.services:
             for replica, proof in admitted.get(service.name, {}).items():
@@ -478,7 +463,7 @@ class Gateway:
                 state = "ready" if proof.ready else "maint"
                 commands[server] = f"set server {server} state {state}"
         changed = [words for about, words in commands.items() if self._told.get(about) != words]
-        keys = self._keys
+        keys, admin = self._keys, self._paths.gateway / "admin.sock"
         maps = self._wanted_maps(keys)
         old = self._maps.files() if self._maps else {}
         try:
@@ -493,9 +478,7 @@ class Gateway:
                 self._count_refused(refused_so_far(admin))
         except (OSError, ValueError):
             return False
-        self._told, self._maps = commands, maps
-        if not self._leaving and now >= self._settled_at:
-            self._keys_told = keys
+        self._told, self._maps, self._keys_told = commands, maps, keys
         return True
 
     def _count(self, line: str) -> None:

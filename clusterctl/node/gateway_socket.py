@@ -22,12 +22,6 @@ def ask(admin: Path, commands: List[str]) -> str:
     return answer.decode("utf-8", "replace")
 
 
-def worker_pid(admin: Path) -> int:
-    """Return the process that answers on HAProxy's socket, 0 if it does not say. Raises OSError."""
-    found = re.search(r"^Pid: (\d+)$", ask(admin, ["show info"]), re.MULTILINE)
-    return int(found[1]) if found else 0
-
-
 def requests_in_flight(admin: Path) -> Dict[str, int]:
     """Return the requests that each backend/server has now. Raises OSError, ValueError."""
     table = ask(admin, ["show stat -1 4 -1"])  # All servers (type 4) of all backends

@@ -66,8 +66,6 @@ class Timing:
     gateway_steady: float = 10.0  # After this long, the backoff starts from its first value again
     gateway_silence: float = 5.0  # A gateway whose socket is silent this long is started again
     gateway_repeat: float = 5.0  # How often the gateway is told everything again
-    # After a reload both workers accept connections for a moment, and HAProxy does not say how long
-    gateway_settle: float = 0.5
     gateway_look: float = 1.0  # How often it is asked for the requests in flight
     gateway_counts_every: float = 2.0  # How often its counts are kept in their file
     gateway_stop: float = 5.0  # For its thread to end

@@ -80,7 +80,8 @@ class GatewayBench:
         return MembersDocument(name, [name], self.port, members, listen=self.listen)
 
     def follow(self) -> None:
-        self.gateway.follow(self.documents, KeysDocument(self.keys), dict(self.proofs))
+        # Copies, as a file is read anew: what was told must not change with this list
+        self.gateway.follow(self.documents, KeysDocument([*self.keys]), dict(self.proofs))
 
     def state(self) -> GatewayState:
         return self.gateway.state

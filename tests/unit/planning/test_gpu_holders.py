@@ -74,6 +74,12 @@ def test_a_declared_service_that_is_not_up_holds_its_gpus(
     assert found.holders == (f"service big ({state}) holds 1 GPU",)
 
 
+def test_a_replica_that_leaves_gives_its_gpu_back_also_without_a_document() -> None:
+    """As in the plan of a whole file, which goes on without what an earlier service gave up."""
+    found = held(of("ready", ON_GPU2), used=(0, 1), declared=None, own=BIG)
+    assert free(found) == {"gpu1": 1, "gpu2": 1}
+
+
 def test_one_that_runs_is_counted_once_where_its_ranks_are() -> None:
     found = held(of("ready", ON_GPU2), used=(0, 1))
     assert free(found) == {"gpu1": 1, "gpu2": 0}
