@@ -29,7 +29,7 @@ HOSTS = ("gpu1", "gpu2")
 
 INSTALL = (
     "apt-get update -qq && DEBIAN_FRONTEND=noninteractive "
-    "apt-get install -qq --no-install-recommends docker.io python3 >/dev/null && "
+    "apt-get install -qq --no-install-recommends docker.io docker-cli python3 >/dev/null && "
     "docker info >/dev/null"
 )
 

@@ -32,7 +32,7 @@ HOSTS = ("gpu1", "gpu2", "gpu3")
 SIZES = (30, 20, 10, 4, 1)
 """MB of the layers, unpacked; with links of 100 Mbit/s a transfer takes 4 s at least."""
 
-INSTALL = "apt-get -qq install -y --no-install-recommends docker.io python3"
+INSTALL = "apt-get -qq install -y --no-install-recommends docker.io docker-cli python3"
 ENGINE = f"apt-get -qq update && {INSTALL} && systemctl start docker"
 PASSING = "/var/lib/clusterctl/blobs /var/lib/clusterctl/saved"
 FORGET = f"docker images -q | sort -u | xargs -r docker rmi -f; rm -rf {PASSING}"
