@@ -16,9 +16,21 @@ from typing import Dict, FrozenSet, Iterable, List, Mapping, Tuple
 REQUEST_BUFFER = 2**20
 _FULL = REQUEST_BUFFER - 2**16  # Bytes of a body that has filled it: HAProxy keeps some for heads
 
+# What models offer besides /v1/...; vLLM's other paths are for administration.
+_BESIDE_V1 = (
+    "/classify",
+    "/detokenize",
+    "/pooling",
+    "/rerank",
+    "/score",
+    "/tokenize",
+    "/v2/rerank",
+)
+
 # Requests that only compute may be sent to another replica if the first one fails. Others, such as
 # /v1/responses, which stores what was asked, are sent once.
 _REPEATABLE = (
+    *_BESIDE_V1,
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/embeddings",
@@ -215,7 +227,7 @@ _UNCOUNTED = (
     "this key has a limit of tokens, so a stream must report them: set "
     "stream_options.include_usage to true"
 )
-_NO_PATH = "the gateway serves /v1/ and /health"
+_NO_PATH = f"the gateway serves /v1/..., {', '.join(_BESIDE_V1)} and /health"
 _NO_METHOD = "the gateway passes on GET, HEAD, POST and DELETE"
 _TOO_LARGE = f"the request has more than {LARGEST_REQUEST >> 20} MiB"
 _NO_LENGTH = "a request of more than 1 MiB needs a Content-Length"
@@ -346,6 +358,7 @@ def _front(plan: GatewayPlan) -> List[str]:
         "    tcp-request connection track-sc2 int(1) table refused",
         "    acl health path /health",
         f"    acl api path_reg {_API_PATH}",
+        f"    acl api path {' '.join(_BESIDE_V1)}",
         "    acl administration path_beg /v1/load_lora_adapter /v1/unload_lora_adapter",
         "    acl passed method GET HEAD POST DELETE",
         *in_service,

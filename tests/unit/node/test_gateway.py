@@ -103,9 +103,11 @@ class GatewayBench:
         url = httpx2.URL(f"http://127.0.0.1:{self.port}").copy_with(raw_path=path.encode())
         return httpx2.get(url, headers={"Authorization": f"Bearer {key}"}, trust_env=False)
 
-    def post(self, key: str = CLUSTER_KEY, **body: Any) -> httpx2.Response:
+    def post(
+        self, key: str = CLUSTER_KEY, path: str = "/v1/completions", **body: Any
+    ) -> httpx2.Response:
         return httpx2.post(
-            f"http://127.0.0.1:{self.port}/v1/completions",
+            f"http://127.0.0.1:{self.port}{path}",
             headers={"Authorization": f"Bearer {key}"} if key else {},
             json={"messages": "first, as OpenAI's clients have it", "model": "tiny", **body},
             trust_env=False,
@@ -158,18 +160,35 @@ def test_requests_are_balanced_and_carry_the_clusters_key_to_replicas(gate: Gate
 @pytest.mark.parametrize(
     "path",
     [
-        "/metrics", "/tokenize", "/pooling", "/", "/v1", "/v1/", "//v1/models", "/v1//models",
+        "/metrics", "/pause", "/server_info", "/collective_rpc", "/invocations", "/tokenize/",
+        "/tokenizer_info", "/", "/v1", "/v1/", "//v1/models", "/v1//models",
         "/v1/../metrics", "/v1/./../metrics", "/v1/%2e%2e/metrics", "/v1/..%2fmetrics",
         "/v1%2f..%2fmetrics", "/health/../metrics", "/V1/models", "/v1/models/..;/x",
         "/v1/load_lora_adapter", "/v1/models\\..\\metrics",
     ],
 )  # fmt: skip
-def test_nothing_but_v1_and_health_is_passed_on(gate: GatewayBench, path: str) -> None:
+def test_nothing_but_what_models_offer_is_passed_on(gate: GatewayBench, path: str) -> None:
     answer = gate.get(path)
 
     assert answer.status_code in (400, 404), answer.text
     assert answer.json()["error"]["type"] in ("NotFoundError", "BadRequestError")
     assert [one.paths for one in gate.replicas] == [[], []]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",
+        "/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/audio/transcriptions", "/rerank",
+        "/v2/rerank", "/score", "/classify", "/pooling", "/tokenize", "/detokenize",
+    ],
+)  # fmt: skip
+def test_what_models_offer_is_passed_on_with_a_key_alone(gate: GatewayBench, path: str) -> None:
+    assert gate.post("wrong", path=path).status_code == 401
+    assert [one.paths for one in gate.replicas] == [[], []]
+
+    assert gate.post(path=path).status_code == 200
+    assert sorted(one.paths for one in gate.replicas) == [[], [path]]
 
 
 @pytest.mark.parametrize(
