@@ -48,6 +48,7 @@ CONNECT = 10.0
 # The same for `status`, which must not wait long for dead hosts: 5 s in all.
 STATUS_CONNECT = 3.0
 
+SECOND_LOOK = 2.0  # Until `status` looks again for a container that a live supervisor says runs
 STATUS_LOOK = 4.0  # For `status` to query one host that accepts connections
 
 # Factor for the time limit of a jump host's connection, since other hosts wait for it too.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 from clusterctl import deadlines
@@ -23,6 +24,7 @@ from clusterctl.survey.status import ClusterStatus, assess, with_causes, with_lo
 from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transfer.weights.comparison import kept_file, look_at, told_apart
 from clusterctl.transfer.weights.on_host import KEPT
+from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import fan_out, values
 
@@ -53,18 +55,33 @@ def read(
             return with_loads(found, hosts, services)
 
         def once() -> ClusterStatus:
-            survey = take_survey(
+            look = partial(
+                take_survey,
                 inventory,
-                transports,
                 files=(f"{KEPT}/*",),
                 limit=2,
                 timeout=deadlines.STATUS_LOOK,
             )
+            survey = look_twice(look, transports)
             found = assess(survey, drift(survey), weights_apart(survey))
             found = with_causes(found, causes_of_failures(found, survey))
             return with_load(found, survey) if wide else found
 
         yield once
+
+
+def look_twice(
+    look: Callable[[Mapping[str, Transport]], Survey],
+    transports: Mapping[str, Transport],
+    pause: float = deadlines.SECOND_LOOK,
+) -> Survey:
+    """Return what `look` finds; hosts whose node container seems to have gone are asked again."""
+    survey = look(transports)
+    if not survey.vanished:
+        return survey
+    time.sleep(pause)
+    again = look({name: transports[name] for name in survey.vanished})
+    return replace(survey, outcomes={**survey.outcomes, **again.outcomes})
 
 
 def causes_of_failures(found: ClusterStatus, survey: Survey) -> dict[str, str]:

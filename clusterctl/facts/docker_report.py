@@ -72,11 +72,16 @@ def _first_object(lines: list[str]) -> dict[str, Any]:
 
 
 def parse_containers(section: Section | None) -> tuple[ContainerFacts, ...]:
-    """Return our containers, running or not. Raises ValueError if `docker ps` failed."""
+    """Return our containers, running or not. Raises ValueError if the daemon did not list all of
+    them, as where it is too busy to answer in time."""
     if section is None:
         return ()
-    if section.status != 0:
-        raise ValueError(" ".join(section.lines) or f"docker ps ended with {section.status}")
+    # One that was removed between the list and the look at each is no error.
+    errors = [line for line in section.lines if not line.startswith("{")]
+    if section.status == TIMED_OUT:
+        raise ValueError("the Docker daemon did not answer in time")
+    if section.status != 0 and not (errors and all("No such" in line for line in errors)):
+        raise ValueError(" ".join(errors) or f"docker ended with {section.status}")
     found = []
     for line in section.lines:
         if not line.startswith("{"):

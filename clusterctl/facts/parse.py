@@ -33,6 +33,7 @@ class Probe:
     containers: tuple[ContainerFacts, ...]
     # The requested image; None if the host does not have it, or has no engine
     image: ImageFacts | None
+    listed: bool = True  # The engine said which containers there are
 
 
 def parse_probe(
@@ -43,9 +44,11 @@ def parse_probe(
     `sudo_error`: why the probe could not run under sudo, if that was tried; `received`: Unix
     seconds on the operator's clock when the answer arrived.
     """
-    containers = answer.read(
-        "our containers", (), docker_report.parse_containers, answer.find("containers")
+    nothing: tuple[ContainerFacts, ...] | None = None
+    listed = answer.read(
+        "our containers", nothing, docker_report.parse_containers, answer.find("containers")
     )
+    containers = listed or ()
     image = answer.read("the image", None, docker_report.parse_image, answer.find("image"))
     files: dict[str, bytes | None] = {}
     unreadable = []
@@ -62,7 +65,7 @@ def parse_probe(
         replace(one, cluster=clusters.get(one.container, "")) for one in facts.gpus.processes
     )
     facts = replace(facts, gpus=replace(facts.gpus, processes=processes))
-    return Probe(facts, files, tuple(unreadable), containers, image)
+    return Probe(facts, files, tuple(unreadable), containers, image, listed is not None)
 
 
 def _host_facts(

@@ -238,13 +238,14 @@ engine_contents() {
   disks "$1" ${containerd:+"$containerd"}
   ids=$(bounded docker ps -aq --no-trunc --filter label=clusterctl.cluster 2>&1)
   status=$?
-  section "containers $status"
-  if [ "$status" -ne 0 ]; then
-    printf '%s\n' "$ids"
-  elif [ -n "$ids" ]; then
+  listed=$ids
+  if [ "$status" -eq 0 ] && [ -n "$ids" ]; then
     # shellcheck disable=SC2086  # several ids
-    bounded docker container inspect --format "$container_format" $ids 2>&1
+    listed=$(bounded docker container inspect --format "$container_format" $ids 2>&1)
+    status=$?
   fi
+  section "containers $status"
+  printf '%s\n' "$listed"
   [ -n "$image" ] || return
   said=$(bounded docker image inspect --format "$image_format" "$image" 2>&1)
   section "image $?"

@@ -371,7 +371,7 @@ def _host_row(
         node_ip=node.node_ip if node else host.node_ip or host.address,
         reachable=error is None,
         engine=f"docker {facts.engine.version}" if facts and facts.engine.running else "",
-        container=(container.state if container else "missing") if facts else "",
+        container=_container(survey, host.name),
         ray=ray,
         gpus=tuple(gpu.model for gpu in facts.gpus.gpus) if facts else (),
         gpus_expected=len(host.gpus),
@@ -385,6 +385,16 @@ def _host_row(
     )
 
 
+def _container(survey: Survey, host: str) -> str:
+    """Return the state of the host's node container; empty if it is not known."""
+    answer, found = survey.answers.get(host), survey.containers.get(host)
+    if host in survey.running:
+        return "running"
+    if found:
+        return found.state
+    return "missing" if answer and answer.listed else ""
+
+
 def _first_cause(
     survey: Survey, host: Host, node: RayNode | None, *, ray_known: bool
 ) -> tuple[str, ...]:
@@ -392,12 +402,14 @@ def _first_cause(
     if name not in survey.facts:
         error = survey.errors.get(name)
         return (error.summary if error else "no answer",)
-    engine, container = survey.facts[name].engine, survey.containers.get(name)
+    engine = survey.facts[name].engine
     if not engine.running:
         said = f": {engine.error}" if engine.error else ""
         return (f"the container engine is not running{said}",)
+    if name not in survey.running and not survey.answers[name].listed:
+        return (f"its engine does not list its containers, and {survey.why_silent(name)}",)
     if name not in survey.running:
-        return (f"the node container is {container.state if container else 'missing'}",)
+        return (f"the node container is {_container(survey, name)}",)
     state = survey.fresh_state(name)
     if state is None:
         return (survey.why_silent(name),)

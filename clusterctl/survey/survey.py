@@ -231,8 +231,23 @@ class Survey:
 
     @cached_property
     def running(self) -> frozenset[str]:
-        """Hosts whose node container is running."""
-        return frozenset(name for name, c in self.containers.items() if c.state == "running")
+        """Hosts whose node container is running: as the engine lists it, else as its supervisor
+        reports, where the engine was too busy to list any."""
+        listed = {name for name, c in self.containers.items() if c.state == "running"}
+        busy = {name for name, answer in self.answers.items() if not answer.listed}
+        return frozenset(listed | {name for name in busy if self.fresh_state(name)})
+
+    @property
+    def vanished(self) -> list[str]:
+        """Hosts whose engine lists no node container, while its supervisor reported just now: it
+        is being replaced, or was removed within the last seconds. A second look tells."""
+        return [
+            name
+            for name, answer in self.answers.items()
+            if answer.facts.engine.running
+            and name not in self.running | self.containers.keys()
+            and self.fresh_state(name)
+        ]
 
     @cached_property
     def image_digests(self) -> dict[str, str]:
@@ -351,7 +366,7 @@ class Survey:
         return {
             name: self.containers[name].id
             for name, state in self.states.items()
-            if name in self.running
+            if name in self.running & self.containers.keys()
             and any(one.file == "node.json" and one.why == DELETED for one in state.unreadable)
         }
 

@@ -28,6 +28,7 @@ class Said:
     services: tuple[ServiceDocument, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
     problem: str | None = None
+    listed: bool = True  # Its engine says which containers there are
 
     def outcome(self) -> Done[Probe] | Failed:
         if self.facts is None:
@@ -42,7 +43,7 @@ class Said:
         labels = {CLUSTER_LABEL: "demo"}
         ours = ContainerFacts("1", self.named, "i", labels, self.container, 0, "", 0)
         containers = () if self.container == "missing" else (ours,)
-        return Done(Probe(self.facts, {**files, **self.files}, (), containers, None))
+        return Done(Probe(self.facts, {**files, **self.files}, (), containers, None, self.listed))
 
 
 def survey_of(

@@ -202,6 +202,31 @@ esac""",
     assert probe.facts.unknown == ()
 
 
+DOCKER_WITH_ONE = """case "$1 $2" in
+"info --format") echo '{"ServerVersion":"28.1","DockerRootDir":"/"}' ;;
+"ps -aq") %s; printf 'c1\nc2\n' ;;
+"container inspect") %s;
+  echo '{"id":"c1","name":"/n","image":"i","labels":null,"state":{"Status":"running"}}'
+  echo 'Error response from daemon: No such container: c2' >&2; exit 1 ;;
+esac"""
+
+
+@pytest.mark.parametrize("slow", [("sleep 5", ":"), (":", "sleep 5")], ids=["list", "inspect"])
+def test_a_daemon_too_busy_to_list_containers_is_not_one_without_any(
+    commands: Path, slow: tuple[str, str]
+) -> None:
+    install(commands, "docker", DOCKER_WITH_ONE % slow)
+    probe = parse(run_script(path=f"{commands}:/usr/bin:/bin", limit="1"))
+    assert (probe.containers, probe.listed) == ((), False)
+    assert "did not answer in time" in probe.facts.unknown[0]
+
+
+def test_a_container_that_goes_between_list_and_look_hides_no_other(commands: Path) -> None:
+    install(commands, "docker", DOCKER_WITH_ONE % (":", ":"))
+    probe = parse(run_script(path=f"{commands}:/usr/bin:/bin"))
+    assert ([one.id for one in probe.containers], probe.listed) == (["c1"], True)
+
+
 def test_commands_cannot_eat_the_script(commands: Path) -> None:
     install(commands, "docker", "cat >/dev/null")
     install(commands, "df", "cat >/dev/null; echo df: none >&2")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from clusterctl.commands.status import causes_of_failures, weights_apart
+from clusterctl.commands.status import causes_of_failures, look_twice, weights_apart
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import Disk, HostFacts
 from clusterctl.facts.parse import parse_probe
@@ -34,8 +35,9 @@ from clusterctl.node.documents import (
 from clusterctl.reporting.status_view import status_document, status_screen
 from clusterctl.serving.declaration import members_file
 from clusterctl.survey.status import ClusterStatus, assess, with_causes
-from clusterctl.survey.survey import drained_file
+from clusterctl.survey.survey import Survey, drained_file
 from clusterctl.transfer.weights.comparison import kept_file
+from clusterctl.transport.base import Transport
 from tests.fakes.surveys import Said, survey_of
 from tests.fakes.transport import FakeTransport
 
@@ -158,6 +160,43 @@ def test_an_engine_that_shows_no_sign_of_life_is_a_problem_at_once(facts: HostFa
     assert status.problems == (f"service tiny: {silence}",)
     assert f"silent     {silence}" in screen(status)
     assert status_document(status)["services"][0]["silence"] == silence
+
+
+def test_a_container_whose_engine_is_too_busy_to_list_it_is_not_missing(facts: HostFacts) -> None:
+    reports = healthy(facts)
+    reports["gpu2"] = replace(reports["gpu2"], container="missing", listed=False)
+    status = assess(survey_of(INVENTORY, reports))
+    assert status.problems == ()
+    assert status_document(status)["hosts"][1]["container"] == "running"
+
+    reports["gpu2"] = replace(reports["gpu2"], state=state("gpu2", time=960.0))
+    status = assess(survey_of(INVENTORY, reports))
+    assert status.problems[0] == (
+        "gpu2: its engine does not list its containers, and the supervisor last wrote 40 s ago"
+    )
+    assert status_document(status)["hosts"][1]["container"] == ""
+
+
+@pytest.mark.parametrize(
+    ("second", "problems"),
+    [("running", ()), ("missing", ("gpu2: the node container is missing",))],
+)
+def test_a_container_that_one_look_misses_is_looked_for_again(
+    facts: HostFacts, second: str, problems: tuple[str, ...]
+) -> None:
+    """While its supervisor reports: it is being replaced, or was removed just now."""
+    asked = list[list[str]]()
+
+    def look(hosts: Mapping[str, Transport]) -> Survey:
+        asked.append(sorted(hosts))
+        said = healthy(facts)
+        container = second if len(asked) > 1 else "missing"
+        said["gpu2"] = replace(said["gpu2"], container=container)
+        return survey_of(INVENTORY, {name: said[name] for name in hosts})
+
+    found = look_twice(look, dict.fromkeys(("gpu1", "gpu2"), FakeTransport()), pause=0.0)
+    assert asked == [["gpu1", "gpu2"], ["gpu2"]]
+    assert assess(found).problems == problems
 
 
 def test_a_service_that_is_ready_again_still_says_why_it_was_restarted(facts: HostFacts) -> None:
