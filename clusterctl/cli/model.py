@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +16,7 @@ from clusterctl.cli.program import Commands
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from clusterctl.planning.hardware import GpuModel
     from clusterctl.transfer.weights.delivery import PushedModel
 
 NOTHING = "Nothing to move: every host has the complete model."  # A dry run's plan
@@ -66,17 +69,49 @@ def search_(
         str | None,
         typer.Option("--gpus", metavar="LIST", help="Only what fits these GPUs: 2xRTX5090."),
     ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also what does not fit the cluster's GPUs.")
+    ] = False,
+    inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
-    """Search the models with an alias. Contacts nobody."""
+    """Search the models with an alias: those that fit --gpus, or else the current cluster."""
     from clusterctl.cli.model_view import search_document, search_lines
     from clusterctl.planning.editions import search
     from clusterctl.planning.hardware import parse_gpus
 
-    found = search(text, parse_gpus(gpus) if gpus else ())
+    wanted: tuple[GpuModel, ...] = ()
+    if gpus:
+        wanted = parse_gpus(gpus)
+    elif not everything:
+        wanted = _gpus_of_cluster(inventory)
+    found = search(text, wanted)
     print(
         json.dumps(search_document(found), indent=2) if as_json else "\n".join(search_lines(found))
     )
+
+
+def _gpus_of_cluster(path: Path | None) -> tuple[GpuModel, ...]:
+    """Return the GPUs of the current cluster, and say so on stderr; none without a cluster."""
+    from clusterctl.inventory.current import current
+
+    try:
+        current(path)
+    except UsageError:  # no inventory is named or current: the catalogue needs none
+        return ()
+    from clusterctl.cli.session import session
+    from clusterctl.commands.model_list import gpus_of_cluster
+
+    with session("model-search", path, quiet=True) as opened:
+        cluster = opened.inventory.cluster
+        found = gpus_of_cluster(opened.inventory, opened.credentials)
+    if not found:
+        print(f"all models, since no host of {cluster} reports a GPU", file=sys.stderr)
+        return ()
+    counts = Counter(gpu.name for gpu in found)
+    named = ", ".join(f"{count} x {name}" for name, count in counts.items())
+    print(f"models that fit {named} of {cluster}; --all lists all", file=sys.stderr)
+    return found
 
 
 @app.command("push")

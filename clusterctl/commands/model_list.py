@@ -1,4 +1,5 @@
-"""`model ls`: which host has which model, in one round trip each; reads no weights."""
+"""`model ls`: which host has which model, in one round trip each; reads no weights. `model search`:
+the GPUs to search for."""
 
 from __future__ import annotations
 
@@ -7,10 +8,13 @@ from dataclasses import dataclass
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.survey.survey import connected
+from clusterctl.planning.cluster_hardware import gpus_of
+from clusterctl.planning.hardware import GpuModel, find_gpu, gpu_of_host
+from clusterctl.survey.survey import connected, take_survey
 from clusterctl.transfer.weights.on_host import Holding, holdings, look_at_models
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, fan_out, values
+from clusterctl.units import MIB
 
 
 @dataclass(frozen=True)
@@ -27,3 +31,13 @@ def run(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -
     with connected(hosts, credentials) as transports:
         found = fan_out(transports, lambda each: look_at_models(each, inventory.models))
     return ModelList(inventory.models, tuple(holdings(values(found))), tuple(failures(found)))
+
+
+def gpus_of_cluster(inventory: Inventory, credentials: Credentials) -> tuple[GpuModel, ...]:
+    """Return the GPUs that the inventory declares by name; if it leaves some open, those that the
+    hosts report, of hosts that answer."""
+    declared = [gpu for host in inventory.hosts for gpu in host.gpus]
+    if declared and all(gpu.model and (gpu.memory or find_gpu(gpu.model)) for gpu in declared):
+        return tuple(gpu_of_host(str(gpu.model), (gpu.memory or 0) // MIB) for gpu in declared)
+    with connected(inventory.hosts, credentials) as transports:
+        return gpus_of(take_survey(inventory, transports).answers)

@@ -95,3 +95,24 @@ def test_the_table_has_80_columns_and_the_json_all_variants(clusterctl: Run) -> 
     assert found["models"][0]["served"] is True
     refused = clusterctl("model", "search", "--gpus", "2xNOTHING")
     assert refused.returncode == 2
+
+
+def test_a_search_is_for_the_gpus_that_the_inventory_declares(
+    clusterctl: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "two.yaml"
+    file.write_text(
+        "cluster: two\nimage: vllm/vllm-openai:v0.33.0\nhosts:\n"
+        "  a: {address: 192.0.2.1, role: head,\n"
+        "      gpus: [{model: NVIDIA GeForce RTX 4090, memory: 24 GiB}]}\n"
+        "  b: {address: 192.0.2.2, gpus: [{model: NVIDIA H100 80GB HBM3}]}\n"
+    )
+
+    ran = clusterctl("-i", str(file), "model", "search", "--json")
+    whole = clusterctl("-i", str(file), "model", "search", "--json", "--all")
+
+    assert "1 x RTX 4090, 1 x H100 of two; --all" in ran.stderr
+    fitting = {each["name"] for each in json.loads(ran.stdout)["models"]}
+    assert "qwen3.6-35b-a3b" in fitting
+    assert not fitting & {"kimi-k3", "deepseek-v3"}
+    assert {each["name"] for each in json.loads(whole.stdout)["models"]} > fitting
