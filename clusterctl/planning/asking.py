@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from clusterctl import deadlines
-from clusterctl.containers.driver import Container
+from clusterctl.containers.driver import Container, ContainerDriver
 from clusterctl.containers.drivers import driver_for
 from clusterctl.errors import ClusterctlError
 from clusterctl.local_cache import cache_directory, make_private
@@ -21,7 +21,6 @@ from clusterctl.planning.problems import PredictedProblem, predict_problems
 from clusterctl.planning.report import FitReport, PlanRequest
 from clusterctl.ray_cluster.nodes import container_name
 from clusterctl.survey.survey import Survey
-from clusterctl.transport.base import Transport
 
 _LONGEST_REFUSAL = 600  # Characters of the engine's sentence
 
@@ -46,7 +45,8 @@ def asked(survey: Survey, request: PlanRequest, report: FitReport, model: ModelF
     Asks in the head's node container, which keeps running as it is; no GPU is used."""
     host = survey.inventory.head.name
     try:
-        answer = _answer(survey.transports[host], survey.inventory.cluster, request, report, model)
+        driver = driver_for(survey.transports[host])
+        answer = answer_of(driver, survey.inventory.cluster, request, report, model)
     except (ClusterctlError, ValueError) as failed:
         note = f"vLLM in the image on {host} could not be asked: {failed}"
         return replace(report, notes=(*report.notes, note))
@@ -76,12 +76,15 @@ def _without(plan: FitPlan, report: FitReport) -> FitPlan:
     return replace(plan, notes=notes)
 
 
-def _answer(
-    transport: Transport, cluster: str, request: PlanRequest, report: FitReport, model: ModelFiles
+def answer_of(
+    driver: ContainerDriver,
+    cluster: str,
+    request: PlanRequest,
+    report: FitReport,
+    model: ModelFiles,
 ) -> EngineAnswer:
     """Return the answer, from the cache if the same was asked before. Raises ValueError for an
     answer that cannot be read, and ClusterctlError."""
-    driver = driver_for(transport)
     container = driver.find(container_name(cluster))
     if container is None or not container.running:
         raise ValueError("the node container does not run")

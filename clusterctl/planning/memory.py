@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from clusterctl.models.shape import ModelShape
@@ -17,6 +18,7 @@ from clusterctl.planning.compressed_cache import plan_compressed_cache
 from clusterctl.planning.hardware import SHARES_MEMORY
 from clusterctl.planning.kv_cache import (
     CachePlan,
+    CacheRules,
     capacity,
     longest_that_fits,
     needs_of,
@@ -200,7 +202,7 @@ def plan_memory(
     partition = placement.partition or options.partition
     placement = replace(placement, seats=seats, partition=partition)
     stages = stages_of(len(shape.layers), placement)
-    cache = cache_plan(shape, settings, placement.tp)
+    cache = cache_plan(shape, settings.cache, placement.tp)
     case = _Case(shape, placement, options, settings, rules, cache, stages)
     known: dict[tuple[object, ...], RankMemory] = {}  # equal seats of a stage are calculated once
     ranks = []
@@ -246,11 +248,12 @@ def _with_own_lessons(seat: RankSeat, settings: Settings) -> RankSeat:
     return replace(seat, measured=None)
 
 
-def cache_plan(shape: ModelShape, settings: Settings, tp: int) -> CachePlan:
-    """Return the groups of the KV cache with these settings."""
+@lru_cache(maxsize=256)
+def cache_plan(shape: ModelShape, rules: CacheRules, tp: int) -> CachePlan:
+    """Return the groups of the KV cache, which many layouts share."""
     if any(attention.compressed for attention in shape.attentions):
-        return plan_compressed_cache(shape.layers, settings.cache.shared_context)
-    return plan_cache(needs_of(shape.layers, tp, settings.cache), settings.cache)
+        return plan_compressed_cache(shape.layers, rules.shared_context)
+    return plan_cache(needs_of(shape.layers, tp, rules), rules)
 
 
 def _rank(case: _Case, seat: RankSeat) -> RankMemory:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from clusterctl.errors import ClusterctlError, DoesNotFit, UsageError, raise_all
 from clusterctl.models.shape import ModelShape
-from clusterctl.node.documents import ServiceDocument
 from clusterctl.planning.advice import advise
 from clusterctl.planning.memory import FitPlan, best_split
 from clusterctl.planning.placement import PARTITION, Placement, Site, seat_ranks, sites_without
@@ -29,6 +29,9 @@ from clusterctl.planning.report import FitReport, Hardware, PlanRequest, Proposa
 from clusterctl.planning.speed import Speed, speed_of
 from clusterctl.serving.arguments import Launch, engine_arguments
 from clusterctl.serving.vllm_flags import DEFAULT, Argument, last_value, lay_over
+
+if TYPE_CHECKING:
+    from clusterctl.node.documents import ServiceDocument
 
 # Bytes/s from which TP across hosts is proposed: RDMA of 200 Gbit/s and more. Over a 4 GB/s link TP
 # 2 reached a seventh of one GPU's throughput.

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.accelerators.engine_defaults import ON_GPUS, EngineDefaults
 from clusterctl.models.shape import ModelShape
-from clusterctl.node.documents import ServiceDocument
 from clusterctl.planning.memory import FitPlan, rounded
 from clusterctl.planning.options import ServeOptions, parse_options
 from clusterctl.planning.placement import HostGpus, Site
@@ -17,6 +16,9 @@ from clusterctl.planning.problems import PredictedProblem
 from clusterctl.planning.rules import Rules, rules_for
 from clusterctl.planning.speed import NETWORK, LinkSpeed, Speed
 from clusterctl.serving.vllm_flags import Argument
+
+if TYPE_CHECKING:
+    from clusterctl.node.documents import ServiceDocument
 
 
 @dataclass(frozen=True)
