@@ -213,6 +213,10 @@ class Changes(TypedDict):
     changes: list[str]
 
 
+class Scaled(Changes):
+    replicas: dict[str, str]
+
+
 class Restarted(TypedDict):
     service: str
     ready_seconds: dict[str, float]
@@ -589,6 +593,7 @@ OUTPUTS: dict[str, tuple[Any, ...]] = {
     "soak": (Soaked,),
     "status": (Status,),
     "restart": (Restarted, Changes),
+    "scale": (Scaled, Changes),
     "stop": (Stopped, Plan),
     "drain": (Drained, DrainPlan),
     "undrain": (Drained,),

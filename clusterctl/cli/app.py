@@ -31,6 +31,7 @@ from clusterctl.cli import (
     report,
     restart,
     run,
+    scale,
     serve,
     shell,
     soak,
@@ -94,6 +95,7 @@ app.add_typer(lab.app, name="lab", rich_help_panel=SET_UP)
 app.command("fit", cls=VllmCommand, rich_help_panel=SERVE)(fit.fit)
 app.command("serve", cls=VllmCommand, rich_help_panel=SERVE)(serve.serve)
 app.command("apply", rich_help_panel=SERVE)(apply.apply)
+app.command("scale", rich_help_panel=SERVE)(scale.scale)
 app.command("restart", rich_help_panel=SERVE)(restart.restart)
 app.command("stop", rich_help_panel=SERVE)(stop.stop)
 app.command("batch", rich_help_panel=SERVE)(batch.batch)

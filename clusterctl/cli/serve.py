@@ -123,10 +123,16 @@ def serve(
             if dry_run:
                 _show_plan(changes, as_json=as_json)
                 raise typer.Exit(CHANGES_PENDING if changes.lines else 0)
-            if changes.restarts and not confirm(
-                "This restarts the service. Continue?", yes=yes, progress=opened.progress
-            ):
-                raise UsageError("not confirmed: the service would restart", hint="add --yes")
+            if not (changes.restarts or changes.drops):
+                return
+            without = f" without {', '.join(changes.drops)}" if changes.drops else ""
+            question = f"This restarts the service{without}. Continue?"
+            if not confirm(question, yes=yes, progress=opened.progress):
+                scale = f"clusterctl scale NAME {request.replicas} changes the number alone"
+                raise UsageError(
+                    f"not confirmed: the service would restart{without}",
+                    hint=f"add --yes; {scale}" if request.replicas else "add --yes",
+                )
 
         served = run(
             opened.inventory, request, opened.credentials, agree=agree, sink=opened.progress

@@ -113,7 +113,8 @@ def decide_all(survey: Survey, wanted: Sequence[Wanted], *, prune: bool) -> Flee
         try:
             found = decide_on(ahead, each, [replica.name for replica in leaving])
         except ClusterctlError as error:
-            problems += _named(error, each.request)
+            holding = [other for other in others if ahead.service(other).replicas]
+            problems += _named(error, each.request, () if prune else holding)
             continue
         if found.new_key and len(wanted) > 1:
             # Services that start together would get different ones.
@@ -217,11 +218,18 @@ def _bring_up(decision: Decision, *, lock: ClusterLock | None, sink: EventSink) 
     return bring_up(decision, lock if decision.changes.lines else None, sink)
 
 
-def _named(error: ClusterctlError, request: ServiceRequest) -> list[ClusterctlError]:
-    """Return the single errors, with the service's name and the file's key in place of flags."""
+def _named(
+    error: ClusterctlError, request: ServiceRequest, holding: Sequence[str] = ()
+) -> list[ClusterctlError]:
+    """Return the single errors, with the service's name and the file's key in place of flags.
+    `holding`: services that are not in the file, and hold GPUs."""
     found = list(error.errors) if isinstance(error, Problems) else [error]
     for one in found:
         if isinstance(one, DoesNotFit) and (one.hint or "").startswith("--replicas "):
             number = (one.hint or "").partition(" ")[2]
             one.hint = f"services.{request.name}.replicas: {number}"
+        if isinstance(one, DoesNotFit) and holding:
+            # What holds the GPUs is the likelier reason than a number that is too high.
+            prune = f"--prune stops {', '.join(holding)}, not in the file, and frees these GPUs"
+            one.hint = "; or ".join(filter(None, (prune, one.hint)))
     return found

@@ -32,7 +32,7 @@ from clusterctl.serving.notices import noticed
 from clusterctl.serving.proof import Proof, await_gateway
 from clusterctl.serving.request import ServiceRequest
 from clusterctl.serving.rollout import Rollout
-from clusterctl.serving.service import difference
+from clusterctl.serving.service import difference, dropped_flags
 from clusterctl.survey.gateways import hosts_with_gateway
 from clusterctl.survey.survey import Survey, read_reported_state, take_survey
 from clusterctl.transfer.weights.comparison import ComparedWeights
@@ -48,12 +48,13 @@ class Changes:
     lines: tuple[str, ...]
     restarts: bool  # a running service is stopped and started again
     notes: tuple[str, ...] = ()
+    drops: tuple[str, ...] = ()  # Flags that replicas have now, and will not have
     fit: FitReport | None = None  # predicted memory and speed
 
     @property
     def shown(self) -> Set[object]:
         """What the user agrees to, for `carry_out`."""
-        return {*self.lines, *(("restarts",) if self.restarts else ())}
+        return {*self.lines, *(("restarts",) if self.restarts else ()), *self.drops}
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,10 @@ def changes_of(survey: Survey, plan: ServicePlan) -> Changes:
     if plan.members and not lines and plan.members != before.listed:
         lines.append("gateway: its list of replicas")
     outage = bool(restarted) and len(replicas) == 1
-    return Changes(tuple(lines), restarts=outage, notes=plan.notes, fit=plan.fit)
+    drops = (
+        flag for each in restarted if each.old for flag in dropped_flags(each.old, each.document)
+    )
+    return Changes(tuple(lines), outage, plan.notes, tuple(dict.fromkeys(drops)), plan.fit)
 
 
 def bring_up(decision: Decision, lock: ClusterLock | None, sink: EventSink) -> Served:

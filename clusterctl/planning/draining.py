@@ -1,5 +1,6 @@
 """What happens to the replicas of a host that is drained: each moves to free GPUs of other hosts,
-or is stopped where there are none. A move is a plan with that host gone."""
+or is stopped where there are none. A move is a plan with that host gone. And which replicas start
+or stop so that a service has another number of them, while the others stay as they are."""
 
 from __future__ import annotations
 
@@ -10,20 +11,23 @@ from clusterctl.errors import ClusterctlError, RequirementsNotMet, UsageError, r
 from clusterctl.models.location import ModelLocation
 from clusterctl.models.name import Model
 from clusterctl.node.documents import Member, MembersDocument, ServiceDocument, from_json
-from clusterctl.planning.question import question_again
+from clusterctl.planning.question import Question, question_again
 from clusterctl.planning.replicas import (
     ReplicaPorts,
+    Seats,
     as_declared,
     as_if_declared,
     free_numbers,
     members_of,
     moved,
+    require_replicas,
     seats_for,
     sizes_of,
 )
+from clusterctl.serving.declaration import require_service
 from clusterctl.serving.service import PlannedReplica
 from clusterctl.survey.services import Replica, Service
-from clusterctl.survey.survey import Survey
+from clusterctl.survey.survey import Survey, require_formed
 
 
 @dataclass(frozen=True)
@@ -139,22 +143,78 @@ def _moves_of(
     seats = seats_for(asked.hardware, sizes_of(pattern), (), many, asked.known_request())
     location = asked.require_location({name for each in seats for name in each}) if seats else None
 
-    new = []
-    for number, hosts in zip(free_numbers(service, len(seats)), seats, strict=True):
-        port = ports.new(hosts[0], public)
-        new.append(moved(survey, pattern, number, hosts, port, asked.hardware))
+    new = _copies(asked, pattern, seats, ports, public)
     kept = [as_declared(survey, replica) for replica in staying]
     members = _list_of(service, pattern, members_of((*kept, *new), away), public, asked.request.on)
     return ServiceMoves(
         service.name,
         tuple(kept),
-        tuple(new),
+        new,
         tuple(leaving),
         given_up,
         members,
         asked.model,
         location,
     )
+
+
+def scaling(survey: Survey, name: str, number: int) -> ServiceMoves:
+    """Return what gives a service `number` replicas: copies of what it has, or an end for those
+    that serve least. Raises UsageError for an unknown service, RequirementsNotMet, DoesNotFit."""
+    require_formed(survey)
+    service = survey.service(name)
+    if not service.replicas:
+        require_service(name, {each: one.document for each, one in survey.replicas.items()})
+    serving_first = sorted(service.replicas, key=lambda each: (not each.serves, each.number))
+    staying, leaving = serving_first[:number], serving_first[number:]
+    if len(service.replicas) != number and any(each.placed_by_ray for each in staying):
+        model = service.replicas[0].document.model
+        raise UsageError(
+            f"{name} was served without replicas: Ray chose its hosts, so that it has to restart",
+            hint=f"clusterctl serve {model} --name {name} --replicas {number}, with its flags",
+        )
+
+    pattern = _as_written(survey, staying[0])
+    public = service.listed.port if service.listed else pattern.port
+    asked = question_again(survey, pattern)
+    hosts = {node.node_ip: node.host for node in survey.topology.nodes}
+    kept = [tuple(hosts[ip] for ip in each.node_ips if ip in hosts) for each in staying]
+    sizes = sizes_of(pattern)
+    seats = seats_for(asked.hardware, sizes, kept, number, asked.known_request())
+    possible = len(staying) + len(seats)
+    # Those of dead hosts stay members where there is no room for others, until these are back.
+    away = service.lost[: number - possible]
+    require_replicas(name, number, possible + len(away), sizes.gpus, "clusterctl scale {} {}")
+
+    location = asked.require_location({name for each in seats for name in each}) if seats else None
+    new = _copies(asked, pattern, seats, ReplicaPorts(survey), public)
+    same = tuple(as_declared(survey, replica) for replica in staying)
+    members = _list_of(service, pattern, members_of((*same, *new), away), public, asked.request.on)
+    return ServiceMoves(
+        name,
+        same,
+        new,
+        tuple(leaving),
+        tuple(service.replica_names(service.lost[len(away) :])),
+        replace(members, asked=number),
+        asked.model,
+        location,
+    )
+
+
+def _copies(
+    asked: Question,
+    pattern: ServiceDocument,
+    seats: Sequence[Seats],
+    ports: ReplicaPorts,
+    public: int,
+) -> tuple[PlannedReplica, ...]:
+    """Return new replicas with the settings of `pattern` on these hosts."""
+    survey, new = asked.survey, list[PlannedReplica]()
+    for number, hosts in zip(free_numbers(asked.service, len(seats)), seats, strict=True):
+        port = ports.new(hosts[0], public)
+        new.append(moved(survey, pattern, number, hosts, port, asked.hardware))
+    return tuple(new)
 
 
 def _as_written(survey: Survey, replica: Replica) -> ServiceDocument:

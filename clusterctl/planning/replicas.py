@@ -107,7 +107,9 @@ def seat_replicas(
     return found
 
 
-def require_replicas(service: str, asked: int, possible: int, width: int) -> None:
+def require_replicas(
+    service: str, asked: int, possible: int, width: int, fix: str = "--replicas {1}"
+) -> None:
     """Raise DoesNotFit if more replicas were asked for than fit."""
     if asked <= possible:
         return
@@ -115,7 +117,9 @@ def require_replicas(service: str, asked: int, possible: int, width: int) -> Non
     raise DoesNotFit(
         f"{asked} replicas of {service} need {gpus}, and {possible or 'none'} of them "
         f"{'fits' if possible == 1 else 'fit'} on the free GPUs",
-        hint=f"--replicas {possible}" if possible else "clusterctl status shows who uses the GPUs",
+        hint=fix.format(service, possible)
+        if possible
+        else "clusterctl status shows who uses the GPUs",
     )
 
 

@@ -200,6 +200,12 @@ def difference(old: ServiceDocument, new: ServiceDocument) -> list[str]:
     return lines
 
 
+def dropped_flags(old: ServiceDocument, new: ServiceDocument) -> list[str]:
+    """Return the flags that `old` has and `new` has not, with their dashes."""
+    names = dict(_flags(new.argv))
+    return [f"--{name}" for name, _ in _flags(old.argv) if name not in names]
+
+
 def needs_restart(old: ServiceDocument, new: ServiceDocument) -> bool:
     """Return whether the running process must be replaced to follow `new`.
 

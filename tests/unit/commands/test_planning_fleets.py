@@ -65,8 +65,10 @@ def test_a_service_that_shrinks_leaves_its_gpu_to_one_that_grows() -> None:
 def test_unlisted_services_are_named_and_stop_only_with_prune() -> None:
     cluster = Cluster("nvidia")
     pair = cluster.prepare(tp=1, replicas="2")
-    with pytest.raises(DoesNotFit):
+    with pytest.raises(DoesNotFit) as caught:
         decide(cluster, pair, b="1")
+    hint = "--prune stops qwen, not in the file, and frees these GPUs"
+    assert str(caught.value.hint).startswith(hint)
     found = decide(cluster, pair, qwen="2")
     assert found.changes.lines == ()
 

@@ -81,8 +81,10 @@ class Cluster:
         survey = self.survey(*(each for each in (own, other) if each), *declared)
         return plan_service(survey, request, model)
 
-    def survey(self, *declared: ServicePlan | ServiceDocument) -> Survey:
-        """What the hosts answer while these are declared."""
+    def survey(
+        self, *declared: ServicePlan | ServiceDocument, gpu2: NodeState | None = None
+    ) -> Survey:
+        """What the hosts answer while these are declared. `gpu2`: what that supervisor reports."""
         paths = NodePaths("demo")
         files: dict[str, dict[str, bytes | None]] = {"gpu1": dict(self.head_files), "gpu2": {}}
 
@@ -102,6 +104,8 @@ class Cluster:
             else:
                 declare(each)
         files["gpu1"][str(paths.state)] = to_json(self.state).encode()
+        if gpu2:
+            files["gpu2"][str(paths.state)] = to_json(gpu2).encode()
         answers = {host: replace(probe, files=files[host]) for host, probe in self.answers.items()}
         return survey_of(self.inventory, answers, self.transports)
 

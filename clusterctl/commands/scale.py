@@ -1,0 +1,68 @@
+"""`scale`: another number of replicas of a service, which otherwise stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from clusterctl.engine.carry_out import carry_out
+from clusterctl.engine.events import EventSink
+from clusterctl.inventory.model import Inventory
+from clusterctl.operations.moving import move
+from clusterctl.operations.serving import look
+from clusterctl.planning.draining import ServiceMoves, scaling
+from clusterctl.survey.survey import Survey, connected
+from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.lock import ClusterLock
+
+
+@dataclass(frozen=True)
+class ScalePlan:
+    """The replicas that start or stop."""
+
+    survey: Survey
+    moves: ServiceMoves
+
+    @property
+    def lines(self) -> list[str]:
+        """Return the changes; none if the service has that many replicas."""
+        moves = self.moves
+        found = [f"start {each.name} on {each.host}" for each in moves.new]
+        found += [
+            f"stop {each.name} on {each.host}, after its running requests" for each in moves.leaving
+        ]
+        found += [f"give up {name}, whose host is dead" for name in moves.lost]
+        if not found and moves.members != self.survey.service(moves.service).listed:
+            found.append("gateway: its list of replicas")
+        return found
+
+
+def run(
+    inventory: Inventory,
+    name: str,
+    number: int,
+    credentials: Credentials,
+    *,
+    agree: Callable[[ScalePlan], None],
+    sink: EventSink,
+) -> ScalePlan:
+    """Give the service `number` replicas, and return what was done. Those that stay keep their
+    hosts and flags, and are not restarted. A second run changes nothing, and after an interruption
+    it continues.
+
+    `agree` shows the plan and returns, or raises. Raises as `scaling` and `Rollout.run`.
+    """
+    with connected(inventory.hosts, credentials) as transports:
+
+        def decide() -> ScalePlan:
+            survey = look(inventory, transports)
+            return ScalePlan(survey, scaling(survey, name, number))
+
+        def act(plan: ScalePlan, lock: ClusterLock | None) -> ScalePlan:
+            if lock:
+                move(plan.survey, [plan.moves], lock, sink)
+            return plan
+
+        lock = partial(ClusterLock, transports[inventory.head.name], inventory.cluster, "scale")
+        return carry_out(decide, agree, lock, act, lambda plan: set(plan.lines))
