@@ -119,10 +119,8 @@ class _Delivery:
             chosen=push.chosen,
             archive=inventory.image_archive if push.reference == inventory.image else None,
             operator=operators_engine(),
-            limit_rate=push.limit_rate,
             ca=outside_of(inventory).ca,
             pullers=self._names,
-            compress=push.compress,
             ask=credentials.ask,
             say=lambda text: sink(Note(text)),
             recorded=lambda name: read_record(transports[name], push.reference),
@@ -131,6 +129,7 @@ class _Delivery:
             transports,
             lambda name: self.survey.topology.node(name).node_ip,
             push.limit_rate,
+            push.compress,
             speed=lambda name: self.survey.topology.node(name).speed,
             say=lambda host, text: sink(Note(text, host)),
         )

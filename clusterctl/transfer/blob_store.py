@@ -128,16 +128,13 @@ class BlobStore:
 
     def require_room(self, needed: int) -> None:
         """Raise RequirementsNotMet unless `needed` more bytes fit on the store's disk."""
-        if not self.has_room(needed):
-            free = free_space(self.directory)
+        free = free_space(self.directory)
+        if needed and needed + SPARE > free:
             raise RequirementsNotMet(
                 f"{gib(needed)} of image layers do not fit into {self.directory} on this machine: "
                 f"{gib(free)} are free",
                 hint=ROOM,
             )
-
-    def has_room(self, needed: int) -> bool:
-        return not needed or needed + SPARE <= free_space(self.directory)
 
     def missing(self, blobs: Iterable[Blob]) -> int:
         """Return how many bytes of `blobs` the store lacks."""

@@ -47,9 +47,10 @@ class Chain:
     """Relays on the hosts of `links`, in this order, running from `start` to `close`.
 
     Hosts may request `blobs` and the blobs of `image`. `limit_rate` bounds the bytes per second
-    that the source sends in all. `report` is called about once a second for each host, from threads
-    of the chain; `say` gets (host, sentence) about events that a user should know: an upstream sent
-    wrong bytes, a relay was restarted, a host was lost.
+    that the source sends in all; blobs with the digests `packed` are compressed on their way to the
+    first host. `report` is called about once a second for each host, from threads of the chain;
+    `say` gets (host, sentence) about events that a user should know: an upstream sent wrong bytes,
+    a relay was restarted, a host was lost.
     """
 
     def __init__(
@@ -60,13 +61,14 @@ class Chain:
         source: BlobSource | None = None,
         image: ImageContent | None = None,
         limit_rate: int | None = None,
+        packed: Collection[str] = (),
         stall: float = STALL,
         backoff: Sequence[float] = BACKOFF,
         report: Callable[[LinkProgress], None] = lambda _: None,
         say: Callable[[str, str], None] = lambda _host, _text: None,
     ) -> None:
         self._blobs = {blob.digest: blob for blob in (*blobs, *(image.blobs if image else ()))}
-        self._source = SharedSource(source, self._blobs, Throttle(limit_rate))
+        self._source = SharedSource(source, self._blobs, Throttle(limit_rate), packed=packed)
         self._has_source = source is not None
         self._changed = threading.Condition()
         self._ordering = threading.Lock()

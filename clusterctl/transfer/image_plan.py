@@ -8,7 +8,7 @@ of the missing layers alone, moves fewer bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -16,7 +16,7 @@ from clusterctl.containers.meter import gib
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.transfer.content import Blob, ImageContent
 from clusterctl.transfer.engine_state import EngineState, HeldImage
-from clusterctl.transfer.manifests import fits
+from clusterctl.transfer.manifests import PLAIN_LAYERS, fits
 
 # Unpacked bytes per byte of a compressed layer. CUDA images have 2.4 (vllm #22377: 28.6 GB from
 # 12); text and Python more.
@@ -32,6 +32,10 @@ PARTIAL_SINCE = 25
 
 
 ZSTD_SINCE = 23  # First Docker whose overlay2 unpacks zstd layers (moby, pkg/archive)
+
+
+# Bytes of uncompressed layers; fewer take longer to compress than to send.
+WORTH_COMPRESSING = 32 * 1024**2
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,16 @@ def choose_delivery(stock: EngineState, content: ImageContent) -> ImageDelivery:
     if surplus > SMALL and takes_partial:
         return ImageDelivery(Method.LOAD, lacking)
     return ImageDelivery(Method.PULL, pulled)
+
+
+def uncompressed(content: ImageContent, lacking: Collection[str]) -> tuple[Blob, ...]:
+    """Return the layers with the diff IDs `lacking` that are worth compressing on their way."""
+    layers = zip(content.layers, content.diff_ids, strict=True)
+    plain = [
+        layer for layer, diff_id in layers
+        if diff_id in lacking and layer.media_type in PLAIN_LAYERS
+    ]  # fmt: skip
+    return tuple(plain) if sum(layer.size for layer in plain) >= WORTH_COMPRESSING else ()
 
 
 def problems(host: str, stock: EngineState, content: ImageContent) -> Iterator[RequirementsNotMet]:

@@ -11,7 +11,6 @@ from typing import NoReturn
 
 from clusterctl.containers.driver import ContainerDriver, EngineUnavailable, Say
 from clusterctl.containers.drivers import driver_for
-from clusterctl.containers.meter import gib
 from clusterctl.containers.reference import parse, tagged
 from clusterctl.engine.step import Unknown
 from clusterctl.errors import ClusterctlError, StepFailed, UsageError
@@ -19,7 +18,6 @@ from clusterctl.inventory.model import Host
 from clusterctl.steps.image_digest import DigestRecord
 from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
-from clusterctl.transfer.compressed_image import compressed_image, plain_size
 from clusterctl.transfer.content import ImageContent, ImageSource
 from clusterctl.transfer.engine_image import engine_image, overlay_image, save_on_host
 from clusterctl.transfer.engine_state import EngineState, HeldImage, inspect_engine, settings
@@ -34,13 +32,6 @@ HOST = "host:"  # Prefix of --from values that name a host
 
 # Directory for the layers that others lack, on a host that heads a chain, during the transfer.
 SAVED = "/var/lib/clusterctl/saved"
-
-# Bytes of uncompressed layers; fewer take longer to compress than to send.
-WORTH_COMPRESSING = 32 * 1024**2
-
-# Bytes per second of a link below which uncompressed layers are compressed: gzip level 1 takes in
-# some 60 to 100 MB/s per core.
-SLOW_LINK = 500_000_000 // 8
 
 # Hosts that are asked whether they reach the registry; an answer may count as a pull there.
 ASKED = 4
@@ -142,8 +133,6 @@ class ImageFinder:
     archive: Path | None = None  # The inventory's archive of this image
     operator: ContainerDriver | None = None  # Docker on this machine
     platform: str = "linux/amd64"  # If the hosts' platform is unknown
-    limit_rate: int | None = None  # Bytes per second that this machine may send
-    compress: bool | None = None  # Uncompressed layers; None: if `limit_rate` < SLOW_LINK
     ca: str = ""  # CA certificates in PEM that registries are trusted by, too
     store: BlobStore = field(default_factory=BlobStore)
     ask: Ask = nobody
@@ -231,9 +220,7 @@ class ImageFinder:
         image = archive_image(
             path, self.store, reference=reference, platform=_platform(engines), say=self.say
         )
-        return local_origin(
-            path.name, image, self.reference, lambda lacking, say: self._packed(image, lacking, say)
-        )
+        return local_origin(path.name, image, self.reference)
 
     def _from_docker(self) -> Origin | None:
         """Return Docker's image on this machine; None without Docker, its daemon or the image."""
@@ -247,12 +234,11 @@ class ImageFinder:
         if held is None:
             return None
 
-        def supply(lacking: Collection[str], say: Say) -> ImageSource:
+        def supply(_lacking: Collection[str], say: Say) -> ImageSource:
             image = driver.image(self.reference)
             if image is None:
                 self._missing("Docker on this machine", "docker pull")
-            saved = engine_image(driver, image, self.reference, self.store, say=say)
-            return self._packed(saved, lacking, say)
+            return engine_image(driver, image, self.reference, self.store, say=say)
 
         wanted = _wanted_held(held, self.reference)
         return Origin("Docker on this machine", wanted, supply, unpacked=held.size)
@@ -270,20 +256,6 @@ class ImageFinder:
             return image
 
         return local_origin("its registry", image, self.reference, supply, image.digest)
-
-    def _packed(self, image: ImageSource, lacking: Collection[str], say: Say) -> ImageSource:
-        """Compress uncompressed layers that hosts lack, if requested or if the rate limit implies a
-        slow link."""
-        plain = plain_size(image, lacking)
-        if plain < WORTH_COMPRESSING or self.compress is False:
-            return image
-        if self.compress or (self.limit_rate is not None and self.limit_rate < SLOW_LINK):
-            return compressed_image(image, self.store, say=say, lacking=lacking)
-        self.say(
-            f"sending {gib(plain)} of uncompressed layers; over a link of less than 500 Mbit/s "
-            "this is faster: clusterctl image push --compress"
-        )
-        return image
 
 
 def _platform(engines: EngineStates) -> str | None:

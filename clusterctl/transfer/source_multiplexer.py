@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
 
 from clusterctl.errors import ClusterctlError, ConnectionFailed, StepFailed
@@ -73,8 +74,16 @@ class Throttle:
             self._sleep(start - now)
 
 
+class Packed(bytes):
+    """A piece that is compressed on its way to the relay."""
+
+
 class SharedSource:
-    """The source that all relays of a chain share: its rate limit, its failures, bytes sent."""
+    """The source that all relays of a chain share: its rate limit, its failures, bytes sent.
+
+    `packed`: digests of the blobs that are compressed before they leave this machine. Level 1, each
+    piece by itself: a core packs some 85 MB/s, and relays pass on the bytes as they were.
+    """
 
     def __init__(
         self,
@@ -82,8 +91,10 @@ class SharedSource:
         blobs: Mapping[str, Blob],
         throttle: Throttle,
         clock: Callable[[], float] = time.monotonic,
+        packed: Collection[str] = (),
     ) -> None:
         self._source, self._throttle = source, throttle
+        self._packed = {digest.removeprefix("sha256:") for digest in packed}
         self._blobs = {blob.hex: blob for blob in blobs.values()}
         self._ranks = {digest: place for place, digest in enumerate(self._blobs)}
         self._lock = threading.Lock()
@@ -124,11 +135,13 @@ class SharedSource:
         """Yield a range of a blob. Raises what the source raises; pass that to `note_failure`."""
         if self._source is None:
             raise StepFailed("there is no source")
-        step = self._throttle.piece
+        packed = digest in self._packed
+        step = PIECE if packed else self._throttle.piece
         for chunk in self._source.open(self._blobs[digest], start):
             wanted = chunk[:size]
             for begin in range(0, len(wanted), step):
-                yield wanted[begin : begin + step]
+                piece = wanted[begin : begin + step]
+                yield Packed(zlib.compress(piece, 1)) if packed else piece
             size -= len(wanted)
             if size <= 0:
                 return
@@ -260,7 +273,8 @@ class SourceMultiplexer:
                     else:
                         # Count first: with its last byte a host may finish before the next line.
                         self._source.await_turn(len(item))
-                        self._outlet.send(frames.DATA, number, item)
+                        kind = frames.PACKED if isinstance(item, Packed) else frames.DATA
+                        self._outlet.send(kind, number, item)
         finally:
             meant = self._closed
             self.close()

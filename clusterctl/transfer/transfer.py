@@ -9,7 +9,7 @@ from a host that heads the chain.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,6 +21,10 @@ from clusterctl.transfer.chain_link import CACHE, FilePlace, Link, LinkProgress,
 from clusterctl.transfer.content import Blob, BlobSource, ImageContent
 from clusterctl.transport.base import Closing, Transport
 
+# Bytes per second of a link below which uncompressed layers are compressed: a core compresses some
+# 60 to 100 MB/s.
+SLOW_LINK = 500_000_000 // 8
+
 
 @dataclass(frozen=True)
 class Route:
@@ -29,10 +33,18 @@ class Route:
     transports: Mapping[str, Transport]
     address: Callable[[str], str]  # At which other hosts reach it
     limit_rate: int | None = None  # Bytes per second that the source sends, in all
+    compress: bool | None = None  # Uncompressed layers on the way; None: if the link is slow
     speed: Callable[[str], int | None] = lambda _: None  # Mbit/s of that network, if known
     cache: Callable[[str], str] = lambda _: CACHE  # Directory of the relay's cache
     say: Callable[[str, str], None] = lambda _host, _text: None  # Gets host and sentence
     chain: Callable[..., Chain] = Chain
+
+    @property
+    def compresses(self) -> bool:
+        """Whether uncompressed layers leave this machine compressed."""
+        if self.compress is None:
+            return self.limit_rate is not None and self.limit_rate < SLOW_LINK
+        return self.compress
 
     def link(
         self,
@@ -60,6 +72,7 @@ class Sending:
     source: BlobSource | None = None  # Blobs that this machine can send
     blobs: Sequence[Blob] = ()
     image: ImageContent | None = None
+    packed: Collection[str] = ()  # Digests of blobs to compress on their way from this machine
     # Hosts that could not be prepared, and why.
     failures: Mapping[str, ClusterctlError] = field(default_factory=dict)
 
@@ -197,6 +210,7 @@ class Transfer(Closing):
             source=sending.source,
             image=sending.image,
             limit_rate=self._route.limit_rate,
+            packed=sending.packed,
             report=self._report,
             say=self._route.say,
         )

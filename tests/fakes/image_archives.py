@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -95,6 +96,14 @@ class MadeImage:
         files["manifest.json"] = json.dumps([entry]).encode()
         files["repositories"] = b"{}"
         return tar_of(files, links)
+
+    def packed(self) -> bytes:
+        """As podman and bazel write it: a docker archive with layers in gzip."""
+        paths = [f"{number}.tar.gz" for number in range(len(self.layers))]
+        layers = [gzip.compress(data, mtime=0) for data in self.layers]
+        entry = {"Config": "config", "RepoTags": [self.name], "Layers": paths}
+        files = {"config": self.config, "manifest.json": json.dumps([entry]).encode()}
+        return tar_of({**files, **dict(zip(paths, layers, strict=True))})
 
     @property
     def blobs(self) -> dict[str, bytes]:

@@ -11,6 +11,7 @@ HEADER = struct.Struct("!cII")  # Kind, stream, length of the payload
 # To the relay.
 COMMAND = b"C"
 DATA = b"D"
+PACKED = b"Z"  # Data, compressed by zlib
 END = b"E"
 FAILED = b"X"
 ALIVE = b"A"

@@ -4,6 +4,7 @@ first, the source at the other end of stdin last."""
 import socket
 import threading
 import time
+import zlib
 from collections import deque
 from typing import Any, Callable, Collection, Deque, Dict, Iterator, List, Optional
 
@@ -235,6 +236,8 @@ class Source(Upstream):
 
     def deliver(self, kind: bytes, number: int, payload: bytes) -> None:
         """Add a frame to its stream; wait while BUFFERED bytes of it are unread."""
+        if kind == frames.PACKED:
+            payload = zlib.decompress(payload)
         with self._lock:
             stream = self._streams.get(number)
             if stream is None:
@@ -245,7 +248,7 @@ class Source(Upstream):
                 return stream is None or stream.waiting < BUFFERED
 
             stream.changed.wait_for(has_room)
-            if kind == frames.DATA:
+            if kind in (frames.DATA, frames.PACKED):
                 stream.arrived.append(payload)
                 stream.waiting += len(payload)
             elif kind == frames.ALIVE:

@@ -10,7 +10,6 @@ import pytest
 from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.bundle import write_bundle
-from clusterctl.transfer.compressed_image import compressed_image
 from clusterctl.transfer.content import ImageSource
 from tests.contract.containers.dockerd import Engine
 from tests.contract.containers.newer_engine import WITH_NEWER_ENGINE
@@ -35,28 +34,22 @@ def store(tmp_path: Path) -> BlobStore:
     return BlobStore(tmp_path / "cache")
 
 
-@pytest.fixture
-def images(tmp_path: Path, store: BlobStore) -> list[ImageSource]:
+@pytest.fixture(params=[MadeImage.legacy, MadeImage.packed])
+def images(request: pytest.FixtureRequest, tmp_path: Path, store: BlobStore) -> list[ImageSource]:
     base = layer_tar("base", 200_000)
     found: list[ImageSource] = []
     for name in NAMES:
         path = tmp_path / f"{len(found)}.tar"
-        path.write_bytes(MadeImage(name, (base, layer_tar(name, 5000))).legacy())
+        path.write_bytes(request.param(MadeImage(name, (base, layer_tar(name, 5000)))))
         found.append(archive_image(path, store, reference=None, platform=None, say=print))
     return found
 
 
-@pytest.mark.parametrize("compressed", [False, True])
-def test_docker_loads_a_bundle(
-    running: Engine, images: list[ImageSource], store: BlobStore, tmp_path: Path, compressed: bool
-) -> None:
-    packed = [
-        compressed_image(image, store, say=print) if compressed else image for image in images
-    ]
+def test_docker_loads_a_bundle(running: Engine, images: list[ImageSource], tmp_path: Path) -> None:
     path = tmp_path / "bundle.tar"
-    write_bundle(packed, path, say=print)
+    write_bundle(images, path, say=print)
     running.docker("load", stdin=path.read_bytes())
-    for image, name in zip(packed, NAMES, strict=True):
+    for image, name in zip(images, NAMES, strict=True):
         (inspected,) = json.loads(running.docker("image", "inspect", name))
         assert inspected["RootFS"]["Layers"] == list(image.content.diff_ids)
         ids = {image.content.config.digest, sha256(image.content.manifest)}

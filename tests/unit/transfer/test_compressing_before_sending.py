@@ -1,78 +1,103 @@
-"""Plain layers are compressed where asked, or for a slow link: those that hosts lack."""
+"""Uncompressed layers are compressed on their way where asked, or over a slow link."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+import threading
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
-from clusterctl.transfer.engine_state import EngineState
-from clusterctl.transfer.image_sources import WORTH_COMPRESSING, ImageFinder, Origin
-from tests.fakes.container_engine import FakeDriver, FakeEngine
-from tests.fakes.image_archives import MadeImage, layer_tar, tar_of
-
-STOCK = EngineState(
-    version="20.10.24",
-    containerd=False,
-    rootless=False,
-    platform="linux/amd64",
-    root="/var/lib/docker",
-    python="python3",
-    images=(),
-    digests=frozenset(),
-    free=1 << 40,
-    cache_free=1 << 40,
-    one_disk=True,
+from clusterctl.transfer.content import Blob
+from clusterctl.transfer.image_plan import WORTH_COMPRESSING, uncompressed
+from clusterctl.transfer.relay import frames
+from clusterctl.transfer.relay.upstream import Source, Standing
+from clusterctl.transfer.source_multiplexer import (
+    PIECE,
+    SharedSource,
+    SourceMultiplexer,
+    Throttle,
 )
-IMAGE = MadeImage(
-    "acme/vllm:1", (tar_of({"big": bytes(WORTH_COMPRESSING)}), layer_tar("ray", 5000))
-)
+from clusterctl.transfer.transfer import SLOW_LINK, Route
+from tests.fakes.image_archives import MadeImage, layer_tar, sha256, tar_of
+
+PLAIN = b"a line of text\n" * 100_000
+DENSE = os.urandom(1_000_000)
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> ImageFinder:
-    (tmp_path / "image.tar").write_bytes(IMAGE.legacy())
-    return ImageFinder(
-        IMAGE.name,
-        {"gpu1": FakeDriver("gpu1", FakeEngine(), lambda: None)},
-        ("gpu1",),
-        chosen=str(tmp_path / "image.tar"),
-        store=BlobStore(tmp_path / "cache"),
-    )
-
-
-def sent(source: ImageFinder, *lacking: int) -> list[str]:
-    """Media types of the layers as they would travel."""
-    origin = source.find({"gpu1": STOCK})
-    assert isinstance(origin, Origin)
-    wanted = [origin.wanted.layers[number] for number in lacking]
-    content = origin.supply(wanted, lambda _: None).content
-    return [layer.media_type.rpartition(".")[2] for layer in content.layers]
-
-
-def test_a_slow_link_gets_what_lacks_compressed(source: ImageFinder) -> None:
-    slow = replace(source, limit_rate=10_000_000)
-    assert sent(slow, 0) == ["tar+gzip", "tar"]
-    assert sent(slow, 0, 1) == ["tar+gzip", "tar+gzip"]
-    assert sent(slow, 1) == ["tar", "tar"], "a layer so small is there before it is compressed"
+def test_the_layers_that_hosts_lack_are_compressed(tmp_path: Path) -> None:
+    large, small = tar_of({"big": bytes(WORTH_COMPRESSING)}), layer_tar("ray", 5000)
+    path = tmp_path / "image.tar"
+    path.write_bytes(MadeImage("acme/vllm:1", (large, small)).legacy())
+    store = BlobStore(tmp_path / "cache")
+    content = archive_image(path, store, reference=None, platform=None, say=print).content
+    first, second = content.diff_ids
+    assert uncompressed(content, {first, second}) == content.layers
+    assert uncompressed(content, {first}) == content.layers[:1]
+    assert uncompressed(content, {second}) == (), "it is there before it is compressed"
 
 
 @pytest.mark.parametrize(
-    ("compress", "rate", "layer"),
+    ("compress", "rate", "compresses"),
     [
-        (None, None, "tar"),
-        (None, 200_000_000, "tar"),
-        (True, None, "tar+gzip"),
-        (True, 200_000_000, "tar+gzip"),
-        (False, 10_000_000, "tar"),
+        (None, None, False),
+        (None, SLOW_LINK, False),
+        (None, SLOW_LINK - 1, True),
+        (True, None, True),
+        (False, SLOW_LINK - 1, False),
     ],
 )
-def test_the_flag_decides(
-    source: ImageFinder, compress: bool | None, rate: int | None, layer: str
-) -> None:
-    said: list[str] = []
-    asked = replace(source, compress=compress, limit_rate=rate, say=said.append)
-    assert sent(asked, 0) == [layer, "tar"]
-    assert any("--compress" in text for text in said) == (compress is None), "who did not say"
+def test_the_flag_decides(compress: bool | None, rate: int | None, compresses: bool) -> None:
+    route = Route({}, lambda host: host, limit_rate=rate, compress=compress)
+    assert route.compresses is compresses
+
+
+class Bytes:
+    """A source of PLAIN and DENSE."""
+
+    def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
+        data = PLAIN if blob.size == len(PLAIN) else DENSE
+        yield data[offset:]
+
+
+class ToRelay:
+    """Gives the frames of the source to a relay's end of the line."""
+
+    def __init__(self) -> None:
+        self.kinds: set[bytes] = set()
+        self.sent = 0
+        self.source = Source(Standing("source"), self._ask)
+        self.line: SourceMultiplexer | None = None
+
+    def send(self, kind: bytes, stream: int, payload: bytes) -> None:
+        self.kinds.add(kind)
+        self.sent += len(payload)
+        self.source.deliver(kind, stream, payload)
+
+    def close(self) -> None:
+        raise AssertionError("the line broke")
+
+    def _ask(self, kind: bytes, stream: int, payload: bytes) -> None:
+        assert self.line
+        threading.Thread(target=self.line.take, args=(kind, stream, payload)).start()
+
+
+@pytest.mark.parametrize(("data", "is_packed"), [(PLAIN, True), (DENSE, True), (PLAIN, False)])
+def test_a_relay_gets_the_bytes_as_they_were(data: bytes, is_packed: bool) -> None:
+    blob = Blob(sha256(data), len(data))
+    packed = {blob.digest} if is_packed else set()
+    shared = SharedSource(Bytes(), {blob.digest: blob}, Throttle(None), packed=packed)
+    relay = ToRelay()
+    relay.line = SourceMultiplexer(shared, relay)
+    begin = PIECE // 2
+    got = b"".join(relay.source.pieces(blob.hex, begin, blob.size - begin, 60.0))
+    relay.line.close()
+    assert got == data[begin:]
+    assert relay.kinds == {frames.PACKED if is_packed else frames.DATA, frames.END}
+    assert shared.sent == relay.sent
+    if is_packed and data is PLAIN:
+        assert relay.sent < len(zlib.compress(PLAIN, 1)) * 2

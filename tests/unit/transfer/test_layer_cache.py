@@ -12,7 +12,6 @@ import pytest
 from clusterctl.errors import LockHeld, RequirementsNotMet
 from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import SPARE, BlobStore
-from clusterctl.transfer.compressed_image import compressed_image
 from clusterctl.transfer.content import Blob
 from clusterctl.transfer.image_sources import ImageFinder, Origin
 from clusterctl.transfer.registry_image import RegistryImage
@@ -124,21 +123,3 @@ def test_a_packed_archive_that_does_not_fit_is_not_unpacked(
     with pytest.raises(RequirementsNotMet, match=r"image.tar.gz: .* do not fit into"):
         archive_image(path, store, reference=None, platform=None, say=print)
     assert not store.blobs.exists()
-
-
-def test_without_room_to_compress_layers_they_travel_as_they_are(
-    image: MadeImage, store: BlobStore, tmp_path: Path, free: Free, said: list[str]
-) -> None:
-    path = tmp_path / "image.tar"
-    path.write_bytes(image.legacy())
-    source = archive_image(path, store, reference=None, platform=None, say=said.append)
-    first = {source.content.diff_ids[0]}
-    free(SPARE)
-    assert compressed_image(source, store, say=said.append, lacking=first) is source
-    assert said[-1].startswith("no room here to compress 0.0 GiB of layers: sending them")
-    free(SPARE + source.content.size)
-    packed = compressed_image(source, store, say=said.append, lacking=first)
-    assert packed.content.layers[0] != source.content.layers[0]
-    free(0)
-    again = compressed_image(source, store, say=said.append, lacking=first)
-    assert again.content == packed.content

@@ -10,9 +10,23 @@ import pytest
 
 from clusterctl.containers.driver import ContainerDriver, Image
 from clusterctl.transfer.blob_store import BlobStore
+from clusterctl.transfer.engine_state import EngineState
 from clusterctl.transfer.image_sources import ASKED, ImageFinder, PulledFirst
 from tests.fakes.container_engine import FakeDriver, FakeEngine
-from tests.unit.transfer.test_compressing_before_sending import STOCK
+
+STOCK = EngineState(
+    version="20.10.24",
+    containerd=False,
+    rootless=False,
+    platform="linux/amd64",
+    root="/var/lib/docker",
+    python="python3",
+    images=(),
+    digests=frozenset(),
+    free=1 << 40,
+    cache_free=1 << 40,
+    one_disk=True,
+)
 
 NOWHERE = "127.0.0.1:9/acme/vllm:1"  # This machine gets no answer there
 

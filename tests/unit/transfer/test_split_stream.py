@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from clusterctl.transfer.archives.split import (
     Row,
     Splitter,
     TarStream,
+    clean,
     members,
     still_true,
 )
@@ -147,3 +149,11 @@ def test_a_host_runs_it_and_saves_once(tmp_path: Path, image: MadeImage) -> None
     order["keep"] = [sha256(image.layers[0])]
     again = subprocess.run(python.argv(), input=SPLITTER.sent(order), capture_output=True)
     assert again.stdout == done.stdout, "not saved again"
+
+
+def test_what_killed_runs_left_is_removed_by_several_at_once(tmp_path: Path) -> None:
+    for count in range(2000):
+        (tmp_path / f"save-999999999-{count}.part").touch()
+    with ThreadPoolExecutor(8) as crew:
+        list(crew.map(clean, [str(tmp_path)] * 8))
+    assert not list(tmp_path.iterdir())
