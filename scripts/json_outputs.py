@@ -457,6 +457,24 @@ class ImageBundle(TypedDict):
     images: list[BundledImage]
 
 
+class HostError(TypedDict):
+    host: str | None
+    error: str
+
+
+class HeldImage(TypedDict):
+    names: list[str]
+    size: int
+    digests: list[str]
+    hosts: list[str]
+    used: list[str]
+
+
+class Images(TypedDict):
+    images: list[HeldImage]
+    errors: list[HostError]
+
+
 class ImageCache(TypedDict):
     directory: str
     size: int
@@ -507,11 +525,6 @@ class HeldModel(TypedDict):
     bytes: int
     origin: str
     hosts: dict[str, str]
-
-
-class HostError(TypedDict):
-    host: str | None
-    error: str
 
 
 class Models(TypedDict):
@@ -606,6 +619,7 @@ OUTPUTS: dict[str, tuple[Any, ...]] = {
     "version": (Version, VersionRecord),
     "exec": (Executed,),
     "image push": (PushedImage, Plan),
+    "image ls": (Images,),
     "image bundle": (ImageBundle,),
     "image cache": (ImageCache,),
     "packages bundle": (PackageBundle,),

@@ -39,6 +39,7 @@ def check(
     ] = False,
 ) -> None:
     """Validate the inventory, then every host. Changes nothing; lists all problems at once."""
+    from clusterctl.accelerators.registry import accelerator_named
     from clusterctl.cli.session import session
     from clusterctl.commands.check import run, with_fabric
     from clusterctl.commands.check import security as promises_of
@@ -60,7 +61,8 @@ def check(
                 raise typer.Exit(min(error.exit_code for error in report.errors))
             return
         head = opened.inventory.head.name
-        print("\n".join(_lines(report, head, line_width(sys.stdout))))
+        device = accelerator_named(opened.inventory.accelerator).device
+        print("\n".join(_lines(report, head, line_width(sys.stdout), device)))
         raise_all(report.errors)
 
 
@@ -100,7 +102,7 @@ def _show_promises(promises: list[PromiseState], *, as_json: bool) -> None:
         )
 
 
-def _lines(report: Report, head: str, width: int | None) -> list[str]:
+def _lines(report: Report, head: str, width: int | None, device: str = "GPU") -> list[str]:
     """Return facts and choices of the hosts; problems are reported when the run ends. `width`: of
     the terminal, in characters."""
     from clusterctl.reporting.text import columns, count, each_below_itself, size
@@ -118,7 +120,7 @@ def _lines(report: Report, head: str, width: int | None) -> list[str]:
     lines = columns(rows, indent="", width=width)
     for host, choices in report.choices.items():
         lines += [f"{host}:", *each_below_itself("  ", choices, width)]
-    lines += each_below_itself("ray: ", ray_lines(report.ray, head), width)
+    lines += each_below_itself("ray: ", ray_lines(report.ray, head, device), width)
     lines += each_below_itself("fabric: ", report.fabric.lines, width) if report.fabric else []
     lines += each_below_itself("note: ", _once(report.notes, report.facts), width)
     if not report.errors:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 from dataclasses import asdict
 from typing import Annotated
@@ -12,7 +14,10 @@ import typer
 from clusterctl import deadlines
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
-from clusterctl.errors import StepFailed, raise_all
+from clusterctl.errors import StepFailed, UsageError, raise_all
+
+# A line for a shell, given as one word
+_FOR_A_SHELL = re.compile(r"[\s|&;<>]")
 
 
 @guarded
@@ -36,6 +41,11 @@ def exec_(
     from clusterctl.commands.exec_ import run
     from clusterctl.transport.fanout import Done, failures, values
 
+    if len(command) == 1 and _FOR_A_SHELL.search(command[0]):
+        raise UsageError(
+            f"no program is called {command[0]!r}: commands are not run in a shell",
+            hint=f"clusterctl exec -- sh -c {shlex.quote(command[0])}",
+        )
     with session("exec", inventory, limit=limit, quiet=True) as opened:
         of = (opened.inventory, opened.hosts, opened.credentials)
         outcomes = run(*of, command, sudo=sudo, node=node, timeout=timeout)

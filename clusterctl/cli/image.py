@@ -14,9 +14,10 @@ from clusterctl.cli.guard import guarded
 from clusterctl.cli.program import Commands
 
 if TYPE_CHECKING:
+    from clusterctl.commands.image_list import ImageList
     from clusterctl.commands.image_push import PushedImage
 
-app = Commands("Copy container images to hosts, or into files.")
+app = Commands("List container images, and copy them to hosts or into files.")
 
 
 @app.command("push")
@@ -91,6 +92,54 @@ def _document(done: PushedImage) -> dict[str, object]:
         "received": dict(done.received),
         "seconds": round(done.seconds, 3),
     }
+
+
+@app.command("ls")
+@guarded
+def ls(
+    inventory: options.Inventory = None, limit: options.Limit = None, as_json: options.Json = False
+) -> None:
+    """List the images on the hosts: size, digest, and which are in use."""
+    from clusterctl.cli.session import session
+    from clusterctl.commands.image_list import run
+    from clusterctl.reporting.error_view import error_lines
+
+    with session("image-ls", inventory, limit=limit, quiet=True) as opened:
+        found = run(opened.inventory, opened.hosts, opened.credentials)
+    if as_json:
+        rows = [
+            {
+                "names": sorted(one.names),
+                "size": one.size,
+                "digests": sorted(one.digests),
+                "hosts": one.hosts,
+                "used": one.used,
+            }
+            for one in found.images
+        ]
+        errors = [{"host": error.host, "error": error.summary} for error in found.errors]
+        print(json.dumps({"images": rows, "errors": errors}, indent=2))
+        return
+    print("\n".join(_list_lines(found, len(opened.hosts))))
+    for error in found.errors:
+        print("\n".join(error_lines(error, None)), file=sys.stderr)
+
+
+def _list_lines(found: ImageList, hosts: int) -> list[str]:
+    """Return an image's names below each other, then what is known of it."""
+    from clusterctl.reporting.text import columns, size
+
+    def where(names: list[str]) -> str:
+        return f"all {hosts} hosts" if len(names) == hosts > 1 else ", ".join(names)
+
+    lines = []
+    for one in found.images:
+        digests = sorted({each.rpartition("@")[2] for each in one.digests})
+        rows = [("size", f"{size(one.size)} unpacked"), ("on", where(one.hosts))]
+        rows += [("in use", where(one.used))] if one.used else []
+        rows += [("digest", each) for each in digests]
+        lines += [*(sorted(one.names) or ["an image without a name"]), *columns(rows)]
+    return lines or ["no host has an image"]
 
 
 @app.command("bundle")

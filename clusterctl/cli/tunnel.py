@@ -15,7 +15,9 @@ from clusterctl.reporting.error_view import error_lines
 
 @guarded
 def tunnel(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="`dashboard`, or a service.")],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="`dashboard`, or a service.", show_default=False)
+    ] = "",
     port: Annotated[
         int | None,
         typer.Option(
@@ -30,7 +32,8 @@ def tunnel(
 ) -> None:
     """Reach Ray's dashboard or a service at 127.0.0.1, until Ctrl-C."""
     from clusterctl.cli.session import session
-    from clusterctl.commands.tunnel import opened_tunnel, wait
+    from clusterctl.commands.tunnel import DASHBOARD, opened_tunnel, wait
+    from clusterctl.node.files import NodePaths
 
     def report(error: ConnectionFailed) -> None:
         print("\n".join(error_lines(error)), file=sys.stderr, flush=True)
@@ -40,6 +43,13 @@ def tunnel(
         opened_tunnel(opened.inventory, opened.credentials, target, port) as way,
     ):
         print(f"http://127.0.0.1:{way.port}", flush=True)
+        if target == DASHBOARD:
+            token = NodePaths(opened.inventory.cluster).ray_token
+            print(
+                f"it wants Ray's token, which this prints: clusterctl exec --sudo --limit "
+                f"{opened.inventory.head.name} -- cat {token}",
+                file=sys.stderr,
+            )
         print("open until Ctrl-C", file=sys.stderr)
         try:
             wait(way, report)

@@ -72,5 +72,6 @@ def require_free(survey: Survey, gpus: int) -> None:
     raise DoesNotFit(
         f"the script needs {gpus} GPU{'s' * (gpus > 1)} (--gpus), and {free} "
         f"{'is' if free == 1 else 'are'} free{''.join(f'; {each}' for each in held.holders)}",
-        hint=stop or "clusterctl status; another clusterctl run may use them",
+        hint="add --gpus 0 if it needs none; else "
+        + (stop or "clusterctl status: another clusterctl run may use them"),
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from clusterctl.errors import ConnectionFailed
+from clusterctl.errors import ConnectionFailed, UsageError
 from clusterctl.inventory.model import Inventory
 from clusterctl.serving.declaration import served_at
 from clusterctl.survey.survey import connected, take_survey
@@ -35,6 +35,14 @@ def opened_tunnel(
             address, port = "127.0.0.1", inventory.ray_ports.dashboard
         else:
             survey = take_survey(inventory, transports).require_answers()
+            if target not in survey.services and target not in survey.replicas:
+                known = ", ".join((DASHBOARD, *survey.services))
+                raise UsageError(
+                    f"no target named {target}; targets: {known}"
+                    if target
+                    else f"to what? {known}",
+                    hint=f"clusterctl tunnel {DASHBOARD}",
+                )
             api = served_at(survey, target)
             address, port = api.address, api.port
         # Fail before a URL is shown if nothing listens there.

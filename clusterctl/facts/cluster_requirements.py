@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from statistics import median
 
 from clusterctl.errors import RequirementsNotMet
@@ -13,6 +13,8 @@ from clusterctl.inventory.model import Host, Inventory
 # Seconds off the median. Tokens, certificates and the age of a supervisor's state depend on clocks;
 # any NTP client is a hundred times as exact.
 CLOCK_TOLERANCE = 5.0
+
+ETHERNET_MTU = 1500
 
 CLOCK_HINT = "sudo timedatectl set-ntp true; timedatectl timesync-status"
 
@@ -104,6 +106,16 @@ def cluster_notes(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Itera
     if len(mtus) > 1:
         different = "; ".join(f"{mtu} on {', '.join(names)}" for mtu, names in mtus.items())
         yield f"the MTU differs between hosts: {different}; large packets may be lost"
+
+
+def usual_mtu(mtus: Iterable[int]) -> int | None:
+    """Return the MTU that most of several NICs have; of halves that differ, the only one that is
+    not below Ethernet's. None where neither is the odd one, as with jumbo frames on one of two."""
+    counted = Counter(mtu for mtu in mtus if mtu).most_common()
+    most = [mtu for mtu, many in counted if many == counted[0][1]]
+    if len(most) > 1:
+        most = [mtu for mtu in most if mtu >= ETHERNET_MTU]
+    return most[0] if len(most) == 1 else None
 
 
 def _fabric_nic(inventory: Inventory, host: Host, facts: HostFacts) -> NicFacts | None:

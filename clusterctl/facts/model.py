@@ -294,6 +294,7 @@ class HostFacts:
     # What rules over incoming connections: `firewalld`, `ufw`, `iptables` or `nftables`;
     # empty if none of them does
     firewall: str = ""
+    shm_free: int | None = None  # Bytes of /dev/shm that are free
     # One sentence for each fact that could not be read; its field has the empty value: 0, "", () or
     # None.
     unknown: tuple[str, ...] = ()

@@ -135,5 +135,6 @@ def _host_facts(
         ssh_ip=read("SSH's address", "", nics.parse_ssh_ip, shell.get("ssh", "")),
         routes=read("routes", (), nics.parse_routes, files),
         firewall=nics.parse_firewall(files, paths),
+        shm_free=disks[_SHM].free if _SHM in disks else None,
         unknown=tuple(answer.unknown),
     )

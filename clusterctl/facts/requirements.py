@@ -35,6 +35,9 @@ from clusterctl.units import GIB
 # share the host's (`--ipc host`). Docker's 64 MB cause a bus error (vllm #1710, nccl #290).
 SHM_NEEDED = 3 * GIB // 2
 
+# Bytes of it without which no engine starts: NCCL takes up to 33 MB for each peer.
+SHM_LEAST = 64 * 2**20
+
 # Open files. Ray opens some per worker and per peer and dies if it cannot (ray #13045); a
 # container's limit cannot exceed the engine's hard limit.
 NOFILE_WANTED = 65536
@@ -253,7 +256,22 @@ def _has_known_packages(facts: HostFacts) -> bool:
     return not facts.os.id or facts.os.debian_like or bool(names & {"rhel", "centos", "fedora"})
 
 
+def shm_full(facts: HostFacts) -> RequirementsNotMet | None:
+    """Return the problem of a host whose shared memory has run full. What runs there goes on until
+    it needs some: nothing can start."""
+    if facts.shm < SHM_NEEDED or facts.shm_free is None or facts.shm_free >= SHM_LEAST:
+        return None
+    return RequirementsNotMet(
+        f"/dev/shm is full: {facts.shm_free // 2**20} of {facts.shm // 2**20} MiB are free, and "  # noqa: S108
+        "no engine can start there",
+        hint="find what fills it, and remove what no process has open: ls -lhS /dev/shm; "
+        "sudo fuser -v /dev/shm/*",
+    )
+
+
 def _limit_problems(facts: HostFacts) -> Iterator[RequirementsNotMet]:
+    if full := shm_full(facts):
+        yield full
     if 0 < facts.shm < SHM_NEEDED:
         yield RequirementsNotMet(
             f"/dev/shm has {facts.shm // 2**20} MiB, and Ray and NCCL need "  # noqa: S108

@@ -233,6 +233,10 @@ _TOO_LARGE = f"the request has more than {LARGEST_REQUEST >> 20} MiB"
 _NO_LENGTH = "a request of more than 1 MiB needs a Content-Length"
 _NO_UPGRADE = "this key has limits, which a WebSocket would not keep"
 _NO_MODEL = "no service of this cluster serves that model: /v1/models lists them"
+_NOT_OFFERED = (
+    "this model does not offer that path: a chat model has no embeddings, and an embedding model "
+    "no completions. `clusterctl status` on the cluster shows what it answers"
+)
 _NAMELESS = (
     "the model of this request is not known: name it in `model` within the first "
     "MiB of a JSON body, or in the header X-Model"
@@ -460,6 +464,10 @@ def _backends(plan: GatewayPlan, ready: FrozenSet[Tuple[str, str]]) -> List[str]
             "    option redispatch 1",
             f"    retries {retries}",
             "    retry-on conn-failure empty-response junk-response 500 502 503 504",
+            # vLLM says no more than {"detail":"Not Found"}.
+            "    http-response return status 404 content-type application/json string "
+            f"'{error_body(_NOT_OFFERED, 'NotFoundError', 404)}' "
+            "if { status 404 } { res.fhdr(content-length) -m int 22 }",
             # Until the first token, a stream that fails is a request without an answer.
             "    http-response wait-for-body time 1h at-least 1",
             # The last one: the same 14 s for a host that was sent something.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ _ORDER = (
 )
 
 MOST_CHANGES = 20
+
+_BEFORE_A_FLAG = re.compile(r"(?:^| )(?=--?[A-Za-z])")
 
 
 def version_lines(document: Mapping[str, Any], *, width: int | None = None) -> list[str]:
@@ -42,6 +45,15 @@ def version_lines(document: Mapping[str, Any], *, width: int | None = None) -> l
             what = (
                 each["name"] if each["subject"] == "node" else f"{each['subject']} {each['name']}"
             )
-            change = f"{each['before'] or 'none'} → {each['after'] or 'none'}"
+            before, after = each["before"], each["after"]
+            if each["name"] == "flags":
+                before, after = _without_common(before, after), _without_common(after, before)
+            change = f"{before or 'none'} → {after or 'none'}"
             lines += below_itself(f"  {stamp}  {each['host']}  {one_line(what)}  ", change, width)
     return lines
+
+
+def _without_common(flags: str, others: str) -> str:
+    """Return those of a service's flags that it has not among the others as well."""
+    known = {one.strip() for one in _BEFORE_A_FLAG.split(others)}
+    return " ".join(one.strip() for one in _BEFORE_A_FLAG.split(flags) if one.strip() not in known)

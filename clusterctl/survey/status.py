@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from clusterctl.errors import ClusterctlError
+from clusterctl.errors import ClusterctlError, RequirementsNotMet
+from clusterctl.facts.cluster_requirements import usual_mtu
 from clusterctl.facts.gpu_faults import describe_processes, gpus_of_strangers
+from clusterctl.facts.requirements import shm_full
 from clusterctl.inventory.model import Host
 from clusterctl.network.pairs.judgement import CARRIES
 from clusterctl.node.documents import (
@@ -221,6 +223,7 @@ def assess(
         for service in survey.services.values()
         for replica in service.replicas
     )
+    odd = odd_mtus(survey)
     has_replicas = any(service.listed for service in survey.services.values())
     return ClusterStatus(
         cluster=inventory.cluster,
@@ -232,6 +235,7 @@ def assess(
                 ray_known=state is not None,
                 drift=tuple((drift or {}).get(host.name, ())),
                 apart=tuple((weights_apart or {}).get(host.name, ())),
+                odd=odd.get(host.name),
             )
             for host in inventory.hosts
         ),
@@ -246,6 +250,26 @@ def assess(
         else None,
         lost=tuple(_lost_replicas(survey)),
     )
+
+
+def odd_mtus(survey: Survey) -> dict[str, RequirementsNotMet]:
+    """Return a problem by host for each NIC of NCCL's whose MTU is not that of most hosts."""
+    try:
+        nodes = survey.topology.nodes
+    except ClusterctlError:  # A host does not answer, which is told
+        return {}
+    nics = {node.host: survey.facts[node.host].nic(node.nccl_nics[0]) for node in nodes}
+    found = {host: nic for host, nic in nics.items() if nic and nic.mtu}
+    usual = usual_mtu(nic.mtu for nic in found.values())
+    return {
+        host: RequirementsNotMet(
+            f"its MTU on {nic.name} is {nic.mtu}, and {usual} on the others: larger packets are "
+            "lost",
+            hint=f"on {host}: sudo ip link set {nic.name} mtu {usual}",
+        )
+        for host, nic in found.items()
+        if usual and nic.mtu != usual
+    }
 
 
 def secrets_apart(survey: Survey, host: str) -> list[str]:
@@ -320,6 +344,7 @@ def _host_row(
     ray_known: bool,
     drift: tuple[str, ...],
     apart: tuple[str, ...],
+    odd: RequirementsNotMet | None,
 ) -> HostRow:
     """Build a host's row. It has every independent problem, such as drift, but only the first cause
     of problems that follow from each other."""
@@ -335,8 +360,8 @@ def _host_row(
         f"GPU {index} is held by {describe_processes(processes)}"
         for index, processes in taken.items()
     ]
-    if logs:
-        problems.append(logs.summary)
+    full = shm_full(facts) if facts else None
+    problems += [one.summary for one in (logs, full, odd) if one]
     if container and renamed:
         problems.append(f"the node container was renamed to {container.name}")
     for document in unreadable:
@@ -356,8 +381,8 @@ def _host_row(
         gone = host.name not in survey.running or bool(secrets)
         if gone or renamed or survey.gpus_lost(host.name) or drift or unreadable:
             fix = f"clusterctl bootstrap {survey.inventory.file}"
-        elif logs:
-            fix = logs.hint
+        elif first := logs or full or odd:
+            fix = first.hint
         elif state and state.broken_nics:
             fix = f"clusterctl check {survey.inventory.file}"
     ray = ""
@@ -442,14 +467,15 @@ def _broken_nic(nic: BrokenNic) -> str:
     return f"interface {nic.name}, which carries {traffic}, {problem}"
 
 
-def ray_lines(nodes: Sequence[RayNode], head: str) -> list[str]:
-    """Return what Ray's head says of its nodes, and the command for more of its words."""
+def ray_lines(nodes: Sequence[RayNode], head: str, device: str = "GPU") -> list[str]:
+    """Return what Ray's head says of its nodes, and the command for more of its words. `device`:
+    what its GPUs are on these hosts."""
     rows = []
     alive = {node.name for node in nodes if node.alive}
     for node in nodes:
         if not node.alive and node.name in alive:
             continue  # The one that it was before it came back
-        used = f"{node.gpus_used:g} of {node.gpus:g} GPUs in use"
+        used = f"{node.gpus_used:g} of {node.gpus:g} {device}s in use"
         rows.append(f"{node.name} {node.node_ip}: {used if node.alive else 'dead'}")
     return [*rows, f"in Ray's own words: {ray_status(head)}"] if rows else []
 

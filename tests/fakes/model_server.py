@@ -20,6 +20,7 @@ class ModelServer:
         self.key = key
         self._go = threading.Event()
         self._go.set()
+        self.lacks = ""  # A path that its kind of model does not serve
         self.held = threading.Event()
         """Set once a request waits for `release()`."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -57,6 +58,9 @@ class ModelServer:
                 if self.headers["Authorization"] != f"Bearer {server.key}":
                     self._send(401, {"error": "Unauthorized"})
                     return
+                if self.path == server.lacks:
+                    self._send(404, {"detail": "Not Found"})
+                    return
                 if not server._go.is_set():
                     server.held.set()
                     server._go.wait()
@@ -85,7 +89,7 @@ class ModelServer:
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
 
             def _send(self, status: int, content: dict[str, Any]) -> None:
-                data = json.dumps(content).encode()
+                data = json.dumps(content, separators=(",", ":")).encode()  # As vLLM does
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(data)))

@@ -88,7 +88,7 @@ def test_ray_says_in_its_own_words_what_was_made(operator: Operator, inventory: 
     command = "clusterctl exec --limit gpu1 --node -- ray status"
     assert command in operator.ok("bootstrap", inventory, timeout=1000).stdout
     checked = operator.ok("check", inventory).stdout
-    assert "ray: gpu2 10.77.0.12: 0 of 1 GPUs in use" in checked
+    assert "ray: gpu2 10.77.0.12: 0 of 1 CPU devices in use" in checked
     assert command in checked
     said = operator.ok(*command.split()[1:]).stdout
     assert "2.0 GPU" in said

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from clusterctl.errors import RequirementsNotMet
-from clusterctl.facts.cluster_requirements import clocks_apart
+from clusterctl.facts.cluster_requirements import clocks_apart, usual_mtu
 from clusterctl.network.pairs.host_program import SMALL
 from clusterctl.network.pairs.model import End, Lane, PairResults, Way, network
 
@@ -37,9 +37,13 @@ def problems(seen: PairResults, ports: Mapping[int, str]) -> list[RequirementsNo
         for mac in set(way.neighbours) - way.receiver.macs:
             answers[mac].add(way.receiver.host)
     faults: list[PairFault] = []
+    mtus: dict[tuple[str, ...], dict[str, int]] = defaultdict(dict)
+    for way in seen.ways:
+        mtus[way.lane.purposes] |= {end.host: end.mtu for end in (way.sender, way.receiver)}
+    usual = {lane: usual_mtu(of.values()) for lane, of in mtus.items()}
     for way in seen.ways:
         own = tuple(mac for mac in way.neighbours if len(answers.get(mac, ())) < 2)
-        if fault := fault_of(replace(way, neighbours=own), ports):
+        if fault := fault_of(replace(way, neighbours=own), ports, usual[way.lane.purposes]):
             faults.append(fault)
     # Drop faults that follow from others: silence follows from a wrong route in the other
     # direction, and any fault of an address from another machine that uses it.
@@ -73,9 +77,9 @@ class PairFault:
     hint: str
 
 
-def fault_of(way: Way, ports: Mapping[int, str]) -> PairFault | None:
+def fault_of(way: Way, ports: Mapping[int, str], usual: int | None = None) -> PairFault | None:
     """Return the first fault that applies to this direction, or None. `ports`: Ray's ports by
-    number; the system chose all others."""
+    number; the system chose all others. `usual`: the MTU of most hosts."""
     sender, receiver = way.sender, way.receiver
     known = [speed for speed in (sender.speed, receiver.speed) if speed]
     if way.route is not None and way.route != sender.nic:
@@ -129,7 +133,7 @@ def fault_of(way: Way, ports: Mapping[int, str]) -> PairFault | None:
             f"{receiver.nic}",
             _opening(receiver.firewall, network(sender)),
         )  # fmt: skip
-    if lost := _lost_packets(way):
+    if lost := _lost_packets(way, usual):
         return lost
     # Without echo replies, judge by the transfer: connecting takes small packets only.
     answered = way.echo and way.round_trip is not None
@@ -194,12 +198,19 @@ def _different_networks(way: Way) -> PairFault:
     )  # fmt: skip
 
 
-def _lost_packets(way: Way) -> PairFault | None:
+def _lost_packets(way: Way, usual: int | None) -> PairFault | None:
     echo = way.echo or {}
     lost = sorted(size for size, seen in echo.items() if seen is None)
     if echo.get(SMALL) is None or not lost:
         return None
     sender, receiver = way.sender, way.receiver
+    if lost[0] > receiver.mtu and usual == sender.mtu:
+        return PairFault(
+            "low MTU", receiver.host, way,
+            f"its MTU on {receiver.nic} is {receiver.mtu}, and {sender.mtu} on {{others}}: larger "
+            "packets are lost",
+            f"sudo ip link set {receiver.nic} mtu {sender.mtu}",
+        )  # fmt: skip
     if lost[0] > receiver.mtu:
         return PairFault(
             "jumbo on one side", sender.host, way,

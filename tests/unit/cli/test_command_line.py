@@ -34,6 +34,31 @@ def test_a_failed_command_alone_ends_with_6(clusterctl: Run, inventory: Path) ->
     assert (ran.returncode, ran.stderr) == (6, "failed on here (1)\n")
 
 
+def test_a_line_for_a_shell_is_told_from_a_command(clusterctl: Run, inventory: Path) -> None:
+    ran = clusterctl("-i", str(inventory), "exec", "df -h / | tail -1")
+    assert ran.returncode == 2
+    assert "commands are not run in a shell" in ran.stderr
+    assert "fix: clusterctl exec -- sh -c 'df -h / | tail -1'" in ran.stderr
+
+
+def test_an_unknown_end_of_a_tunnel_is_told_with_those_there_are(
+    clusterctl: Run, inventory: Path
+) -> None:
+    for words, said in ((("chat",), "no target named chat; targets: dashboard"), ((), "to what? ")):
+        ran = clusterctl("-i", str(inventory), "tunnel", *words)
+        assert ran.returncode == 2
+        assert said in ran.stderr
+        assert "fix: clusterctl tunnel dashboard" in ran.stderr
+
+
+def test_images_of_hosts_are_listed_and_silent_hosts_named(
+    clusterctl: Run, inventory: Path
+) -> None:
+    ran = clusterctl("-i", str(inventory), "image", "ls", "--json")
+    assert "gone" in [one["host"] for one in json.loads(ran.stdout)["errors"]]
+    assert ran.returncode == 0
+
+
 def test_a_log_that_is_not_there_is_an_error(clusterctl: Run, inventory: Path) -> None:
     ran = clusterctl("-i", str(inventory), "logs", "chat")
     assert ran.returncode == 2

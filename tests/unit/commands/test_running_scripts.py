@@ -6,8 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.commands.run import LARGEST_SCRIPT, read_script
-from clusterctl.errors import UsageError
+from clusterctl.commands.run import LARGEST_SCRIPT, read_script, require_free
+from clusterctl.errors import DoesNotFit, UsageError
+from tests.unit.planning.test_prepared_service import Cluster
+
+
+def test_a_script_that_finds_no_free_gpu_may_need_none() -> None:
+    cluster = Cluster("nvidia")
+    survey = cluster.survey(cluster.prepare(tp=1, replicas="2"))
+    with pytest.raises(DoesNotFit, match="needs 1 GPU") as caught:
+        require_free(survey, 1)
+    assert caught.value.hint == "add --gpus 0 if it needs none; else clusterctl stop qwen"
+    require_free(survey, 0)
 
 
 def test_a_script_is_read_as_it_is(tmp_path: Path) -> None:

@@ -74,3 +74,11 @@ def test_copies_of_one_disk_are_noted() -> None:
     assert list(problems(two, facts, with_image=facts)) == []
     (text,) = (text for text in notes(two, facts) if "machine ID" in text)
     assert text.startswith("gpu1 and gpu2 have one machine ID, as copies of one disk")
+
+
+def test_shared_memory_that_ran_full_is_told_before_something_cannot_start() -> None:
+    assert found(host(shm=2**31, shm_free=2**30)) == []
+    (problem,) = found(host(shm=2**31, shm_free=2**20))
+    assert str(problem).endswith(
+        "/dev/shm is full: 1 of 2048 MiB are free, and no engine can start there"
+    )

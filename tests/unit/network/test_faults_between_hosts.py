@@ -192,6 +192,23 @@ def test_jumbo_frames_on_one_side() -> None:
     assert (found.hint or "").startswith("sudo ip link set eth1 mtu 1500")
 
 
+def test_an_mtu_that_only_one_host_has_is_mended_there() -> None:
+    """Not on the healthy hosts, which each see packets lost."""
+    small, lost = end(2, mtu=500), {84: 0.0001, 500: 0.0001, 1500: None}
+    found = the_one(way(A, small, echo=lost, largest=500), way(small, A))
+    assert (
+        str(found)
+        == "gpu2: its MTU on eth2 is 500, and 1500 on gpu1 (10.78.0.11): larger packets are lost"
+    )
+    assert found.hint == "sudo ip link set eth2 mtu 1500"
+
+    jumbo, other, odd = end(1, mtu=9000), end(3, mtu=9000), end(2, mtu=1500)
+    lost = {84: 0.0001, 1500: 0.0001, 9000: None}
+    ways = [way(each, odd, echo=lost, largest=1500) for each in (jumbo, other)]
+    found = the_one(*ways, way(jumbo, other), way(other, jumbo))
+    assert (found.host, found.hint) == ("gpu2", "sudo ip link set eth2 mtu 9000")
+
+
 def test_a_black_hole_says_what_passes() -> None:
     lost = {84: 0.0001, 1500: None}
     found = the_one(way(A, B, echo=lost, largest=1400), way(B, A, echo=lost, largest=1400))

@@ -157,6 +157,16 @@ def test_requests_are_balanced_and_carry_the_clusters_key_to_replicas(gate: Gate
     assert [member.requests for member in gate.state().members] == [10, 10]
 
 
+def test_a_path_that_the_kind_of_model_lacks_is_answered_with_words(gate: GatewayBench) -> None:
+    """vLLM's own answer is {"detail":"Not Found"}, which clients show as nothing."""
+    for each in gate.replicas:
+        each.lacks = "/v1/embeddings"
+    answer = gate.post(path="/v1/embeddings", input="a text")
+    assert answer.status_code == 404
+    assert "a chat model has no embeddings" in answer.json()["error"]["message"]
+    assert gate.post().status_code == 200
+
+
 @pytest.mark.parametrize(
     "path",
     [

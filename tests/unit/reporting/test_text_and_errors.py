@@ -32,6 +32,7 @@ def test_what_ray_says_of_its_nodes() -> None:
     assert ray_lines([alive, dead, back], "gpu1")[1] == "gpu2 10.0.0.2: 0 of 2 GPUs in use"
     assert len(ray_lines([alive, dead, back], "gpu1")) == 3, "dead and back is one host"
     assert ray_lines([], "gpu1") == []
+    assert ray_lines([alive], "gpu1", "CPU device")[0] == "gpu1 10.0.0.1: 1 of 2 CPU devices in use"
 
 
 def test_check_ends_with_a_verdict() -> None:

@@ -38,6 +38,7 @@ from clusterctl.survey.status import ClusterStatus, assess, with_causes
 from clusterctl.survey.survey import Survey, drained_file
 from clusterctl.transfer.weights.comparison import kept_file
 from clusterctl.transport.base import Transport
+from tests.fakes.host_facts import nic
 from tests.fakes.surveys import Said, survey_of
 from tests.fakes.transport import FakeTransport
 
@@ -160,6 +161,23 @@ def test_an_engine_that_shows_no_sign_of_life_is_a_problem_at_once(facts: HostFa
     assert status.problems == (f"service tiny: {silence}",)
     assert f"silent     {silence}" in screen(status)
     assert status_document(status)["services"][0]["silence"] == silence
+
+
+def test_what_a_serving_host_lost_since_bootstrap_is_named(facts: HostFacts) -> None:
+    """Its shared memory, and large packets: both go unnoticed until something starts."""
+    reports = healthy(facts)
+    nics = {n: nic("eth0", f"10.0.0.{n}") for n in (1, 2)}
+    nics[2] = replace(nics[2], mtu=500)
+    for name, own in (("gpu1", nics[1]), ("gpu2", nics[2])):
+        free = 0 if name == "gpu1" else 2**30
+        plain = replace(facts, nics=(own,), shm=2**31, shm_free=free)
+        reports[name] = replace(reports[name], facts=plain)
+    status = assess(survey_of(INVENTORY, reports))
+    assert status.problems == (
+        "gpu1: /dev/shm is full: 0 of 2048 MiB are free, and no engine can start there",
+        "gpu2: its MTU on eth0 is 500, and 1500 on the others: larger packets are lost",
+    )
+    assert "on gpu2: sudo ip link set eth0 mtu 1500" in status.hints
 
 
 def test_a_container_whose_engine_is_too_busy_to_list_it_is_not_missing(facts: HostFacts) -> None:

@@ -69,6 +69,19 @@ def test_the_view_names_hosts_only_where_they_differ(facts: HostFacts) -> None:
     assert "gpu2: timed out" in version_lines(version_record(survey_of(INVENTORY, said)).to_json())
 
 
+def test_of_a_services_flags_only_those_that_changed_are_shown(facts: HostFacts) -> None:
+    said = reports(facts)
+    same = "--host 10.0.0.1 --served-model-name a-b --enable-prefix-caching"
+    ledger = line(1e9, "tiny", model="/m", flags=f"{same} --max-model-len 512 -O3")
+    ledger += line(2e9, "tiny", model="/m", flags=f"{same} --max-model-len 1024")
+    said["gpu1"] = replace(said["gpu1"], files={ledger_file("demo"): ledger})
+    lines = version_lines(version_record(survey_of(INVENTORY, said)).to_json())
+    assert any(
+        line.endswith("gpu1  tiny flags  --max-model-len 512 -O3 → --max-model-len 1024")
+        for line in lines
+    )
+
+
 def test_a_ledger_may_hold_anything() -> None:
     data = b'[]\n{"time": "x", "subject": 1, "versions": {}}\n\xff\n' + line(1, "a", b="c" * 9999)
     data += b'{"time": 1e999, "subject": "a", "versions": {}}\n'

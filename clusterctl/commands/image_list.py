@@ -1,0 +1,66 @@
+"""`image ls`: which host's engine has which image. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from clusterctl.containers.driver import Container, ContainerDriver, Image
+from clusterctl.containers.drivers import driver_for
+from clusterctl.errors import ClusterctlError
+from clusterctl.inventory.model import Host, Inventory
+from clusterctl.survey.survey import connected
+from clusterctl.transport.base import Transport
+from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.fanout import failures, fan_out, values
+
+
+@dataclass
+class HeldImage:
+    """One image, which may have other names and IDs on other hosts."""
+
+    size: int  # Bytes, unpacked
+    names: set[str] = field(default_factory=set)
+    digests: set[str] = field(default_factory=set)  # NAME@DIGEST
+    hosts: list[str] = field(default_factory=list)
+    used: list[str] = field(default_factory=list)  # Hosts whose node container runs from it
+
+
+@dataclass(frozen=True)
+class ImageList:
+    """The images of all hosts, those in use and the largest first, and the errors of hosts that did
+    not answer."""
+
+    images: tuple[HeldImage, ...]
+    errors: tuple[ClusterctlError, ...]
+
+
+def run(
+    inventory: Inventory,
+    hosts: Iterable[Host],
+    credentials: Credentials,
+    driver: Callable[[Transport], ContainerDriver] = driver_for,
+) -> ImageList:
+    """Ask all hosts in parallel. A host that does not answer does not delay the others."""
+
+    def look(host: Transport) -> tuple[list[Image], list[Container]]:
+        engine = driver(host)
+        return engine.images({}), engine.containers(inventory.cluster)
+
+    with connected(hosts, credentials) as transports:
+        found = fan_out(transports, look)
+    return ImageList(held(values(found)), tuple(failures(found)))
+
+
+def held(found: Mapping[str, tuple[list[Image], list[Container]]]) -> tuple[HeldImage, ...]:
+    """Return the images by their layers, which are the same on every host, unlike IDs."""
+    by_layers: dict[tuple[str, ...], HeldImage] = {}
+    for host, (images, containers) in found.items():
+        running = {container.image for container in containers}
+        for image in images:
+            one = by_layers.setdefault(image.layers, HeldImage(image.size))
+            one.names |= set(image.tags)
+            one.digests |= set(image.digests)
+            one.hosts += [host] if host not in one.hosts else []
+            one.used += [host] if image.id in running and host not in one.used else []
+    return tuple(sorted(by_layers.values(), key=lambda one: (not one.used, -one.size)))

@@ -1,0 +1,21 @@
+"""`image ls`: one image is one row, whatever it is called on which host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from clusterctl.commands.image_list import held
+from tests.fakes.container_engine import foreign, image
+
+
+def test_an_image_is_one_row_with_its_hosts_names_and_use() -> None:
+    vllm = replace(image("a", "vllm:1", layers=("x", "y")), digests=("vllm@sha256:1",), size=25)
+    other_id = replace(vllm, id="b", tags=("vllm:1", "vllm:latest"), digests=())
+    old = replace(image("old", "old:1"), size=99)
+    running = replace(foreign("clusterctl-demo", cluster="demo"), image="b")
+    found = held({"gpu1": ([vllm], []), "gpu2": ([other_id, old], [running])})
+    assert [(sorted(one.names), one.hosts, one.used) for one in found] == [
+        (["vllm:1", "vllm:latest"], ["gpu1", "gpu2"], ["gpu2"]),
+        (["old:1"], ["gpu2"], []),
+    ]
+    assert found[0].digests == {"vllm@sha256:1"}
