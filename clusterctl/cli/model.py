@@ -75,7 +75,7 @@ def search_(
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
-    """Search the models with an alias: those that fit --gpus, or else the current cluster."""
+    """Search the models with an alias that fit --gpus or the cluster."""
     from clusterctl.cli.model_view import search_document, search_lines
     from clusterctl.planning.editions import search
     from clusterctl.planning.hardware import parse_gpus
