@@ -462,7 +462,7 @@ class HostError(TypedDict):
     error: str
 
 
-class HeldImage(TypedDict):
+class ListedImage(TypedDict):
     names: list[str]
     size: int
     digests: list[str]
@@ -471,7 +471,7 @@ class HeldImage(TypedDict):
 
 
 class Images(TypedDict):
-    images: list[HeldImage]
+    images: list[ListedImage]
     errors: list[HostError]
 
 

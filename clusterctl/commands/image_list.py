@@ -16,7 +16,7 @@ from clusterctl.transport.fanout import failures, fan_out, values
 
 
 @dataclass
-class HeldImage:
+class ListedImage:
     """One image, which may have other names and IDs on other hosts."""
 
     size: int  # Bytes, unpacked
@@ -31,7 +31,7 @@ class ImageList:
     """The images of all hosts, those in use and the largest first, and the errors of hosts that did
     not answer."""
 
-    images: tuple[HeldImage, ...]
+    images: tuple[ListedImage, ...]
     errors: tuple[ClusterctlError, ...]
 
 
@@ -52,13 +52,13 @@ def run(
     return ImageList(held(values(found)), tuple(failures(found)))
 
 
-def held(found: Mapping[str, tuple[list[Image], list[Container]]]) -> tuple[HeldImage, ...]:
+def held(found: Mapping[str, tuple[list[Image], list[Container]]]) -> tuple[ListedImage, ...]:
     """Return the images by their layers, which are the same on every host, unlike IDs."""
-    by_layers: dict[tuple[str, ...], HeldImage] = {}
+    by_layers: dict[tuple[str, ...], ListedImage] = {}
     for host, (images, containers) in found.items():
         running = {container.image for container in containers}
         for image in images:
-            one = by_layers.setdefault(image.layers, HeldImage(image.size))
+            one = by_layers.setdefault(image.layers, ListedImage(image.size))
             one.names |= set(image.tags)
             one.digests |= set(image.digests)
             one.hosts += [host] if host not in one.hosts else []
