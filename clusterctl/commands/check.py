@@ -165,7 +165,7 @@ def with_fabric(
     try:
         with connected(inventory.hosts, credentials) as transports:
             cluster = require_fit(take_survey(inventory, transports), hosts)
-            proof = ensure_proven(cluster.gate_scope, sink, again=True)
+            proof = ensure_proven(cluster.gate_scope, sink, again=True, links_proven=True)
     except Interrupted:
         raise
     except ClusterctlError as error:

@@ -1,4 +1,5 @@
-"""The fabric gate: all-reduces between processes that Ray starts on every node.
+"""The fabric gate: every pair of hosts is tried, then all-reduces between processes that Ray starts
+on every node.
 
 The result is stored on the head together with the IDs of the containers that were tested. While
 those containers run, bootstrap and serve rely on it; `check --fabric` always runs the gate again.
@@ -24,6 +25,9 @@ from clusterctl.errors import MALFORMED, Interrupted, RequirementsNotMet, StepFa
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Inventory
 from clusterctl.network.gate_verdict import judge
+from clusterctl.network.pairs import judgement
+from clusterctl.network.pairs.model import PairResults
+from clusterctl.network.pairs.probe import IN_USE, probe_pairs, ray_ports
 from clusterctl.node import package
 from clusterctl.node.documents import from_json, measured_dir
 from clusterctl.node.fabric_documents import Collective, FabricReport, FabricSpec
@@ -101,14 +105,21 @@ class GateScope:
         wanted = set(hosts)
         nodes = tuple(node for node in self.topology.nodes if node.host in wanted)
         held = {name: one for name, one in self.transports.items() if name in wanted}
-        return replace(self, topology=Topology(nodes), transports=held)
+        facts = {name: one for name, one in self.facts.items() if name in wanted}
+        return replace(self, topology=Topology(nodes), transports=held, facts=facts)
 
 
 def ensure_proven(
-    scope: GateScope, sink: EventSink, cancelled: Cancelled | None = None, *, again: bool = False
+    scope: GateScope,
+    sink: EventSink,
+    cancelled: Cancelled | None = None,
+    *,
+    again: bool = False,
+    links_proven: bool = False,
 ) -> FabricProof:
     """Return the record of the containers that run now, if there is one, else run the gate and
-    store its result. `again`: run it even if there is a record.
+    store its result. `again`: run it even if there is a record. `links_proven`: the pairs of hosts
+    were tried just now.
 
     Raises RequirementsNotMet, RayNotFormed or StepFailed with the errors of all hosts together, and
     Interrupted once `cancelled` is set.
@@ -123,6 +134,9 @@ def ensure_proven(
     sink(StageStarted(TITLE, hosts))
     # Before the gate runs: if it hangs or is killed, no record may remain.
     scope.head.run(["rm", "-f", "--", file], sudo=True, timeout=deadlines.SMALL_FILE)
+    if len(hosts) > 1 and not links_proven:
+        sink(Note("connecting every host with every other one"))
+        require_links(scope, sink)
     report = _run(scope, sink, cancelled or threading.Event())
     environments = {
         node.host: node_environment(scope.inventory, scope.topology, node)
@@ -145,6 +159,23 @@ def ensure_proven(
         which = ", ".join(busy)
         sink(Note(f"programs use the GPUs of {which}: estimates do not use these speeds"))
     return FabricProof(record, fresh=True, notes=verdict.notes)
+
+
+def require_links(
+    scope: GateScope,
+    sink: EventSink,
+    *,
+    unrated: str = IN_USE,
+    notes: Callable[[PairResults], Iterator[str]] = judgement.unproven,
+) -> None:
+    """Try every pair of hosts; raise all problems of their links together. `unrated`: why the
+    throughput is not measured, if it is not; `notes`: what to say of the results."""
+    seen = probe_pairs(
+        scope.inventory, scope.topology, scope.facts, scope.transports, unrated=unrated
+    )
+    for text in notes(seen):
+        sink(Note(text))
+    raise_all(judgement.problems(seen, ray_ports(scope.inventory)))
 
 
 def incarnations(scope: GateScope) -> dict[str, str]:

@@ -3,21 +3,14 @@ Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from ipaddress import ip_address
 
 from clusterctl.errors import ClusterctlError, RayNotFormed, RequirementsNotMet, StepFailed
 from clusterctl.facts.candidates import speed_of
 from clusterctl.facts.model import HostFacts
 from clusterctl.network.nccl_log import Carried, peers, read_log, warnings
-from clusterctl.node.fabric_documents import (
-    Collective,
-    Crossing,
-    FabricReport,
-    RankReport,
-    SeenNode,
-)
+from clusterctl.node.fabric_documents import Collective, FabricReport, RankReport
 from clusterctl.ray_cluster.nodes import PER_NODE
 from clusterctl.ray_cluster.topology import Topology
 
@@ -27,10 +20,6 @@ SLOW = 0.5
 
 NOTHING = "one rank in all: nothing crosses a fabric"
 
-# Linux's default ip_local_port_range: Gloo, NCCL and vLLM's queues listen there
-EPHEMERAL = "32768-60999"
-
-_VARIABLE = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME", "control": "VLLM_HOST_IP"}
 _PHASES = ("started", "imported", "store", "joined", "correct", "measured", "done")
 _BEFORE_COLLECTIVES = {
     "import": "torch was not imported",
@@ -57,7 +46,8 @@ def judge(
     file: str,
 ) -> FabricVerdict:
     """Judge the gate's report. `environments`: the environment given to each node's container;
-    `facts`: for the links' speeds; `file`: path of the inventory, for commands in hints."""
+    `facts`: for the links' speeds and addresses; `file`: path of the inventory, for commands in
+    hints."""
     errors: list[ClusterctlError] = []
     for node in report.seen:
         # Ray's processes must have the variables that the container was given.
@@ -69,24 +59,20 @@ def judge(
                 text = f"a process that Ray starts there has {has}, but needs {name}={wanted[name]}"
                 fix = f"clusterctl bootstrap {file}"
                 errors.append(RequirementsNotMet(text, host=node.host, hint=fix))
-    errors += failures(report, topology, file)
+    errors += failures(report, topology, facts, file)
     if errors:
         return FabricVerdict(tuple(errors))
     carried = _carried(report)
-    chosen = _nics(report, "nccl")
-    errors += (
-        RequirementsNotMet(
-            f"NCCL uses {', '.join(one.devices)} instead of {', '.join(chosen[host])}",
-            host=host,
-            hint=f"take NCCL_SOCKET_IFNAME out of env, or correct hosts.{host}.nics.nccl",
-        )
-        for host, one in carried.items()
-        if one.between == "Socket" and chosen[host] and not set(one.devices) <= set(chosen[host])
-    )
+    for host, one in carried.items():
+        chosen = topology.node(host).nccl_nics
+        if one.between == "Socket" and not set(one.devices) <= set(chosen):
+            text = f"NCCL uses {', '.join(one.devices)} instead of {', '.join(chosen)}"
+            fix = f"correct hosts.{host}.nics.nccl, then: clusterctl bootstrap {file}"
+            errors.append(RequirementsNotMet(text, host=host, hint=fix))
     rate = line_rate(topology, facts, rdma=any(c.between == "IB" for c in carried.values()))
-    lines = [_sentence(one, report, carried, rate) for one in report.collectives]
+    lines = [_sentence(one, topology, carried, rate) for one in report.collectives]
     network = next((one for one in reversed(report.collectives) if one.hosts > 1), None)
-    notes = _detours(report)
+    notes = []
     if network and rate and network.bandwidth * 8 < SLOW * rate:
         notes.append(
             f"the fabric is slow: {in_words(network.bandwidth * 8)} of {in_words(rate)} "
@@ -138,21 +124,12 @@ def in_words(bits: float) -> str:
     return f"{bits / 1e9:.3g} Gbit/s" if bits < 1e12 else f"{bits / 1e9:.0f} Gbit/s"
 
 
-def _nics(report: FabricReport, purpose: str) -> dict[str, tuple[str, ...]]:
-    """Return by host the interfaces that its environment names for `purpose`."""
-    return {
-        node.host: tuple(p.nic for p in node.places if purpose in p.purpose.split(", "))
-        for node in report.seen
-    }
-
-
 def _sentence(
-    one: Collective, report: FabricReport, carried: Mapping[str, Carried], line: float | None
+    one: Collective, topology: Topology, carried: Mapping[str, Carried], line: float | None
 ) -> str:
     """`NCCL, 2 ranks on 2 hosts: Socket on eth1, 9.3 Gbit/s of 10, 64 us a small all-reduce`."""
     if one.backend == "gloo":
-        nics = {host: "+".join(names) for host, names in _nics(report, "gloo").items()}
-        way = "Socket on " + _on_each(nics)
+        way = "Socket on " + _on_each({node.host: node.gloo_nic for node in topology.nodes})
     else:
         way = _nccl_way(carried, one.hosts)
     rate = in_words(one.bandwidth * 8)
@@ -192,26 +169,9 @@ def _on_each(by_host: Mapping[str, str]) -> str:
     return ", ".join(f"{name} ({host})" for host, name in by_host.items())
 
 
-def _detours(report: FabricReport) -> list[str]:
-    """Return a note for each connection that leaves by another interface than the intended one."""
-    own = {
-        (node.host, purpose): place
-        for node in report.seen
-        for place in node.places
-        for purpose in place.purpose.split(", ")
-    }
-    found = []
-    for one in report.crossings:
-        meant = own.get((one.source, one.purpose.split(", ")[-1]))
-        if meant and one.left_by and one.left_by != meant.ip:
-            found.append(
-                f"{one.source} reaches {one.target}'s {one.nic} ({one.ip}) from {one.left_by} and "
-                f"not by {meant.nic}: ip route get {one.ip}"
-            )
-    return list(dict.fromkeys(found))
-
-
-def failures(report: FabricReport, topology: Topology, file: str) -> list[ClusterctlError]:
+def failures(
+    report: FabricReport, topology: Topology, facts: Mapping[str, HostFacts], file: str
+) -> list[ClusterctlError]:
     """Return one error for each culprit; none if the gate ran to its end. `file`: path of the
     inventory, for commands in hints."""
     head = topology.head.host
@@ -229,10 +189,6 @@ def failures(report: FabricReport, topology: Topology, file: str) -> list[Cluste
                 )
                 for host, why in report.absent.items()
             ]
-        case "places":
-            return [error for node in report.seen for error in _of_places(node, file)]
-        case "crossings":
-            return _of_crossings(report.crossings, file)
         case "time":
             # One for each host that had not reported; for the head if those are not known.
             silent = "it had not reported" if report.awaited else "no host is known to be behind"
@@ -276,7 +232,7 @@ def failures(report: FabricReport, topology: Topology, file: str) -> list[Cluste
                 if rank.host in hosts:
                     by_host.setdefault(rank.host, []).append(rank)
             return [
-                _failed_ranks(report, host, ranks, topology, file)
+                _failed_ranks(report, host, ranks, topology, facts, file)
                 for host, ranks in by_host.items()
             ]
 
@@ -288,98 +244,6 @@ def backend_name(backend: str) -> str:
 
 def _load(host: str) -> str:
     return f"clusterctl exec --limit {host} -- uptime"
-
-
-def _of_places(node: SeenNode, file: str) -> Iterator[ClusterctlError]:
-    """Yield an error for each interface that the host's environment names but that is unusable."""
-    usable = ", ".join(name for name, addresses in node.interfaces.items() if addresses)
-    for place in node.places:
-        if not place.problem:
-            continue
-        purposes = place.purpose.split(", ")
-        named = " and ".join(_VARIABLE[purpose] for purpose in purposes)
-        nic = place.nic or place.ip
-        text = {
-            "missing": f"{named} names {nic}, and its container has {usable}",
-            "down": f"{named} names {nic}, which is down",
-            "no address": f"{named} names {nic}, which has no address",
-        }[place.problem]
-        down = place.problem == "down"
-        hint = f"ip link set {nic} up" if down else _rename(node.host, purposes, file)
-        yield RequirementsNotMet(text, host=node.host, hint=hint)
-
-
-def _rename(host: str, purposes: Sequence[str], file: str) -> str:
-    keys = " and ".join(f"hosts.{host}.nics.{purpose}" for purpose in purposes)
-    return f"correct {keys}, then: clusterctl bootstrap {file}"
-
-
-def _of_crossings(crossings: Sequence[Crossing], file: str) -> list[ClusterctlError]:
-    """Return one error for each address that cannot be reached; if a host reaches no other host
-    while others do, return an error for that host instead."""
-    broken = [one for one in crossings if one.error]
-    # Hosts that reach no address, although other hosts reach those of at least two of its peers
-    reached = {(one.target, one.ip) for one in crossings if not one.error}
-    cut_off = set()
-    for source in {one.source for one in crossings if one.source}:
-        own = [one for one in crossings if one.source == source]
-        sound = {one.target for one in own if (one.target, one.ip) in reached}
-        if len(sound) > 1 and all(one.error for one in own):
-            cut_off.add(source)
-    errors: list[ClusterctlError] = []
-    for host in sorted(cut_off):
-        own = [one for one in broken if one.source == host]
-        one = own[0]
-        errors.append(
-            RequirementsNotMet(
-                f"it reaches no other host: {one.target}'s {one.nic}, {one.ip} port {one.port}: "
-                f"{_lower(one.error)}",
-                host=host,
-                hint=f"on {host}: ip route get {one.ip}; and the firewall's rules for outgoing "
-                "packets",
-                detail="\n".join(f"{it.target} {it.nic} {it.ip}: {it.error}" for it in own),
-            )
-        )
-    by_address: dict[tuple[str, str], list[Crossing]] = {}
-    for one in broken:
-        if one.source not in cut_off:
-            by_address.setdefault((one.target, one.ip), []).append(one)
-    for tried in by_address.values():
-        one = tried[0]
-        users = " and ".join(_VARIABLE[purpose] for purpose in one.purpose.split(", "))
-        if one.source:
-            sources = ", ".join(each.source for each in tried)
-            summary = (
-                f"{sources} cannot reach its {one.nic} ({users}) at {one.ip} port {one.port}: "
-                f"{_lower(one.error)}"
-            )
-            hint = _way_in(one, file)
-        else:
-            summary = f"{one.nic} ({users}): {_lower(one.error)} ({one.ip})"
-            hint = f"ip addr show {one.nic}"
-        errors.append(RequirementsNotMet(summary, host=one.target, hint=hint))
-    return errors
-
-
-def _way_in(one: Crossing, file: str) -> str:
-    """Return the hint for an address that cannot be reached, chosen by the kind of failure."""
-    rename = _rename(one.target, one.purpose.split(", "), file)
-    if ip_address(one.ip).is_loopback:
-        return f"{one.nic} is the host's loopback: {rename}"
-    if "answers there" in one.error:
-        return f"{one.ip} is on both hosts: {rename}"
-    if "64 KiB" in one.error:
-        return (
-            f"large packets are lost on the way to {one.nic} of {one.target}: clusterctl check "
-            f"{file} shows the MTU that passes"
-        )
-    if "unreachable" in one.error.lower() or "route" in one.error.lower():
-        return f"{one.source} has no route to {one.ip} (ip route get {one.ip}): {rename}"
-    return (
-        f"let TCP {EPHEMERAL} through on {one.nic} of {one.target} (sudo iptables -S INPUT; sudo "
-        f"nft list ruleset), or look at the cable and the route: ip route get {one.ip} on "
-        f"{one.source}"
-    )
 
 
 def _progress(rank: RankReport, step: str) -> int:
@@ -397,11 +261,22 @@ _INSIDE = (
 
 
 def _failed_ranks(
-    report: FabricReport, host: str, ranks: Sequence[RankReport], topology: Topology, file: str
+    report: FabricReport,
+    host: str,
+    ranks: Sequence[RankReport],
+    topology: Topology,
+    facts: Mapping[str, HostFacts],
+    file: str,
 ) -> ClusterctlError:
     complaints = [text for rank in ranks for text in (rank.error, *warnings(rank.log)) if text]
     # The host and NIC that hold the address which a library could not reach
-    owners = {p.ip: (node.host, p.nic) for node in report.seen for p in node.places}
+    owners = {
+        address.ip: (name, nic.name)
+        for name, of_host in facts.items()
+        for nic in of_host.nics
+        for address in nic.addresses
+        if nic.kind != "loopback"
+    }
     named = (peer for text in complaints for peer in peers(text))
     ip, port = next((peer for peer in named if peer[0] in owners), ("", 0))
     where = ""
@@ -443,7 +318,3 @@ def _failed_ranks(
         hint=fix,
         detail="\n".join([*dict.fromkeys(complaints), *seen]) or None,
     )
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]

@@ -1,10 +1,4 @@
-"""The gate's process on a node, started by Ray: it listens, connects, and runs the ranks.
-
-Connections go to ephemeral ports, as Gloo, NCCL and vLLM's queues make them, and do not bind a
-source address: as with those programs, routing chooses the outgoing interface, and it is reported.
-A listener sends its host's name, so that an address that leads to the caller itself or to another
-host is not taken for the peer. Then 64 KiB follow: where an MTU drops large packets, small ones
-arrive and these do not.
+"""The gate's process on a node, started by Ray: it reports its environment and runs the ranks.
 
 Ranks are separate processes with the environment of Ray's worker on this node, which is the one
 that vLLM's workers get. This process only waits for them, so it answers even if a rank hangs.
@@ -16,24 +10,18 @@ import collections
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence
 
-from clusterctl.node.fabric_documents import Crossing, FabricAddress, RankReport, SeenNode
-from clusterctl.node.fabric_nics import Interface, interfaces, places, telling
+from clusterctl.node.fabric_documents import RankReport, SeenNode
 from clusterctl.node.ray_watch import own_argv
 
-# Seconds for connecting and for each answer: TCP repeats a lost SYN after 1 s and after 3 s.
-WITHIN = 3.0
-
-_BULK = 2**16
-_GOT = b"!"
+# Prefixes of the variables that select interfaces and transports. None of them holds a secret.
+_FABRIC_VARIABLES = ("NCCL_", "GLOO_", "VLLM_HOST_IP")
 
 _TAIL = 30
 _LOG_LINES = 200
@@ -114,45 +102,17 @@ class Agent:
         host: str,
         *,
         argv: Optional[Sequence[str]] = None,
-        found: Callable[[], List[Interface]] = interfaces,
         env: Optional[Mapping[str, str]] = None,
     ) -> None:
         self._host = host
         self._argv = list(argv) if argv is not None else [*own_argv(), "fabric-rank"]
-        self._found = found
         self._env = dict(_given_environment() if env is None else env)
-        self._echoes: List[Echo] = []
         self._ranks: Dict[int, _RankProcess] = {}
 
-    def look(self, node_ip: str) -> SeenNode:
-        """Report the environment, the interfaces, and the addresses that others must reach."""
-        found = self._found()
-        return SeenNode(
-            host=self._host,
-            env=telling(self._env),
-            interfaces={one.name: list(one.addresses) for one in found},
-            places=places(self._env, node_ip, found),
-        )
-
-    def listen(self, wanted: Sequence[FabricAddress]) -> List[Crossing]:
-        """Listen on each address, and return the targets for other nodes. A target whose address
-        cannot be bound has `error` set."""
-        offered = []
-        for place in wanted:
-            target = Crossing("", self._host, place.purpose, place.nic, place.ip, port=0)
-            try:
-                echo = Echo(self._host, place.ip)
-                self._echoes.append(echo)
-                offered.append(replace(target, port=echo.port))
-            except OSError as failure:
-                error = f"cannot listen there: {failure.strerror or failure}"
-                offered.append(replace(target, error=error))
-        return offered
-
-    def cross(self, targets: Sequence[Crossing]) -> List[Crossing]:
-        """Connect to all targets at once."""
-        with ThreadPoolExecutor(max(1, len(targets))) as pool:
-            return list(pool.map(cross, [replace(one, source=self._host) for one in targets]))
+    def look(self) -> SeenNode:
+        """Report the variables that select interfaces and transports."""
+        names = sorted(name for name in self._env if name.startswith(_FABRIC_VARIABLES))
+        return SeenNode(self._host, {name: self._env[name] for name in names})
 
     def launch(self, devices: Mapping[int, int]) -> None:
         """Start the ranks of this node. `devices` maps each rank to its GPU, or to -1."""
@@ -210,9 +170,6 @@ class Agent:
 
     def close(self) -> None:
         self.stop_ranks()
-        for one in self._echoes:
-            one.close()
-        self._echoes = []
 
 
 def _telling_lines(log: Optional[Path]) -> List[str]:
@@ -226,72 +183,3 @@ def _telling_lines(log: Optional[Path]) -> List[str]:
         log.unlink()
         log.parent.rmdir()
     return list(dict.fromkeys(lines))[:_LOG_LINES]
-
-
-class Echo:
-    """A listener on one address and an ephemeral port. It sends its host's name, and confirms
-    when all 64 KiB have arrived."""
-
-    def __init__(self, host: str, ip: str) -> None:
-        """Raise OSError if the address cannot be bound."""
-        self._greeting = host.encode() + b"\n"
-        family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-        self._socket = socket.create_server((ip, 0), family=family, backlog=512)
-        self.port: int = self._socket.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        # close() alone does not wake the thread that blocks in accept().
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                peer, _ = self._socket.accept()
-                threading.Thread(target=self._answer, args=(peer,), daemon=True).start()
-
-    def _answer(self, peer: socket.socket) -> None:
-        with peer, contextlib.suppress(OSError):
-            peer.settimeout(2 * WITHIN)
-            peer.sendall(self._greeting)
-            missing = _BULK
-            while data := peer.recv(_BULK):
-                missing -= len(data)
-                if missing <= 0:
-                    peer.sendall(_GOT)
-
-
-def cross(target: Crossing) -> Crossing:
-    """Try one connection, and return it with the error (if any) and the source address."""
-    left_by, error = "", ""
-    try:
-        with socket.create_connection((target.ip, target.port), WITHIN) as connection:
-            left_by = connection.getsockname()[0]
-            error = _talk(connection, target.target)
-    except socket.timeout:  # noqa: UP041 - Python 3.9 has it as a class of its own
-        error = f"no answer within {WITHIN:g} s"
-    except OSError as failure:
-        error = failure.strerror or str(failure)
-    return replace(target, error=error, left_by=left_by)
-
-
-def _talk(connection: socket.socket, expected: str) -> str:
-    """Read the target's name, send 64 KiB, and wait for its confirmation. Return the error; "" if
-    all succeeded. `expected`: the name."""
-    connection.settimeout(WITHIN)
-    name = b""
-    while not name.endswith(b"\n") and len(name) < 256:
-        part = connection.recv(256)
-        if not part:
-            return "the connection was closed without an answer"
-        name += part
-    text = name.decode(errors="replace").strip()  # of any program, if the address leads elsewhere
-    if text != expected:
-        return f"{text} answers there"
-    try:
-        connection.sendall(b"#" * _BULK)
-        return "" if connection.recv(1) == _GOT else "64 KiB did not arrive"
-    except socket.timeout:  # noqa: UP041 - as above
-        return f"it answers, and 64 KiB do not arrive within {WITHIN:g} s"

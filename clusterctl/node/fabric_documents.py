@@ -30,37 +30,11 @@ class FabricSpec:
 
 
 @dataclass(frozen=True)
-class FabricAddress:
-    """An address that other nodes must reach, and what for."""
-
-    purpose: str  # `control`, `gloo`, `nccl`, or several joined: `gloo, nccl`
-    nic: str
-    ip: str
-    problem: str = ""  # missing | down | no address
-
-
-@dataclass(frozen=True)
 class SeenNode:
     """A node's network environment, as seen by a process that Ray started on it."""
 
     host: str
     env: Dict[str, str]  # The variables that select interfaces and transports, unchanged
-    interfaces: Dict[str, List[str]]
-    places: List[FabricAddress] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Crossing:
-    """One TCP connection to an ephemeral port of another node, and its result."""
-
-    source: str
-    target: str
-    purpose: str
-    nic: str  # The target's NIC, by its name on the target
-    ip: str
-    port: int
-    error: str = ""  # Empty if the target itself answered
-    left_by: str = ""  # Source address of the connection, chosen by routing
 
 
 @dataclass(frozen=True)
@@ -109,14 +83,13 @@ class FabricReport:
     """All observations of the gate, whether it passed or not."""
 
     seconds: float
-    # The step that failed: arrive | places | crossings | import | store | gloo | the GPUs' backend,
-    # such as nccl | gate (could not join Ray) | time (the gate took too long).
+    # The step that failed: arrive | import | store | gloo | the GPUs' backend, such as nccl | gate
+    # (could not join Ray) | time (the gate took too long).
     failed: str = ""
     error: str = ""
     # Nodes on which Ray did not start a process in time, with the error.
     absent: Dict[str, str] = field(default_factory=dict)
     seen: List[SeenNode] = field(default_factory=list)
-    crossings: List[Crossing] = field(default_factory=list)
     collectives: List[Collective] = field(default_factory=list)
     ranks: List[RankReport] = field(default_factory=list)
     pairs: List[PairReport] = field(default_factory=list)

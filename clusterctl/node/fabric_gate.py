@@ -1,15 +1,13 @@
 """The fabric gate, step by step, run on the head. Every step has a deadline, and the first failure
 ends the gate with a report. This module uses neither Ray nor torch.
 
-    arrive      Ray starts a process on every node
-    places      the interfaces that the environment names exist, are up, and have an address
-    crossings   every node reaches every other one on each of these addresses
+    arrive      Ray starts a process on every node, which reports its environment
     import      ranks, one per GPU, have imported torch
     store       rank 0 has opened the TCPStore through which the ranks meet
     gloo, nccl  all-reduces: joined, correct, measured; nccl (or another GPU backend) between GPUs
 
-When a collective fails although every connection worked, it is repeated in pairs of nodes, which
-shows the faulty node.
+The links between hosts have been tried before it (`network.pairs`). When a collective fails all the
+same, it is repeated in pairs of nodes, which shows the faulty node.
 """
 
 from __future__ import annotations
@@ -93,10 +91,7 @@ class Gate:
             ranks = self._ranks = Ranks(self.spec, self.agents, self.limits)
             try:
                 if ranks.world > 1:
-                    ranks.launch()  # ranks import torch while connections are tried
-                if len(self.spec.nodes) > 1:
-                    self._crossings()
-                if ranks.world > 1:
+                    ranks.launch()
                     self._collectives(ranks)
             finally:
                 self._note(ranks=ranks.stop())
@@ -107,38 +102,13 @@ class Gate:
 
     def _arrive(self) -> None:
         self._say("starting a process on every node through Ray")
-        asked = {node.host: (node.node_ip,) for node in self.spec.nodes}
+        asked = {node.host: () for node in self.spec.nodes}
         answers = self.agents.ask("look", asked, self.limits.arrive)
         absent = {host: answer.error for host, answer in answers.items() if answer.error}
         seen: List[SeenNode] = [answer.value for answer in answers.values() if not answer.error]
         self._note(absent=absent, seen=seen)
         if absent:
             raise GateFailed("arrive")
-        if any(place.problem for node in seen for place in node.places):
-            raise GateFailed("places")
-
-    def _crossings(self) -> None:
-        self._say("connecting every node with every other one")
-        places = {node.host: (node.places,) for node in self.report.seen}
-        offered = [one for found in self._ask("listen", places).values() for one in found]
-        wrong = [one for one in offered if one.error]
-        targets = {
-            node.host: ([one for one in offered if one.target != node.host],)
-            for node in self.spec.nodes
-        }
-        found = [] if wrong else self._ask("cross", targets).values()
-        crossings = [*wrong, *(one for tried in found for one in tried)]
-        self._note(crossings=crossings)
-        if any(one.error for one in crossings):
-            raise GateFailed("crossings")
-
-    def _ask(self, method: str, arguments: Mapping[str, Sequence[Any]]) -> Dict[str, Any]:
-        answers = self.agents.ask(method, arguments, self.limits.answer)
-        silent = {host: answer.error for host, answer in answers.items() if answer.error}
-        if silent:
-            self._note(absent=silent)
-            raise GateFailed("arrive")
-        return {host: answer.value for host, answer in answers.items()}
 
     def _collectives(self, ranks: Ranks) -> None:
         try:

@@ -13,11 +13,6 @@ import struct
 from dataclasses import dataclass
 from typing import Dict, Iterator, List, Mapping, Sequence, Tuple
 
-from clusterctl.node.fabric_documents import FabricAddress
-
-# Prefixes of the variables that select interfaces and transports. None of them holds a secret.
-TELLING = ("NCCL_", "GLOO_")
-
 _SIOCGIFFLAGS = 0x8913
 _UP = 0x1
 _RUNNING = 0x40
@@ -37,6 +32,16 @@ class Interface:
     running: bool  # Up, and with a carrier
 
 
+@dataclass(frozen=True)
+class FabricAddress:
+    """An address that other nodes must reach, and what for."""
+
+    purpose: str  # `control`, `gloo`, `nccl`, or several joined: `gloo, nccl`
+    nic: str
+    ip: str
+    problem: str = ""  # missing | down | no address
+
+
 def interfaces() -> List[Interface]:
     """Return the interfaces of this network namespace, with IPv4 and global IPv6 addresses."""
     held: Dict[int, List[str]] = {}  # By interface index
@@ -48,12 +53,6 @@ def interfaces() -> List[Interface]:
             Interface(name, tuple(held.get(index, ())), _running(asked, name))
             for index, name in socket.if_nameindex()
         ]
-
-
-def telling(env: Mapping[str, str]) -> Dict[str, str]:
-    """Return the variables that select interfaces and transports."""
-    names = [name for name in env if name.startswith(TELLING) or name == "VLLM_HOST_IP"]
-    return {name: env[name] for name in sorted(names)}
 
 
 def places(env: Mapping[str, str], node_ip: str, found: Sequence[Interface]) -> List[FabricAddress]:

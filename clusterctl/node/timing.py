@@ -97,7 +97,7 @@ class GateTiming:
 
     # Ray takes 2 to 6 s to start a worker process on two busy cores, 8.5 s under a load of 34.
     arrive: float = 60.0
-    answer: float = 20.0  # For an agent to answer at all; a crossing takes 3 s at most
+    answer: float = 20.0  # For an agent to answer at all
     # torch with CUDA is gigabytes, read from a cold disk the first time; without CUDA it took 25
     # to 27 s on two cores under a load of 34 to 64.
     importing: float = 180.0

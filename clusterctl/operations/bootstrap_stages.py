@@ -15,7 +15,7 @@ from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.containers.driver import Container, ContainerDriver
 from clusterctl.containers.drivers import driver_for
 from clusterctl.containers.spec import ContainerSpec
-from clusterctl.engine.events import EventSink, Note, StageStarted, ignore, one_at_a_time
+from clusterctl.engine.events import EventSink, StageStarted, ignore, one_at_a_time
 from clusterctl.engine.executor import Execution
 from clusterctl.engine.plan import OnFailure, Plan, Stage
 from clusterctl.engine.plan import plan as plan_stages
@@ -25,9 +25,9 @@ from clusterctl.facts.container_networks import free_bridge, site_networks
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.inventory.outside import outside_of
-from clusterctl.network.gate import FabricProof, FabricRecord, ensure_proven
+from clusterctl.network.gate import FabricProof, FabricRecord, ensure_proven, require_links
 from clusterctl.network.pairs import judgement
-from clusterctl.network.pairs.probe import IN_USE, probe_pairs, ray_ports
+from clusterctl.network.pairs.probe import IN_USE
 from clusterctl.node.documents import config_dir
 from clusterctl.node.files import NodePaths
 from clusterctl.operations.nodes import firewall_stage
@@ -315,6 +315,7 @@ class Run:
     cancelled: Event
     done: Execution = field(init=False)
     seen: int = 0  # Changes before the last look
+    links_proven: bool = False
     formed: Formed | None = None
     proof: FabricProof | None = None
 
@@ -334,7 +335,12 @@ class Run:
         self.done.views, self.seen = cluster.views, self.done.changed
 
     def prove_links(self) -> None:
-        require_links(self.target.cluster, self.sink)
+        """Raise all problems of links between hosts, which must work before Ray is started."""
+        cluster = self.target.cluster
+        self.sink(StageStarted("Links between hosts", cluster.held))
+        unrated = IN_USE if cluster.survey.running else ""
+        require_links(cluster.gate_scope, self.sink, unrated=unrated, notes=judgement.notes)
+        self.links_proven = True
 
     def await_ray(self) -> None:
         raise_all(self.done.set_aside.values())
@@ -345,7 +351,8 @@ class Run:
         )
 
     def prove_fabric(self) -> None:
-        self.proof = ensure_proven(self.target.cluster.gate_scope, self.sink, self.cancelled)
+        scope = self.target.cluster.gate_scope
+        self.proof = ensure_proven(scope, self.sink, self.cancelled, links_proven=self.links_proven)
 
 
 @dataclass(frozen=True)
@@ -477,19 +484,3 @@ def bring_about(run: Run) -> Bootstrapped:
     assert run.formed  # noqa: S101 - by the last lines of the list
     assert run.proof  # noqa: S101
     return Bootstrapped(run.done.changed, run.formed, run.proof.record)
-
-
-def require_links(cluster: Cluster, sink: EventSink) -> None:
-    """Raise all problems of links between hosts, which must work before Ray is started."""
-    sink(StageStarted("Links between hosts", cluster.held))
-    held = {name: cluster.views[name] for name in cluster.held}
-    seen = probe_pairs(
-        cluster.inventory,
-        cluster.topology,
-        {name: view.facts for name, view in held.items()},
-        {name: view.transport for name, view in held.items()},
-        unrated=IN_USE if cluster.survey.running else "",
-    )
-    for text in judgement.notes(seen):
-        sink(Note(text))
-    raise_all(judgement.problems(seen, ray_ports(cluster.inventory)))

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from clusterctl.node.documents import ExpectedNode
 from clusterctl.node.fabric_agent import Agent
-from clusterctl.node.fabric_documents import (
-    Crossing,
-    FabricAddress,
-    FabricSpec,
-    GpuBackend,
-    RankReport,
-)
+from clusterctl.node.fabric_documents import FabricSpec, GpuBackend, RankReport
 from clusterctl.node.fabric_gate import AgentAnswer
-from clusterctl.node.fabric_nics import Interface
-from tests.fakes.ports import port_of, reserved
 
 FAKE_RANK = Path(__file__).parent / "node_programs" / "fake_rank.py"
 HANGS = "it hangs from here on"
@@ -63,56 +53,11 @@ class Attentive(Agent):
 
 
 def agent(node: ExpectedNode, kind: type[Agent] = Attentive, **env: str) -> Agent:
-    """One whose only NIC is `fab0` with the node's address."""
-    found = [Interface("fab0", (node.node_ip,), running=True)]
     return kind(
         node.host,
         argv=[sys.executable, str(FAKE_RANK)],
-        found=lambda: found,
         env={"GLOO_SOCKET_IFNAME": "fab0", "NCCL_SOCKET_IFNAME": "=fab0", **env},
     )
-
-
-class Deaf(Agent):
-    """Nobody listens on the ports it tells: as behind a firewall that rejects."""
-
-    _ports: tuple[socket.socket, ...] = ()
-
-    def listen(self, wanted: Sequence[FabricAddress]) -> list[Crossing]:
-        offered = super().listen(wanted)
-        self._ports = tuple(reserved(one.ip) for one in offered)
-        return [
-            replace(one, port=port_of(port)) for one, port in zip(offered, self._ports, strict=True)
-        ]
-
-    def close(self) -> None:
-        super().close()
-        for port in self._ports:
-            port.close()
-
-
-class Narrow(Agent):
-    """Answers small messages and loses large ones: behind an MTU black hole."""
-
-    def listen(self, wanted: Sequence[FabricAddress]) -> list[Crossing]:
-        return [replace(one, port=self._narrow(one)) for one in super().listen(wanted)]
-
-    def _narrow(self, one: Crossing) -> int:
-        listener = socket.create_server((one.ip, 0))
-        threading.Thread(target=self._relay, args=(listener, one), daemon=True).start()
-        return int(listener.getsockname()[1])
-
-    @staticmethod
-    def _relay(listener: socket.socket, one: Crossing) -> None:
-        with listener:
-            caller, _ = listener.accept()
-        with caller, socket.create_connection((one.ip, one.port)) as behind:
-            caller.sendall(behind.recv(256))
-            while len(data := caller.recv(2**16)) == 1:
-                behind.sendall(data)
-                caller.sendall(behind.recv(1))
-            while data:
-                data = caller.recv(2**16)
 
 
 class LocalAgents:

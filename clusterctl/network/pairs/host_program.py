@@ -11,6 +11,7 @@ when stdin ends. A mapping whose keys are tuples is sent as a list of [key, valu
     rates   send to one peer after the other, at the given times, and count the bytes received
 """
 
+import contextlib
 import json
 import os
 import select
@@ -49,6 +50,8 @@ ARP, ETHERNET = 0x0806, 1  # ETH_P_ARP and ARPHRD_ETHER
 PROBE_WITH_DF = 3
 
 CHUNK = b"\0" * (256 * 1024)
+
+GREETING = 2**16  # Bytes of a greeting: where large packets are lost, a short one would arrive
 
 Connect = Tuple[str, str, int]  # (source, to, port)
 Request = Tuple[str, str, str]  # (NIC, source, to)
@@ -126,6 +129,10 @@ def family(ip: str) -> int:
     return socket.AF_INET6 if ":" in ip else socket.AF_INET
 
 
+def padded(greeting: str) -> bytes:
+    return greeting.encode().ljust(GREETING)
+
+
 def listen(ip: str, port: int) -> socket.socket:
     found = socket.socket(family(ip), socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -140,7 +147,7 @@ class Listeners:
     """
 
     def __init__(self, greeting: str, ips: List[str], window: Tuple[float, float]) -> None:
-        self._greeting = greeting.encode()
+        self._greeting = padded(greeting)
         self._window = window
         self._poll = select.poll()
         self._sockets: Dict[int, socket.socket] = {}
@@ -165,10 +172,14 @@ class Listeners:
             for fd, _ in self._poll.poll(50):
                 try:
                     peer, _ = self._sockets[fd].accept()
-                    peer.sendall(self._greeting)
-                    peer.close()
                 except OSError:
                     continue
+                threading.Thread(target=self._send_greeting, args=(peer,), daemon=True).start()
+
+    def _send_greeting(self, peer: socket.socket) -> None:
+        with peer, contextlib.suppress(OSError):
+            peer.settimeout(2 * CONNECT_WITHIN)
+            peer.sendall(self._greeting)
 
     def _accept(self, lane: int, found: socket.socket) -> None:
         while True:
@@ -221,13 +232,16 @@ def send(source: str, to: str, port: int, index: int, seconds: float) -> None:
 
 
 def routes(wanted: List[Tuple[str, str]]) -> Dict[Tuple[str, str], str]:
-    """Return by (to, source) the NIC, or "" without a route; an empty dict if `ip` cannot do it.
+    """Return by (to, source) the NIC, or "" without a route; an empty dict if `ip` cannot do it. An
+    empty source stands for a program that binds no address.
     Runs one `ip` for all: a hundred forks on each of a hundred hosts would slow them down."""
-    text = "".join(f"route get {to} from {source}\n" for to, source in wanted)
+    lines = (
+        f"route get {to} from {source}" if source else f"route get {to}" for to, source in wanted
+    )
     try:
         done = subprocess.run(
             ["ip", "-o", "-force", "-batch", "-"],
-            input=text.encode(),
+            input="\n".join([*lines, ""]).encode(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             timeout=10,
@@ -240,10 +254,11 @@ def routes(wanted: List[Tuple[str, str]]) -> Dict[Tuple[str, str], str]:
     for line in done.stdout.decode(errors="replace").splitlines():
         words = line.split()
         named = {key: words[at + 1] for at, key in enumerate(words[:-1]) if key in ("from", "dev")}
-        if "from" in named and "dev" in named:
-            # For an address of this host, `ip` prints `local ADDRESS ...`.
+        if "dev" in named:
+            # For an address of this host, `ip` prints `local ADDRESS ...`; IPv6 has `from ::`.
             to = words[1] if words[0] == "local" else words[0]
-            found[to, named["from"]] = named["dev"]
+            source = named.get("from", "::")
+            found[to, "" if source == "::" else source] = named["dev"]
     return found
 
 
@@ -291,23 +306,29 @@ def _answered(
 
 
 def connections(wanted: List[Connect], greetings: Dict[Tuple[str, int], str]) -> Dict[Connect, str]:
-    """Return `ok`, `refused`, `no answer`, or the system's error text. `greetings`: the text
-    expected from (to, port). A connection without an answer is tried again: packets are lost when
-    many hosts begin together."""
+    """Return `ok`, `refused`, `no answer`, `no data` for a connection over which the greeting does
+    not arrive, or the system's error text. `greetings`: the text expected from (to, port). A
+    connection without an answer is tried again: packets are lost when many hosts begin together."""
 
     def connect(key: Connect) -> str:
         source, to, port = key
         end = time.monotonic() + CONNECT_WITHIN
+        late = "no answer"
         try:
             with socket.create_connection((to, port), CONNECT_WITHIN, (source, 0)) as peer:
                 greeting = greetings.get((to, port))
                 if greeting is None:
                     return "ok"
-                peer.settimeout(max(0.001, end - time.monotonic()))
-                same = peer.recv(100) == greeting.encode()
-                return "ok" if same else "another program answers"
+                late, said = "no data", b""
+                while len(said) < GREETING:
+                    peer.settimeout(max(0.001, end - time.monotonic()))
+                    part = peer.recv(GREETING)
+                    if not part:
+                        break
+                    said += part
+                return "ok" if said == padded(greeting) else "another program answers"
         except socket.timeout:
-            return "no answer"
+            return late
         except ConnectionRefusedError:
             return "refused"
         except OSError as error:
@@ -315,7 +336,7 @@ def connections(wanted: List[Connect], greetings: Dict[Tuple[str, int], str]) ->
 
     with ThreadPoolExecutor(AT_ONCE) as pool:  # at most so many, to limit the ARP broadcasts
         found = dict(zip(wanted, pool.map(connect, wanted)))
-        silent = [key for key, word in found.items() if word == "no answer"]
+        silent = [key for key, word in found.items() if word in ("no answer", "no data")]
         found.update(zip(silent, pool.map(connect, silent)))
     return found
 

@@ -120,7 +120,7 @@ def fault_of(way: Way, ports: Mapping[int, str], usual: int | None = None) -> Pa
             f"another machine or a proxy answers at its address {receiver.ip} to {{others}}",
             f"find who has the address too: sudo arping -D -I {receiver.nic} {receiver.ip}",
         )  # fmt: skip
-    shut = sorted(port for port, word in way.tcp.items() if word != "ok")
+    shut = sorted(port for port, word in way.tcp.items() if word not in ("ok", "no data"))
     if shut:
         # `6380 (ray_ports.node_manager), ephemeral ports`
         named = [f"{port} ({ports[port]})" for port in shut if port in ports]
@@ -135,9 +135,10 @@ def fault_of(way: Way, ports: Mapping[int, str], usual: int | None = None) -> Pa
         )  # fmt: skip
     if lost := _lost_packets(way, usual):
         return lost
-    # Without echo replies, judge by the transfer: connecting takes small packets only.
+    # Without echo replies, judge by what was transferred: connecting takes small packets only.
     answered = way.echo and way.round_trip is not None
-    if way.rated and way.rate is None and not answered:
+    stuck = way.rated and way.rate is None and not answered
+    if stuck or "no data" in way.tcp.values():
         return PairFault(
             "black hole", "", way,
             "{nic} and {others} connect, and no data arrives: an MTU black hole, or a firewall "
@@ -275,12 +276,25 @@ def _ends(way: Way, host: str) -> tuple[End, End]:
     return (way.sender, way.receiver) if mine else (way.receiver, way.sender)
 
 
-def notes(seen: PairResults) -> Iterator[str]:
-    """Yield the measured values, and what could not be measured."""
+def unproven(seen: PairResults) -> Iterator[str]:
+    """Yield what could not be tried, and what works but not as intended."""
     for host, why in seen.unverified.items():
         yield f"{host}: not proven: {why}"
     if any(way.echo is None for way in seen.ways):
         yield "packet sizes are not proven: raw sockets need root on the hosts"
+    for way in seen.ways:
+        nic, peer = way.sender.nic, way.receiver
+        if way.unbound not in (None, "", nic):
+            yield (
+                f"{way.sender.host} reaches {peer.nic} of {peer.host} by {way.unbound}, not by "
+                f"{nic}, unless a program binds its address, as NCCL does not: ip route get "
+                f"{peer.ip}"
+            )
+
+
+def notes(seen: PairResults) -> Iterator[str]:
+    """Yield the measured values, and what could not be measured."""
+    yield from unproven(seen)
     if seen.unrated:
         yield seen.unrated
     lanes: dict[tuple[str, ...], list[Way]] = defaultdict(list)

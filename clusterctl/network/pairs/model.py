@@ -53,9 +53,11 @@ class Way:
     receiver: End
     # The NIC that packets leave by; "" without a route, None if it could not be determined
     route: str | None
+    unbound: str | None = None  # The same for programs that bind no address, such as NCCL
     # MACs that answered for the receiver's address; empty without answer or ARP request
     neighbours: tuple[str, ...] = ()
-    # Port to `ok`, `no answer`, `refused`, `another program answers`, or the system's error text
+    # Port to `ok`, `no answer`, `refused`, `no data` (it connects, and nothing arrives), `another
+    # program answers`, or the system's error text
     tcp: Mapping[int, str] = field(default_factory=dict)
     # Size of an unfragmented IP packet to its round trip in s, None if lost three times. The
     # mapping is None if raw sockets are not allowed.
@@ -73,7 +75,8 @@ class Way:
     def silent(self) -> bool:
         """Whether no attempt got an answer."""
         tried = bool(self.tcp or self.echo)
-        return tried and self.round_trip is None and "ok" not in self.tcp.values()
+        connected = {"ok", "no data"} & {*self.tcp.values()}
+        return tried and self.round_trip is None and not connected
 
     @property
     def broken(self) -> bool:

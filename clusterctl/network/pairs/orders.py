@@ -57,7 +57,7 @@ def reach_order(table: Table, host: str) -> Any:
     knocks = [(end, peer, port) for number, end, peer in ends
               for port in _ports(table, number, host, peer.host)]  # fmt: skip
     return {
-        "routes": [(peer.ip, end.ip) for _, end, peer in ends],
+        "routes": [(peer.ip, source) for _, end, peer in ends for source in (end.ip, "")],
         "neighbours": [(end.nic, end.ip, peer.ip) for _, end, peer in ends
                        if ":" not in peer.ip and network(end) == network(peer)],
         "tcp": [(end.ip, peer.ip, port) for end, peer, port in knocks],
@@ -130,6 +130,7 @@ def read_ways(table: Table, host: str, answer: Any) -> list[Way]:
             end,
             peer,
             route=routes.get((peer.ip, end.ip)),
+            unbound=routes.get((peer.ip, "")),
             neighbours=tuple(neighbours.get((end.ip, peer.ip), ())),
             tcp={port: tcp[key] for port in ports if (key := (end.ip, peer.ip, port)) in tcp},
             echo=None

@@ -54,11 +54,6 @@ def test_ray_starts_the_gates_processes_on_both_nodes(two_nodes: TwoNodes) -> No
 
     ips = {node.host: node.env["VLLM_HOST_IP"] for node in report.seen}
     assert ips == {"head": "127.0.0.2", "worker": "127.0.0.3"}
-    assert {(one.source, one.target) for one in report.crossings} == {
-        ("head", "worker"),
-        ("worker", "head"),
-    }
-    assert not [one for one in report.crossings if one.error]
     if importlib.util.find_spec("torch"):
         assert not report.failed
     else:

@@ -25,7 +25,7 @@ from clusterctl.network.gate import (
     read_record,
     record_file,
 )
-from clusterctl.node.fabric_documents import Collective, Crossing, FabricReport
+from clusterctl.node.fabric_documents import Collective, FabricReport, RankReport
 from clusterctl.planning.cluster_hardware import measured_network
 from clusterctl.planning.speed import LinkSpeed
 from clusterctl.ray_cluster.topology import Node, Topology
@@ -39,8 +39,9 @@ GLOO = Collective("gloo", 2, 2, 6e7, 1e-4, 2**24)
 WENT_WELL = FabricReport(5.0, collectives=[GLOO])
 BROKEN = FabricReport(
     3.0,
-    "crossings",
-    crossings=[Crossing("gpu1", "gpu2", "gloo", "ens3", "10.1.0.2", 40123, "no answer within 3 s")],
+    "gloo",
+    "not within 30 s",
+    ranks=[RankReport(0, "gpu1", -1, "joined", "gloo"), RankReport(1, "gpu2", -1, "imported")],
 )
 FILE = record_file("demo")
 
@@ -138,7 +139,7 @@ def test_speeds_that_busy_gpus_reached_are_shown_and_not_kept() -> None:
     training = GpuProcess("GPU-0", 7, "python3", 2**30, "")
     busy = host_facts(gpus=replace(gpus(1), processes=(training,)))
     ground = replace(lab.ground, facts={"gpu1": host_facts(), "gpu2": busy})
-    proof = ensure_proven(ground, lab.events.append)
+    proof = ensure_proven(ground, lab.events.append, links_proven=True)
     assert proof.record.network == [GLOO]
     kept = read_record(lab.head.files[FILE][0])
     assert kept is not None
@@ -169,7 +170,7 @@ def test_check_proves_anew_whatever_is_kept() -> None:
 
 def test_a_failed_gate_makes_what_is_kept_void_and_names_the_host() -> None:
     lab = Lab(gate=told(BROKEN))
-    with pytest.raises(RequirementsNotMet, match="cannot reach its ens3") as caught:
+    with pytest.raises(RequirementsNotMet, match="rank 1 did not join") as caught:
         ensure_proven(lab.ground, lab.events.append, again=True)
     assert caught.value.host == "gpu2"
     assert lab.forgotten

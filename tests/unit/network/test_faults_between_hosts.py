@@ -66,6 +66,12 @@ def test_packets_that_leave_by_another_interface() -> None:
     assert found.hint == "sudo ip route replace 10.78.0.0/24 dev eth1 src 10.78.0.11"
 
 
+def test_programs_that_bind_no_address_may_leave_by_another_interface() -> None:
+    seen = PairResults((way(A, B, unbound="eth0"), way(B, A, unbound=B.nic)), {}, {})
+    assert problems(seen, PORTS) == []
+    assert next(notes(seen)).startswith("gpu1 reaches eth2 of gpu2 by eth0, not by eth1, unless")
+
+
 def test_no_route_is_told_once_though_both_are_silent() -> None:
     found = the_one(way(A, B, route="", **SILENT), way(B, A, **SILENT))
     assert found.host == "gpu1"
@@ -219,6 +225,14 @@ def test_a_black_hole_says_what_passes() -> None:
 def test_a_transfer_that_sticks_where_echo_is_forbidden() -> None:
     found = the_one(way(A, B, echo=None, rate=None), way(B, A, echo=None))
     assert "no data arrives: an MTU black hole" in found.summary
+
+
+def test_connections_that_carry_nothing_while_services_forbid_a_transfer() -> None:
+    stuck = {EPHEMERAL: "no data", 6380: "ok"}
+    found = the_one(way(A, B, tcp=stuck, rate=None, rated=False), way(B, A))
+    assert "connect, and no data arrives: an MTU black hole" in found.summary
+    alone = way(A, B, tcp={EPHEMERAL: "no data"}, echo=dict.fromkeys((84, 1500)), rated=False)
+    assert "no data arrives" in the_one(alone).summary
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_few_hosts_try_every_port_of_every_peer() -> None:
     order = reach_order(made, "h1")
     assert ("10.0.0.2", "10.0.0.1", 6379) in order["tcp"]
     assert len(order["tcp"]) == (1 + 3) + 2 * (1 + 2) + 3
-    assert len(order["routes"]) == 6
+    assert len(order["routes"]) == 2 * 6
 
 
 def test_many_hosts_try_one_port_of_most_and_all_of_their_neighbours() -> None:

@@ -10,9 +10,11 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from clusterctl.errors import CommandFailed
+from clusterctl.engine.events import ignore
+from clusterctl.errors import CommandFailed, Problems
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host, Inventory, RayPorts
+from clusterctl.network.gate import GateScope, require_links
 from clusterctl.network.pairs import orders
 from clusterctl.network.pairs.judgement import problems
 from clusterctl.network.pairs.model import PairResults
@@ -103,6 +105,13 @@ def test_the_loopback_is_found_out() -> None:
         f"packets to b ({IPS['b']}) leave by lo",
         f"packets to a ({IPS['a']}) leave by lo",
     }
+
+
+def test_the_gate_names_a_broken_link_before_anything_else() -> None:
+    by_name = {name: facts(ip) for name, ip in IPS.items()}
+    with transports() as reached, pytest.raises(Problems) as caught:
+        require_links(GateScope(inventory(), topology(), reached, by_name), ignore)
+    assert all("leave by lo" in str(error) for error in caught.value.errors)
 
 
 def test_a_host_without_python_is_told_and_tried_by_the_others() -> None:

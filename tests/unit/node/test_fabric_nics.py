@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.node.documents import BrokenNic, NodeDocument
-from clusterctl.node.fabric_documents import FabricAddress
-from clusterctl.node.fabric_nics import Interface, interfaces, places, telling
+from clusterctl.node.fabric_nics import FabricAddress, Interface, interfaces, places
 from clusterctl.node.probes import Links
 from clusterctl.node.timing import Timing
 
@@ -62,11 +61,6 @@ def test_what_an_interface_lacks(name: str, problem: str) -> None:
 def test_an_ipv6_node_is_reached_by_ipv6() -> None:
     found = places({"GLOO_SOCKET_IFNAME": "eth0"}, "fd00::1", FOUND)
     assert found == [FabricAddress("control, gloo", "eth0", "fd00::1")]
-
-
-def test_only_variables_of_the_fabric_are_told() -> None:
-    env = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "secret", "VLLM_HOST_IP": "10.0.0.1", "PATH": "/bin"}
-    assert telling(env) == {"NCCL_DEBUG": "INFO", "VLLM_HOST_IP": "10.0.0.1"}
 
 
 def test_a_second_address_of_an_interface_counts() -> None:
