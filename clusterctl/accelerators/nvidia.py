@@ -26,11 +26,7 @@ from clusterctl.steps.nvidia_toolkit import NvidiaToolkit, ToolkitAbsent
 # throttle reasons event reasons, and know the older names, too.
 _READINGS = {
     "index": "index",
-    "utilization.gpu": "load",
-    "memory.used": "memory",
     "temperature.gpu": "temperature",
-    "power.draw": "power",
-    "clocks.sm": "clock",
     "ecc.errors.uncorrected.volatile.total": "uncorrected",
     "clocks_throttle_reasons.hw_thermal_slowdown": "slowed by heat",
     "clocks_throttle_reasons.sw_thermal_slowdown": "slowed by heat, by the driver",

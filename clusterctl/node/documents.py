@@ -19,7 +19,6 @@ On a host, for the cluster NAME:
     /run/clusterctl/NAME/state.json              NodeState        replaced by the supervisor
     /var/log/clusterctl/NAME/journal.jsonl       what the supervisor did, a JSON object a line
     /var/log/clusterctl/NAME/ledger.jsonl        which versions were there since when, likewise
-    /var/log/clusterctl/NAME/readings.jsonl      what the host showed every 10 s (node/readings.py)
     /var/log/clusterctl/NAME/evidence-*.json     of services that hung (node/evidence.py)
     /var/log/clusterctl/NAME/ray.log, SERVICE.log
     /opt/clusterctl/VERSION-HASH/node.pyz        this package, runnable

@@ -64,7 +64,6 @@ class NodePaths:
         self.ray_token = self.config / "ray.token"
         self.journal = self.logs / "journal.jsonl"
         self.ledger = self.logs / "ledger.jsonl"
-        self.readings = self.logs / "readings.jsonl"
         self.stacks = self.state.parent / "stacks"
         self.asked = self.state.parent / "asked.json"
         self.shared_gateway = self.state.parent / "shared-gateway.json"

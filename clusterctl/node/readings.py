@@ -1,4 +1,4 @@
-"""Readings of this host: load, memory, disks, NICs, TCP, the clock, stopped processes.
+"""Readings of this host: memory, disks, NICs, TCP, the clock, stopped processes.
 
 All of it is in /proc and /sys, which a container without privileges may read. The kernel's own log
 is not: it needs CAP_SYSLOG and a device. `diagnose` reads that on the host.
@@ -42,7 +42,6 @@ class NicReading:
     packets: int
     errors: int
     drops: int
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -51,10 +50,7 @@ class HostReading:
 
     time: float  # Unix seconds
     monotonic: float
-    busy: float = 0.0  # Seconds of CPU used since boot
-    load: float = 0.0
     memory: Tuple[int, int] = (0, 0)  # MiB available, in all
-    swap: int = 0  # MiB used
     oom_kills: int = 0  # Of the container since it began, or of the host since boot
     disks: Dict[str, Tuple[int, int]] = field(default_factory=dict)  # MiB free, in all
     nics: Dict[str, NicReading] = field(default_factory=dict)
@@ -68,17 +64,10 @@ def host_reading(disks: Sequence[str], gpus: List[Dict[str, str]]) -> HostReadin
     """Read the host. What cannot be read is left at its default. `disks`: directories."""
     memory = _named("/proc/meminfo")
     tcp = _tcp()
-    ticks = _words("/proc/stat")[1:9]
-    load = _words("/proc/loadavg")
-    # user, nice, system, idle, iowait, irq, softirq, steal
-    busy = sum(int(each) for at, each in enumerate(ticks) if at not in (3, 4))
     return HostReading(
         time=time.time(),
         monotonic=time.monotonic(),
-        busy=busy / os.sysconf("SC_CLK_TCK"),
-        load=float(load[0]) if load else 0.0,
         memory=(memory.get("MemAvailable", 0) // 1024, memory.get("MemTotal", 0) // 1024),
-        swap=(memory.get("SwapTotal", 0) - memory.get("SwapFree", 0)) // 1024,
         oom_kills=_oom_kills(),
         disks=dict(_disks(disks)),
         nics=dict(_nics(Path("/sys/class/net"))),
@@ -216,15 +205,12 @@ def _nics(root: Path) -> Iterator[Tuple[str, NicReading]]:
             if path.name.startswith(_OF_CONTAINERS):
                 continue
             with contextlib.suppress(OSError, ValueError):
-                packets, errors, drops, count = (
+                packets, errors, drops = (
                     sum(_number(path / "statistics" / f"{way}_{kind}") for way in ("rx", "tx"))
-                    for kind in ("packets", "errors", "dropped", "bytes")
+                    for kind in ("packets", "errors", "dropped")
                 )
                 losses = _number(path / "carrier_down_count")
-                yield (
-                    path.name,
-                    NicReading(_has_carrier(path), losses, packets, errors, drops, count),
-                )
+                yield path.name, NicReading(_has_carrier(path), losses, packets, errors, drops)
 
 
 def _has_carrier(nic: Path) -> bool:
@@ -236,13 +222,6 @@ def _has_carrier(nic: Path) -> bool:
 
 def _number(path: Path) -> int:
     return int(path.read_text("ascii"))
-
-
-def _words(path: str) -> List[str]:
-    try:
-        return Path(path).read_text("utf-8", "replace").partition("\n")[0].split()
-    except OSError:
-        return []
 
 
 def _named(path: str) -> Dict[str, int]:

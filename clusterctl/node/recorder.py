@@ -1,35 +1,27 @@
-"""The recorder: readings of this host every 10 s in a ring of files, and what is wrong in the
-journal, with the moment when it began and ended."""
+"""The recorder: compares readings of this host every 10 s, and writes what is wrong in the journal,
+with the moment when it began and ended."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from typing import Dict, List, Optional, Tuple
 
-from clusterctl.node.children import RotatedLog
 from clusterctl.node.documents import BrokenNic, GpuListing
 from clusterctl.node.files import Journal, NodePaths
 from clusterctl.node.probes import PolledCommand
 from clusterctl.node.readings import HostReading, conditions, host_reading
 from clusterctl.node.timing import Timing
 
-# Bytes of the newer file of two. A reading of two NICs and no GPU has about 700, of eight GPUs
-# 2,000: both files together hold 3 days or 1.
-READINGS_LIMIT = 8 * 2**20
-
 SUBJECT = "host"  # Of the journal's lines; no service has this name
 
 
 class Recorder:
-    """Takes readings while `tick` is called. Writing never raises: a disk may be full."""
+    """Takes readings while `tick` is called."""
 
     def __init__(
         self, paths: NodePaths, listing: GpuListing, timing: Timing, journal: Journal
     ) -> None:
         self._journal = journal
         self._timing = timing
-        self._log = RotatedLog(paths.readings, READINGS_LIMIT)
         self._disks = [str(paths.root), "/tmp", "/dev/shm", str(paths.logs)]  # noqa: S108
         self._columns = listing.columns
         self._query = PolledCommand(listing.query, timing.readings_every, timing.gpus_timeout)
@@ -40,9 +32,8 @@ class Recorder:
         self._broken: List[BrokenNic] = []
 
     def close(self) -> None:
-        """Close the file of readings, and end what reads GPUs."""
+        """End what reads GPUs."""
         self._query.close()
-        self._log.__exit__()
 
     def tick(self, now: float, broken: List[BrokenNic]) -> None:
         """Take a reading if it is time. `now`: monotonic seconds. `broken`: NICs that the node
@@ -68,7 +59,6 @@ class Recorder:
             self._take(host_reading(self._disks, self._gpus))
 
     def _take(self, reading: HostReading) -> None:
-        self._log.write(json.dumps(asdict(reading), separators=(",", ":")).encode() + b"\n")
         last, self._last = self._last, reading
         if last is None:
             return

@@ -4,7 +4,7 @@ links in the last day. A program for hosts, Python 3.9.
 The argument of `main` is {"directory", "kernel", "most", "whole", "also", "secrets"}, or of one log
 alone {"directory", "only", "secrets"}: its name; a regular
 expression for lines of the kernel; bytes of all logs; whether evidence is wanted with its stacks
-and logs, and readings; patterns of more files; files whose content is replaced wherever it stands.
+and logs; patterns of more files; files whose content is replaced wherever it stands.
 The answer is {"chat.log": "text", ..., "kernel": "text"}, with what the host recorded, and in
 "disks.json" {"/": [MiB free, in all]}: a full one may be that of the journal. "time.json" has the
 host's clock, and "engine" what Docker said of devices that it could not give to containers.
@@ -100,8 +100,7 @@ def of_host(directory: Path, order: Dict[str, Any]) -> Dict[str, str]:
         left -= len(found[log.name])
         if left <= 0:
             break
-    recorded = [*RECORDED, "readings.jsonl"] if whole else RECORDED
-    paths = [directory / name for name in recorded]
+    paths = [directory / name for name in RECORDED]
     for pattern in order["also"]:
         paths += sorted(Path("/").glob(pattern[1:]))
     for path in paths:
