@@ -3,10 +3,11 @@
     python -m scripts.prove_formula CONFIGS ANSWERS [--ask PYTHON]
 
 CONFIGS has a directory with config.json (and hf_quant_config.json, if there is one) for each model,
-named ORG--NAME. With --ask, the vLLM of that Python is asked for each model that has no file in
-ANSWERS yet, on the meta device and without a GPU (clusterctl/planning/ask_vllm.py); a machine
-without a driver needs a C compiler. Then clusterctl/planning/proven.json is written: per
-architecture how far weights and tokens of the KV cache are off.
+named ORG--NAME, or ORG--NAME+mtp to ask with the model's own drafter. With --ask, the vLLM of that
+Python is asked for each model that has no file in ANSWERS yet, on the meta device and without a GPU
+(clusterctl/planning/ask_vllm.py); a machine without a driver needs a C compiler. Then
+clusterctl/planning/proven.json is written: per architecture how far weights and tokens of the KV
+cache are off.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import IO, Any, cast
 from clusterctl.errors import ClusterctlError
 from clusterctl.models.config_files import read_config
 from clusterctl.models.config_json import describe
+from clusterctl.models.shape import ModelShape
 from clusterctl.planning import ask_vllm
 from clusterctl.planning.asked_plan import described
 from clusterctl.planning.engine_answer import EngineAnswer, read_answer
@@ -33,7 +35,7 @@ from clusterctl.planning.hardware import GpuModel, parse_gpus
 from clusterctl.planning.memory import plan_memory
 from clusterctl.planning.options import parse_options
 from clusterctl.planning.placement import seat_ranks, sites_of
-from clusterctl.planning.proof import PROVEN
+from clusterctl.planning.proof import DRAFTED, PROVEN
 from clusterctl.planning.rules import rules_for
 from clusterctl.units import GIB
 
@@ -41,6 +43,7 @@ SIZES = (1, 8)  # Of tensor parallelism
 _CACHE = 64 * GIB
 _FLAGS = (f"--kv-cache-memory-bytes={_CACHE}", "--max-num-batched-tokens=8192",
           "--max-num-seqs=256")  # fmt: skip
+_WITH_DRAFTER = '--speculative-config={"method":"mtp","num_speculative_tokens":1}'
 _AT_ONCE = 12  # Questions to one process, which imports vLLM once
 
 
@@ -112,10 +115,20 @@ def ask_some(
 
 def question(directory: Path, size: int) -> dict[str, Any]:
     files = {path.name: path.read_text() for path in directory.glob("*.json")}
-    flags = [*_FLAGS, f"--tensor-parallel-size={size}"]
-    name = f"{directory.name}.tp{size}"
-    return {"id": name, "directory": "", "files": files, "arguments": flags, "env": {},
-            "ranks": [0], "room": []}  # fmt: skip
+    return {
+        "id": f"{directory.name}.tp{size}",
+        "directory": "",
+        "files": files,
+        "arguments": flags(directory, size),
+        "env": {},
+        "ranks": [0],
+        "room": [],
+    }
+
+
+def flags(directory: Path, size: int) -> list[str]:
+    drafter = [_WITH_DRAFTER] if directory.name.endswith(DRAFTED) else []
+    return [*_FLAGS, f"--tensor-parallel-size={size}", *drafter]
 
 
 def answer_file(answers: Path, directory: Path, size: int) -> Path:
@@ -166,19 +179,21 @@ def is_usable(directory: Path) -> bool:
 
 def row_of(directory: Path, size: int, answer: EngineAnswer) -> dict[str, Any]:
     weights, tokens, why = 0.0, 0, ""
+    with_drafter = directory.name.endswith(DRAFTED)
     try:
         shape = describe(read_config(directory), directory.name)
-        options = parse_options([*_FLAGS, f"--tensor-parallel-size={size}"])
+        options = parse_options(flags(directory, size))
         gpu = gpu_of(directory)
         placement = seat_ranks(sites_of(f"{size}x{gpu.name}", 1), size, 1)
         plan = plan_memory(shape, placement, options, rules_for(answer.vllm))
-        weights, tokens = plan.ranks[0].weights_gib, plan.kv_cache_tokens
+        weights = plan.ranks[0].weights_gib - unpacked_gib(shape, size)
+        tokens = plan.kv_cache_tokens
     except (ClusterctlError, KeyError, ValueError) as failed:
         why = str(failed)
     theirs = answer.tokens(0, _CACHE)
     row = {
         "model": directory.name.replace("--", "/"),
-        "architecture": answer.architecture,
+        "architecture": answer.architecture + (DRAFTED if with_drafter else ""),
         "vllm": answer.vllm,
         "tp": size,
         "quantization": quantization_of(directory),
@@ -186,6 +201,16 @@ def row_of(directory: Path, size: int, answer: EngineAnswer) -> dict[str, Any]:
         "tokens_off": round(tokens / theirs - 1, 6) if theirs else 0.0,
     }
     return row | ({"error": why} if why else {})
+
+
+def unpacked_gib(shape: ModelShape, size: int) -> float:
+    """Return the GiB of matrices of latent attention that loading unpacks, after creation."""
+    elements = 0
+    for attention in shape.attentions:
+        if latent := attention.latent:
+            rows = attention.heads // size * (latent.nope_dim + latent.value_dim)
+            elements += rows * latent.kv_rank
+    return elements * 2 / GIB
 
 
 def quantization_of(directory: Path) -> str:
@@ -196,23 +221,24 @@ def quantization_of(directory: Path) -> str:
 
 
 def dumped(rows: list[dict[str, Any]]) -> str:
-    """Return JSON with a line for each architecture and each row."""
-    architectures: dict[str, dict[str, Any]] = {}
+    """Return JSON with a line for each architecture: how far its worst comparison is off, and what
+    was compared, as MODEL with its quantisation and TP sizes."""
+    architectures: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        found = architectures.setdefault(
-            row["architecture"],
-            {"configs": 0, "weights_off": 0.0, "tokens_off": 0.0, "quantizations": []},
-        )
-        found["configs"] += 1
-        for key in ("weights_off", "tokens_off"):
-            found[key] = max(found[key], abs(row[key]))
-        if row["quantization"] not in found["quantizations"]:
-            found["quantizations"].append(row["quantization"])
-    lines = [f'  "{name}": {json.dumps(found)}' for name, found in sorted(architectures.items())]
-    table = [f"  {json.dumps(row)}" for row in rows]
+        architectures.setdefault(row["architecture"], []).append(row)
+    lines = []
+    for name, found in sorted(architectures.items()):
+        compared: dict[str, list[str]] = {}
+        for row in found:
+            model = f"{row['model']} {row['quantization']}".strip()
+            compared.setdefault(model, []).append(str(row["tp"]))
+        worst = {key: max(abs(row[key]) for row in found) for key in ("weights_off", "tokens_off")}
+        told = "; ".join(f"{model} TP {', '.join(sizes)}" for model, sizes in compared.items())
+        lines.append(f'  "{name}": {json.dumps(worst | {"compared": told})}')
     about = (
         "made by scripts/prove_formula.py: do not edit. Weights of a rank and tokens in a KV cache "
-        "of 64 GiB, by the formula against vLLM's own code on the meta device"
+        "of 64 GiB, by the formula against vLLM's own code on the meta device. default/...: the "
+        "defaults of the architecture's Config class (scripts/default_configs.py)"
     )
     head = {
         "note": about,
@@ -220,10 +246,7 @@ def dumped(rows: list[dict[str, Any]]) -> str:
         "date": f"{datetime.now(UTC).date()}",
     }
     top = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
-    return (
-        "{\n" + top + ' "architectures": {\n' + ",\n".join(lines) + '\n },\n "rows": [\n'
-        + ",\n".join(table) + "\n ]\n}\n"
-    )  # fmt: skip
+    return "{\n" + top + ' "architectures": {\n' + ",\n".join(lines) + "\n }\n}\n"
 
 
 if __name__ == "__main__":

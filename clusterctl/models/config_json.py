@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clusterctl.errors import MALFORMED, UsageError
-from clusterctl.models.layers import Family, first, layers_of, positive
+from clusterctl.models.families import FAMILIES, LLAMA
+from clusterctl.models.layers import Family, first, layers_of, only_states, positive
 from clusterctl.models.quantized import StoredModules, stored_modules
 from clusterctl.models.shape import DecoderLayer, ModelShape, RotaryTable, Tower
 
@@ -28,56 +29,6 @@ _COUNTS = (
 _OWN_CONFIG = "copy the model's own config.json from the Hub next to its weights"
 
 
-_LLAMA = Family()
-_QWEN2 = Family(qkv_bias=True)
-_QWEN3 = Family(qk_norm=True)
-_QWEN3_NEXT = Family(qk_norm=True, gated_query=True, states=True)
-_QWEN3_5 = Family(qk_norm=True, gated_query=True, states=True, state_bytes=4)
-_GEMMA = Family(qk_norm=True, norms=4, tied=True, window_every=6)
-_NEMOTRON_H = Family(one_block=True, gated_mlp=False, states=True, state_bytes=4, rotary=False)
-
-# From vllm/model_executor/models/<file>.py of vLLM 0.33. Other architectures are treated as a Llama
-# with a wider margin of error, and the plan notes that.
-_FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": _LLAMA,
-    "MistralForCausalLM": _LLAMA,
-    "Mistral3ForConditionalGeneration": _LLAMA,
-    "MixtralForCausalLM": _LLAMA,
-    "GraniteForCausalLM": _LLAMA,
-    "Phi3ForCausalLM": _LLAMA,
-    "Llama4ForConditionalGeneration": _LLAMA,
-    "DeepseekV2ForCausalLM": _LLAMA,
-    "DeepseekV3ForCausalLM": _LLAMA,
-    "DeepseekV32ForCausalLM": _LLAMA,
-    "DeepseekV4ForCausalLM": _LLAMA,
-    "GlmMoeDsaForCausalLM": _LLAMA,
-    "KimiK25ForConditionalGeneration": _LLAMA,
-    "Qwen2ForCausalLM": _QWEN2,
-    "Qwen2MoeForCausalLM": _QWEN2,
-    "Qwen2VLForConditionalGeneration": _QWEN2,
-    "Qwen2_5_VLForConditionalGeneration": _QWEN2,
-    "Qwen3ForCausalLM": _QWEN3,
-    "Qwen3MoeForCausalLM": _QWEN3,
-    "Qwen3VLForConditionalGeneration": _QWEN3,
-    "Qwen3VLMoeForConditionalGeneration": _QWEN3,
-    "Qwen3NextForCausalLM": _QWEN3_NEXT,
-    "Qwen3_5ForConditionalGeneration": _QWEN3_5,
-    "Qwen3_5MoeForConditionalGeneration": _QWEN3_5,
-    "MiMoV2FlashForCausalLM": Family(sinks=True),
-    "NemotronHForCausalLM": _NEMOTRON_H,
-    "MiMoForCausalLM": _QWEN2,
-    "MiniMaxM2ForCausalLM": _QWEN3,
-    "MiniMaxM3SparseForConditionalGeneration": _QWEN3,
-    "Glm4MoeForCausalLM": _QWEN3,
-    "Gemma2ForCausalLM": Family(norms=4, tied=True, window_every=2),
-    "Gemma3ForCausalLM": _GEMMA,
-    "Gemma3ForConditionalGeneration": _GEMMA,
-    "Gemma4ForCausalLM": _GEMMA,
-    "Gemma4ForConditionalGeneration": _GEMMA,
-    "GptOssForCausalLM": Family(qkv_bias=True, out_bias=True, sinks=True, experts_bias=True),
-}
-
-
 def describe(config: Config, name: str = "", *, whole: bool = True) -> ModelShape:
     """Return the shape that a parsed config.json describes. `whole`: it is all of the file, and not
     only the keys of the catalogue.
@@ -89,10 +40,10 @@ def describe(config: Config, name: str = "", *, whole: bool = True) -> ModelShap
     named = architecture_of(config)
     architecture = named or str(config.get("model_type") or "unknown")
     text = _language_part(config)
-    family = _FAMILIES.get(architecture)
-    traits = family or _LLAMA
+    family = FAMILIES.get(architecture)
+    traits = family or LLAMA
     stored = stored_modules(config, text)
-    tower = _tower(config, stored)
+    tower = None if traits.text_only else _tower(config, text, stored)
     layers, usual = layers_of(text, traits, stored)
     context, key = longest_context(text)
     encoder = any(word in named.lower() for word in _ENCODERS)
@@ -136,17 +87,20 @@ def describe(config: Config, name: str = "", *, whole: bool = True) -> ModelShap
         architecture=architecture,
         hidden=text["hidden_size"],
         vocab=text["vocab_size"],
-        tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", traits.tied))),
+        # That of the whole rules, where both have it (`with_hf_config` in vllm/config/vllm.py)
+        tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", traits.tied))),
         context=context,
         context_key=key or "default",
         # vLLM's `auto` casts float32
         dtype="float16" if dtype in ("float16", "half") else "bfloat16",
+        attention_free=only_states(text),
         layers=layers,
-        rotary=rotary_tables(text, layers) if traits.rotary else (),
+        rotary=_tables(text, traits, layers),
         quantization=usual,
         head_stored=stored.named.get("lm_head"),
         cache_dtype=stored.cache_dtype,
         drafters=drafters,
+        splits_drafter=traits.splits_drafter,
         tower=tower,
         per_layer_vocab=first(text, "vocab_size_per_layer_input") if per_layer else 0,
         multimodal=any(config.get(key) for key in ("vision_config", "audio_config")),
@@ -175,13 +129,24 @@ def architecture_of(config: Config) -> str:
 # SnowflakeGteNewModel.
 _ENCODERS = ("bert", "gtemodel", "gtenew")
 
-# Names of these keys in other models: GPT-2 and nomic-embed, DistilBERT.
+# Names of these keys in other models.
 _OTHER_KEYS = {
-    "hidden_size": ("n_embd", "dim"),
-    "num_hidden_layers": ("n_layer", "n_layers"),
+    "hidden_size": ("n_embd", "dim", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("n_head", "n_heads"),
-    "num_key_value_heads": ("n_kv_heads",),
-    "intermediate_size": ("n_inner", "hidden_dim"),
+    "num_key_value_heads": (
+        "n_kv_heads",
+        "kv_n_heads",
+        "num_kv_heads",
+        "multi_query_group_num",
+        "num_attention_groups",
+    ),
+    "intermediate_size": ("n_inner", "hidden_dim", "ffn_dim"),
+    "head_dim": ("kv_channels",),
+    "num_experts": ("moe_num_experts",),
+    "num_experts_per_tok": ("moe_k", "moe_topk"),
+    "num_shared_experts": ("moe_num_shared_experts",),
+    "moe_intermediate_size": ("expert_ffn_hidden_size",),
 }
 
 _LAYER_LISTS = ("layer_types", "layers_block_type", "hybrid_override_pattern")
@@ -190,6 +155,11 @@ _LAYER_LISTS = ("layer_types", "layers_block_type", "hybrid_override_pattern")
 def _language_part(config: Config) -> dict[str, Any]:
     """Return the section for the language model, with the usual keys. Raises UsageError."""
     text = dict(_section(config) or config)
+    for part in ("attn_config", "ffn_config"):  # DBRX
+        if isinstance(text.get(part), Mapping):
+            text = {**text[part], **text}
+    if text.get("multi_query") and not text.get("new_decoder_architecture"):  # Falcon
+        text["num_key_value_heads"] = 1
     for key, others in _OTHER_KEYS.items():
         other = next((other for other in others if other in text), None)
         if key not in text and other:
@@ -197,7 +167,7 @@ def _language_part(config: Config) -> dict[str, Any]:
     listed = next((text[key] for key in _LAYER_LISTS if text.get(key)), None)
     if "num_hidden_layers" not in text and isinstance(listed, Sequence):
         text["num_hidden_layers"] = len(listed)
-    if not text.get("num_attention_heads") and _only_states(text):
+    if not text.get("num_attention_heads") and only_states(text):
         text["num_attention_heads"] = 1
     wrong = [key for key in _NEEDED if not positive(text.get(key))]
     for key in _COUNTS:
@@ -228,39 +198,54 @@ def _section(config: Config) -> Config | None:
     return None
 
 
-def _only_states(text: Config) -> bool:
-    """Return whether no layer has attention, as in Mamba."""
-    return str(text.get("model_type", "")).startswith(("mamba", "falcon_mamba"))
-
-
-def _tower(config: Config, stored: StoredModules) -> Tower | None:
+def _tower(config: Config, text: Config, stored: StoredModules) -> Tower | None:
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
         return None
-    hidden = first(vision, "hidden_size", "embed_dim", "vt_hidden_size")
+    hidden = first(vision, "embed_dim", "hidden_size", "vt_hidden_size")
     layers = first(vision, "num_hidden_layers", "depth", "vt_num_hidden_layers")
     if not hidden or not layers:
         return None
     patch = first(vision, "patch_size") or 14
     image = first(vision, "image_size")
     merged = first(vision, "spatial_merge_size")  # Qwen's
+    inner = first(vision, "qkv_hidden_size")
     deep = vision.get("deepstack_visual_indexes")
     return Tower(
         hidden=hidden,
         layers=layers,
-        mlp_width=first(vision, "intermediate_size", "vt_intermediate_size") or 4 * hidden,
+        mlp_width=first(vision, "intermediate_size", "vt_intermediate_size")
+        or int(hidden * (vision.get("mlp_ratio") or 4)),
         heads=first(vision, "num_attention_heads", "num_heads") or 16,
-        gated="gemma4" in str(vision.get("model_type", "")) or vision.get("hidden_act") == "silu",
+        gated=str(vision.get("model_type", "")).startswith(("gemma4", "pixtral"))
+        or vision.get("hidden_act") == "silu",
         patch=patch,
         positions=2 * first(vision, "position_embedding_size")
         or first(vision, "num_position_embeddings")
-        or (image // patch) ** 2,
+        or (0 if {"rope_parameters", "rope_theta"} & vision.keys() else (image // patch) ** 2),
         merged=merged,
+        projection=_projection(config, hidden, text["hidden_size"]),
         mergers=1 + len(deep) if isinstance(deep, list) else 1,
         frames=first(vision, "temporal_patch_size") or 1,
-        divided=bool(merged) or "vt_hidden_size" in vision,  # Those of Qwen and Kimi
+        inner=inner,
+        # Those of Qwen and of Kimi until K3
+        divided=bool(merged) or ("vt_hidden_size" in vision and not inner),
         stored=stored.beside if merged else None,
     )
+
+
+def _projection(config: Config, width: int, text_width: int) -> int:
+    """Return the elements of the matrices between a vision encoder and the language model."""
+    elements = width * text_width
+    merged = config["vision_config"].get("merge_kernel_size")
+    if isinstance(merged, list):  # Kimi
+        joined = width * int(merged[0]) * int(merged[1])
+        return joined * (joined + text_width)
+    if config.get("projector_hidden_act"):  # LLaVA, Mistral 3
+        elements += text_width**2
+    if merge := first(config, "spatial_merge_size"):
+        elements += (width * merge) ** 2
+    return elements
 
 
 # In vLLM's order (vllm/transformers_utils/model_arch_config_convertor.py).
@@ -292,6 +277,15 @@ def longest_context(text: Mapping[str, Any]) -> tuple[int, str | None]:
     if kind == "yarn" and original and isinstance(original, int):
         return int(original * factor), key
     return int(length if kind in _UNSCALED else length * factor), key
+
+
+def _tables(
+    text: Mapping[str, Any], traits: Family, layers: Sequence[DecoderLayer]
+) -> tuple[RotaryTable, ...]:
+    """Return the tables that depend on positions alone."""
+    if traits.positions:  # learned
+        return (RotaryTable(longest_context(text)[0], text["hidden_size"]),)
+    return rotary_tables(text, layers) if traits.rotary else ()
 
 
 def rotary_tables(

@@ -44,6 +44,9 @@ class Family:
     state_bytes: int = 2  # of an element of a recurrent state, if config.json does not say
     rotary: bool = True  # False: attention without positions (Nemotron-H)
     both_mixers: bool = False  # a state and attention in each layer (Falcon H1)
+    splits_drafter: bool = False  # layers of multi-token prediction begin with a divided matrix
+    text_only: bool = False  # without the vision encoder that config.json describes
+    positions: bool = False  # a learned vector for each position, in place of rotary tables
 
 
 def positive(value: object) -> bool:
@@ -53,6 +56,11 @@ def positive(value: object) -> bool:
 def first(text: Config, *keys: str) -> int:
     """Return the value of the first key that has a positive number, or 0."""
     return next((int(text[key]) for key in keys if positive(text.get(key))), 0)
+
+
+def only_states(text: Config) -> bool:
+    """Return whether no layer has attention, as in Mamba."""
+    return str(text.get("model_type", "")).startswith(("mamba", "falcon_mamba"))
 
 
 # Names of layers in `hybrid_override_pattern` of Nemotron-H.
@@ -72,6 +80,8 @@ def kinds_of(text: Config, traits: Family) -> list[str]:
     if isinstance(pattern, str) and len(pattern) == count:
         return [_LETTERS.get(letter, letter) for letter in pattern]
 
+    if only_states(text):
+        return ["mamba"] * count
     linear = text.get("linear_attn_config")
     if isinstance(linear, Mapping) and isinstance(linear.get("kda_layers"), Sequence):
         delta = set(linear["kda_layers"])  # counted from 1
@@ -108,9 +118,11 @@ def layers_of(
 ) -> tuple[tuple[DecoderLayer, ...], Quantization | None]:
     """Return the layers, and how the bulk of their weights is stored."""
     kinds = kinds_of(text, traits)
-    layers = [_layer(text, traits, index, kind) for index, kind in enumerate(kinds)]
+    layers = [
+        _layer(_of_layer(text, index), traits, index, kind) for index, kind in enumerate(kinds)
+    ]
     parts = [
-        {part: stored.of(_names(text, part, index)) for part in _parts(layer)}
+        {part: _stored(text, part, index, stored) for part in _parts(layer)}
         for index, layer in enumerate(layers)
     ]
     usual = _bulk(parts) if parts else stored.usual
@@ -119,6 +131,13 @@ def layers_of(
         other = tuple((part, storage) for part, storage in by_part.items() if storage != usual)
         found.append(replace(layer, stored=other))
     return tuple(found), usual
+
+
+def _of_layer(text: Config, index: int) -> Config:
+    """Return the keys with those that the layer has for itself (Gemma 4 in Transformers 5)."""
+    own = text.get("per_layer_config")
+    found = own.get(f"{index:02}", own.get(str(index))) if isinstance(own, Mapping) else None
+    return {**text, **found} if isinstance(found, Mapping) else text
 
 
 def _bulk(parts: Sequence[Mapping[Part, Quantization | None]]) -> Quantization | None:
@@ -181,7 +200,7 @@ def _state(text: Config, kind: str, traits: Family) -> State | None:
         kernel = first(text, "conv_L_cache") or 3
         bias = bool(text.get("conv_bias"))
         return State("conv", width, 1, 0, 0, kernel, 2, bias=bias, conv_bias=bias)
-    heads = first(text, "mamba_num_heads", "mamba_n_heads")
+    heads = first(text, "mamba_num_heads", "mamba_n_heads", "num_heads")
     if heads:
         inner = first(text, "mamba_d_ssm") or (
             first(text, "mamba_expand", "expand") * text["hidden_size"]
@@ -231,6 +250,7 @@ def _attention(text: Config, traits: Family, index: int, kind: str) -> Attention
             nope_dim=text.get("qk_nope_head_dim") or 128,
             rope_dim=text.get("qk_rope_head_dim") or 64,
             value_dim=text.get("v_head_dim") or 128,
+            gated=bool(text.get("mla_use_output_gate")),
         )
     return Attention(
         heads=heads,
@@ -298,6 +318,12 @@ def _has_experts(text: Config, index: int, kind: str) -> bool:
     period = first(text, "expert_layer_period")
     if period:
         return index % period == int(text.get("expert_layer_offset") or 0)
+    listed = text.get("moe_layers_enum")
+    if isinstance(listed, Sequence):  # Step 3
+        return index in {int(each) for each in listed}
+    begin, every = text.get("moe_layer_start_index"), text.get("moe_layer_interval")
+    if positive(every) and isinstance(begin, int):  # Ernie 4.5
+        return begin <= index and (index + 1) % int(str(every)) == 0
     step = text.get("decoder_sparse_step") or text.get("interleave_moe_layer_step") or 1
     dense = text.get("first_k_dense_replace") or text.get("num_dense_layers") or 0
     without = text.get("mlp_only_layers")
@@ -320,7 +346,11 @@ def _feed_forward(
             )
             or 1,
             width=first(
-                text, "moe_intermediate_size", "expert_intermediate_size", "intermediate_size"
+                text,
+                "moe_intermediate_size",
+                "expert_intermediate_size",
+                "intermediate_size",
+                "ffn_hidden_size",
             ),
             bias=traits.experts_bias,
             gated=gated,
@@ -331,6 +361,10 @@ def _feed_forward(
             text, "dense_intermediate_size", "intermediate_size_mlp", "intermediate_size",
             "ffn_hidden_size",
         )  # fmt: skip
+        if text.get("block_auto_adjust_ff_dim"):  # LFM 2
+            width = int(2 * width / 3 * (text.get("block_ffn_dim_multiplier") or 1))
+            step = first(text, "block_multiple_of") or 1
+            width = -(-width // step) * step
         doubled = bool(text.get("use_double_wide_mlp")) and index >= _shared_from(text)
         width = (width or 4 * text["hidden_size"]) * (2 if doubled else 1)
         return Mlp(width, gated=gated, bias=bool(text.get("mlp_bias"))), experts
@@ -384,6 +418,12 @@ _NAMES: dict[Part, tuple[str, ...]] = {
         "self_attn.o_proj",
     ),
 }  # fmt: skip
+
+
+def _stored(text: Config, part: Part, index: int, stored: StoredModules) -> Quantization | None:
+    if part == "latent" and "routed_expert_hidden_size" in text:
+        return None  # Kimi K3 quantises the experts alone, not the way to them
+    return stored.of(_names(text, part, index))
 
 
 def _names(text: Config, part: Part, index: int) -> list[str]:

@@ -20,6 +20,7 @@ class Latent:
     nope_dim: int
     rope_dim: int
     value_dim: int
+    gated: bool = False  # a gate of the output beside the query
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,8 @@ class Tower:
     gated: bool
     patch: int
     positions: int  # vectors in the position table
+    inner: int = 0  # width of its attention, if it is not `hidden`
+    projection: int = 0  # elements of the matrices to the language model, unless `merged`
     merged: int = 0  # patches to a side that are joined before the projection (Qwen's merger)
     mergers: int = 1
     frames: int = 1  # pictures in a patch
@@ -195,10 +198,12 @@ class ModelShape:
     head_stored: Quantization | None = None  # how lm_head is
     cache_dtype: str = "auto"  # of the KV cache, where the checkpoint says
     drafters: int = 0  # layers of multi-token prediction in the checkpoint
+    splits_drafter: bool = False  # their first matrix is divided over the ranks
     tower: Tower | None = None
     per_layer_vocab: int = 0  # rows of Gemma's per-layer embedding table
     multimodal: bool = False  # takes images, audio or video too
     encoder: bool = False  # like BERT: generates nothing, has no KV cache
+    attention_free: bool = False  # states alone, as in Mamba
     both_ways: bool = False  # attends in both directions, as encoders do
     assumptions: tuple[str, ...] = ()
     typed: bool = True  # config.json has a model_type, without which vLLM does not start

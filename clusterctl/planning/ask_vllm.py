@@ -421,10 +421,13 @@ def build(config: Any) -> BuiltRank:
     try:
         with on_meta(), current(config), torch.no_grad():
             model = initialize_model(config)
+            drafter = drafter_for(config, model)
     finally:
         torch.set_default_dtype(before)
     storages = {}
-    for tensor in itertools.chain(model.parameters(), model.buffers()):
+    parts = [part for part in (model, drafter) if part is not None]
+    tensors = [(part.parameters(), part.buffers()) for part in parts]
+    for tensor in itertools.chain.from_iterable(itertools.chain.from_iterable(tensors)):
         storage = tensor.untyped_storage()
         storages[storage._cdata] = storage.nbytes()  # Shared ones, such as tied heads, once
     runs = [[size, len(list(run))] for size, run in itertools.groupby(storages.values())]
@@ -432,6 +435,26 @@ def build(config: Any) -> BuiltRank:
         # Hybrids align the blocks of attention with a page of state.
         current_platform.update_block_size_for_backend(config)
         return BuiltRank(runs, layer_caches(config))
+
+
+def drafter_for(config: Any, model: Any) -> Any:
+    """Build the model that proposes tokens, sharing embeddings and head with `model` as the worker
+    lets it; None without --speculative-config, and for methods without weights."""
+    asked = config.speculative_config
+    if asked is None or asked.draft_model_config is None or asked.method.startswith("ngram"):
+        return None
+    import torch
+    from vllm.model_executor import model_loader
+    from vllm.model_executor.model_loader.utils import initialize_model
+
+    def get_model(*, vllm_config: Any, model_config: Any = None, prefix: str = "", **_: Any) -> Any:
+        return initialize_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
+
+    model_loader.get_model = get_model  # Without weights; the modules below import it
+    from vllm.v1.worker.gpu.spec_decode import init_speculator
+
+    speculator = init_speculator(config, torch.device("meta"), None)
+    return speculator.load_draft_model(model, set())
 
 
 @contextlib.contextmanager

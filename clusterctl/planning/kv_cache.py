@@ -8,7 +8,7 @@ that draw blocks from one pool, so the blocks of all groups have the same size i
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import lcm
 
@@ -149,24 +149,27 @@ class Capacity:
     concurrency: float
 
 
-def needs_of(layers: Sequence[DecoderLayer], tp: int, rules: CacheRules) -> list[CacheNeed | None]:
-    """Return the cache of every layer on a rank; None for a layer that caches nothing."""
-    found = [_need_of(layer, tp, rules) for layer in layers]
-    mixed = len({(need.window, need.chunk) for need in found if need and need.token_bytes}) > 1
-    if rules.whole and mixed:
-        return [replace(need, window=None, chunk=None) if need else None for need in found]
+# The caches of a layer: none, one, or two where a state and attention are side by side (Falcon H1)
+Needs = tuple[CacheNeed, ...]
+
+
+def needs_of(layers: Sequence[DecoderLayer], tp: int, rules: CacheRules) -> list[Needs]:
+    """Return the caches of every layer on a rank."""
+    found = [tuple(_needs_of(layer, tp, rules)) for layer in layers]
+    reaches = {(need.window, need.chunk) for each in found for need in each if need.token_bytes}
+    if rules.whole and len(reaches) > 1:
+        return [tuple(replace(need, window=None, chunk=None) for need in each) for each in found]
     return found
 
 
-def _need_of(layer: DecoderLayer, tp: int, rules: CacheRules) -> CacheNeed | None:
+def _needs_of(layer: DecoderLayer, tp: int, rules: CacheRules) -> Iterator[CacheNeed]:
     if layer.state:
-        return CacheNeed(0, state_bytes=state_bytes(layer.state, tp, rules.drafted))
-    if layer.attention is None or layer.attention.shares_cache:
-        return None
+        yield CacheNeed(0, state_bytes=state_bytes(layer.state, tp, rules.drafted))
     attention = layer.attention
-    rows = rules.sparse_rows
-    size = int(attention_bytes(attention, tp, rules.element_bytes, sparse_rows=rows))
-    return CacheNeed(size, attention.window, attention.chunk)
+    if attention and not attention.shares_cache:
+        rows = rules.sparse_rows
+        size = int(attention_bytes(attention, tp, rules.element_bytes, sparse_rows=rows))
+        yield CacheNeed(size, attention.window, attention.chunk)
 
 
 # An index key in fp8, and its scale (v1/attention/backends/mla/indexer.py).
@@ -201,7 +204,7 @@ def state_bytes(state: State, tp: int, drafted: int = 0) -> int:
     return (state.kernel - 1 + drafted) * mixed * 2 + recurrent
 
 
-def plan_cache(needs: Sequence[CacheNeed | None], rules: CacheRules) -> CachePlan:
+def plan_cache(needs: Sequence[Needs], rules: CacheRules) -> CachePlan:
     """Group layers as vLLM does.
 
     With mixed reaches, pages are made equal by raising the block size of layers with smaller ones.
@@ -211,18 +214,18 @@ def plan_cache(needs: Sequence[CacheNeed | None], rules: CacheRules) -> CachePla
     block_size = _block_beside_states(needs, rules)
     wide = block_size * rules.shared_context
     layer_bytes = tuple(
-        need.state_bytes or block_size * need.token_bytes if need else 0 for need in needs
+        sum(need.state_bytes or block_size * need.token_bytes for need in each) for each in needs
     )
     by_need: dict[CacheNeed, list[int]] = {}
-    for index, need in enumerate(needs):
-        if need:
+    for index, each in enumerate(needs):
+        for need in each:
             by_need.setdefault(need, []).append(index)
     kinds = [(need, tuple(layers)) for need, layers in by_need.items()]
     if len(kinds) <= 1:
         groups = tuple(Group(need, wide, layers, rules.state_blocks) for need, layers in kinds)
         return CachePlan(groups, max(layer_bytes, default=0), layer_bytes)
     if all(need.reaches_as(kinds[0][0]) for need, _ in kinds):
-        layers = tuple(index for index, need in enumerate(needs) if need)
+        layers = tuple(index for index, each in enumerate(needs) if each)
         return CachePlan((Group(kinds[0][0], wide, layers),), 0, layer_bytes)
     page = block_size * max(need.token_bytes for need, _ in kinds)
     fewest = min(len(layers) for _, layers in kinds)
@@ -239,11 +242,11 @@ def plan_cache(needs: Sequence[CacheNeed | None], rules: CacheRules) -> CachePla
     return CachePlan(tuple(divided), page, layer_bytes)
 
 
-def _block_beside_states(needs: Sequence[CacheNeed | None], rules: CacheRules) -> int:
+def _block_beside_states(needs: Sequence[Needs], rules: CacheRules) -> int:
     """Return the tokens of a block: beside layers that keep a state, so many that a page of
     attention holds a state (`_align_hybrid_block_size` in vllm/platforms/interface.py)."""
-    states = max((need.state_bytes for need in needs if need), default=0)
-    token = max((need.token_bytes for need in needs if need), default=0)
+    states = max((need.state_bytes for each in needs for need in each), default=0)
+    token = max((need.token_bytes for each in needs for need in each), default=0)
     if not states or not token:
         return rules.block_size
     least = rules.step * -(-states // (rules.step * token))
@@ -256,7 +259,8 @@ def capacity(plan: CachePlan, blocks: int, length: int, in_flight: int, rules: R
         return Capacity(max(blocks, 0), 0, 0.0)
     block_size = min(group.block_size for group in plan.groups)
     if plan.has_states and plan.is_uniform:  # Mamba alone: a state has no tokens
-        return Capacity(blocks, blocks * length, float(blocks))
+        requests = blocks / plan.blocks_per_request(length, in_flight)
+        return Capacity(blocks, int(requests * length), requests)
     if rules.engine_v0 or (plan.is_uniform and rules.version < (0, 9, 0)):
         tokens = blocks * block_size
         return Capacity(blocks, tokens, tokens / length)

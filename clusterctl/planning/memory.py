@@ -191,8 +191,8 @@ def plan_memory(
     """
     if options.language_model_only:
         shape = replace(shape, tower=None)
-    if options.drafter in _OF_THE_MODEL and placement.pp == 1:
-        shape = _with_drafter(shape)
+    if options.drafter in OF_THE_MODEL and placement.pp == 1:
+        shape = _with_drafter(shape, placement.tp)
     head = placement.seats[0].gpu
     if head.is_cpu and options.kv_cache_bytes is None:
         options = replace(options, kv_cache_bytes=_UNTOLD_CPU_CACHE)
@@ -215,7 +215,7 @@ def plan_memory(
 
 
 # Methods of --speculative-config whose layers are in the model's own checkpoint.
-_OF_THE_MODEL = frozenset(
+OF_THE_MODEL = frozenset(
     {
         "mtp",
         "deepseek_mtp",
@@ -229,15 +229,19 @@ _OF_THE_MODEL = frozenset(
 )
 
 
-def _with_drafter(shape: ModelShape) -> ModelShape:
+def _with_drafter(shape: ModelShape, tp: int) -> ModelShape:
     """Return the model with its layers of multi-token prediction: each is like its last layer with
     attention, and joins the hidden state with the embedding of the next token."""
     like = [layer for layer in shape.layers if layer.attention]
     if not like or not shape.drafters:
         return shape
     # A matrix of hidden x 2 hidden is as large as so many norms.
-    one = replace(like[-1], norms=like[-1].norms + 3 + 2 * shape.hidden)
-    return replace(shape, layers=(*shape.layers, one))
+    joining = 2 * shape.hidden // (tp if shape.splits_drafter else 1)
+    one = replace(like[-1], norms=like[-1].norms + 3 + joining)
+    more = [one]
+    if not one.mlp and not one.experts:  # attention and experts in layers of their own (Nemotron-H)
+        more += [layer for layer in shape.layers if layer.experts][-1:]
+    return replace(shape, layers=(*shape.layers, *more))
 
 
 def _with_own_lessons(seat: RankSeat, settings: Settings) -> RankSeat:

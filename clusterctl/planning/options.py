@@ -330,13 +330,15 @@ def _cache_rules(
 ) -> CacheRules:
     """Return what these options and this release decide about the cache."""
     caching = options.prefix_caching
-    aligned = rules.aligns_states if caching is None else caching
+    aligned = rules.aligns_states and not shape.attention_free if caching is None else caching
     if options.state_mode is not None:
         aligned = options.state_mode != "none"
     kinds = {state.kind for state in shape.states}
+    # FlashInfer's kernels for delta nets have one size of heads
+    fitting = all({state.head_dim, state.state_size} == {128} for state in shape.states)
     checkpoints = aligned and rules.checkpoints_states
-    exported = checkpoints and kinds == {"delta"} and head.capability >= 90
-    more = exported or (checkpoints and kinds == {"mamba2"})
+    exported = checkpoints and kinds == {"delta"} and fitting and head.capability >= 90
+    more = exported or (checkpoints and kinds in ({"mamba2"}, {"kimi"}))
     blocks = 1 if not aligned else 3 if more else 2
     return CacheRules(
         block_size=block_size,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from clusterctl.errors import ClusterctlError, DoesNotFit, UsageError, raise_all
 from clusterctl.models.shape import ModelShape
 from clusterctl.planning.advice import advise
-from clusterctl.planning.memory import FitPlan, best_split
+from clusterctl.planning.memory import OF_THE_MODEL, FitPlan, best_split
 from clusterctl.planning.placement import PARTITION, Placement, Site, seat_ranks, sites_without
 from clusterctl.planning.problems import (
     OF_MEMORY,
@@ -377,7 +377,9 @@ def _unproven(request: PlanRequest) -> tuple[str, ...]:
         found.append(
             f"the size of a KV cache in {options.kv_cache_dtype} was not compared with vLLM's"
         )
-    if options.drafter and options.drafter not in _WITHOUT_WEIGHTS:
+    weighs = options.drafter and options.drafter not in _WITHOUT_WEIGHTS
+    own = options.drafter in OF_THE_MODEL and is_proven(architecture, drafted=True)
+    if weighs and not own:
         found.append(f"the weights and the cache of the drafter ({options.drafter}) are estimated")
     if options.split_prefill > 1:
         ranks = options.split_prefill

@@ -11,6 +11,8 @@ from pathlib import Path
 
 PROVEN = Path(__file__).with_name("proven.json")
 
+DRAFTED = "+mtp"  # After an architecture: with the drafter in its own checkpoint
+
 _WEIGHTS = 0.005
 _TOKENS = 0.0001  # Rounding of whole blocks
 
@@ -27,6 +29,7 @@ def proven_architectures() -> frozenset[str]:
     )
 
 
-def is_proven(architecture: str) -> bool:
-    """Return whether the formulas hold for models of this architecture."""
-    return architecture in proven_architectures()
+def is_proven(architecture: str, *, drafted: bool = False) -> bool:
+    """Return whether the formulas hold for models of this architecture; `drafted`: with layers of
+    their own checkpoint that propose tokens."""
+    return architecture + (DRAFTED if drafted else "") in proven_architectures()

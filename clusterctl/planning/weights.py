@@ -372,6 +372,8 @@ def _latent(
     """
     heads = attention.heads // cut.tp
     head_dim = latent.nope_dim + latent.rope_dim
+    if latent.gated:
+        yield from cut.linear(layer, "attention", heads * latent.value_dim, cut.hidden)
     if latent.query_rank:
         yield from cut.linear(layer, "attention", latent.query_rank, cut.hidden)
         yield cut.whole(latent.query_rank)
@@ -429,6 +431,7 @@ def _tables(shape: ModelShape, stage: PipelineStage) -> Iterator[Tensor]:
         if shape.per_layer_vocab:
             width = sum(layer.per_layer_input for layer in shape.layers)
             yield Tensor(vocabulary_rows(shape.per_layer_vocab, stage.tp) * width * 2)
+            yield Tensor(width * shape.hidden * 2)
     elif stage.has_head and shape.tied:
         yield _vocabulary(shape, stage)
     for rotary in shape.rotary:
@@ -450,7 +453,7 @@ def _tower(tower: Tower, text_hidden: int, tp: int) -> Iterator[Tensor]:
     ranks = tp if tower.divided else 1
     for _ in range(tower.layers):
         for _projection in range(4):
-            yield from matrix(tower.hidden // ranks, tower.hidden, tower.stored)
+            yield from matrix((tower.inner or tower.hidden) // ranks, tower.hidden, tower.stored)
         for _matrix_of_mlp in range(3 if tower.gated else 2):
             yield from matrix(tower.mlp_width // ranks, tower.hidden, tower.stored)
         for _norm in range(4):
@@ -458,7 +461,7 @@ def _tower(tower: Tower, text_hidden: int, tp: int) -> Iterator[Tensor]:
     yield Tensor(3 * tower.frames * tower.patch**2 * tower.hidden * 2)
     yield Tensor(tower.positions * tower.hidden * 2)
     if not tower.merged:
-        yield Tensor(tower.hidden * text_hidden * 2)
+        yield Tensor(tower.projection * 2)
         return
     joined = tower.hidden * tower.merged**2
     for _merger in range(tower.mergers):

@@ -87,7 +87,7 @@ def test_latent_attention_caches_one_vector_whatever_tp() -> None:
     shape = describe(DEEPSEEK_V3)
     for tp in (1, 8):
         needs = needs_of(shape.layers, tp, BF16)
-        assert {need.token_bytes for need in needs if need} == {1152}
+        assert {need.token_bytes for each in needs for need in each} == {1152}
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_tensor_parallel_ranks_share_all_but_rotary_tables_and_norms() -> None:
 def test_kv_heads_are_replicated_when_there_are_more_ranks() -> None:
     shape = describe(LLAMA_8B)
     by_rank = {tp: needs_of(shape.layers, tp, BF16)[0] for tp in (1, 8, 16, 32)}
-    assert [need.token_bytes for need in by_rank.values() if need] == [4096, 512, 512, 512]
+    assert [need.token_bytes for each in by_rank.values() for need in each] == [4096, 512, 512, 512]
 
 
 def test_hybrid_models_get_groups_of_equal_blocks() -> None:

@@ -1,0 +1,110 @@
+"""Properties of architectures that config.json lacks, from the model files of vLLM 0.33.
+
+Only what config.json leaves open, and what weighs: `scripts/prove_formula.py` compares the weights
+and the cache of each with vLLM's. An architecture that is not here is treated as a Llama, with a
+wider margin of error, and the plan notes that.
+"""
+
+from __future__ import annotations
+
+from clusterctl.models.layers import Family
+
+LLAMA = Family()
+_QWEN2 = Family(qkv_bias=True)
+_QWEN3 = Family(qk_norm=True)
+_GEMMA = Family(qk_norm=True, norms=4, tied=True, window_every=6)
+_NORMED = Family(qk_norm=True, norms=4)
+_PLAIN = Family(qkv_bias=True, gated_mlp=False)
+
+_ARCHITECTURES: tuple[tuple[Family, str], ...] = (
+    (
+        LLAMA,
+        """
+        LlamaForCausalLM MistralForCausalLM Mistral3ForConditionalGeneration MixtralForCausalLM
+        GraniteForCausalLM Phi3ForCausalLM Llama4ForConditionalGeneration Llama4ForCausalLM
+        DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekV32ForCausalLM DeepseekV4ForCausalLM
+        GlmMoeDsaForCausalLM KimiK25ForConditionalGeneration LLaMAForCausalLM InternLM3ForCausalLM
+        IQuestCoderForCausalLM TeleChat3ForCausalLM Ministral3ForCausalLM GraniteMoeForCausalLM
+        GraniteMoeSharedForCausalLM GraniteSWAForCausalLM GraniteMoeSWAForCausalLM
+        Ernie4_5ForCausalLM Ernie4_5_MoeForCausalLM StableLmForCausalLM PhiMoEForCausalLM
+        DbrxForCausalLM Glm4MoeLiteForCausalLM MiniCPM3ForCausalLM AXK1ForCausalLM
+        CohereForCausalLM Cohere2ForCausalLM Cohere2MoeForCausalLM BeamForCausalLM
+        LongcatFlashForCausalLM Dots3NoteForCausalLM DeepseekForCausalLM Step3TextForCausalLM
+        Step5ForCausalLM
+        """,
+    ),
+    (
+        _QWEN2,
+        """
+        Qwen2ForCausalLM Qwen2MoeForCausalLM Qwen2VLForConditionalGeneration MiMoForCausalLM
+        Qwen2_5_VLForConditionalGeneration
+        """,
+    ),
+    (
+        _QWEN3,
+        """
+        Qwen3ForCausalLM Qwen3MoeForCausalLM Qwen3VLForConditionalGeneration
+        Qwen3VLMoeForConditionalGeneration MiniMaxM2ForCausalLM Glm4MoeForCausalLM
+        MiniMaxM3SparseForConditionalGeneration OlmoeForCausalLM Exaone4ForCausalLM
+        ExaoneMoeForCausalLM ExaoneMoEForCausalLM HYV3ForCausalLM FlintForCausalLM
+        """,
+    ),
+    (
+        Family(qk_norm=True, gated_query=True, states=True, splits_drafter=True),
+        """
+        Qwen3NextForCausalLM Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration
+        """,
+    ),
+    (
+        Family(
+            qk_norm=True, gated_query=True, states=True, splits_drafter=True, text_only=True
+        ),
+        "Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM",
+    ),
+    (Family(states=True), "KimiK3ForConditionalGeneration KimiLinearForCausalLM"),
+    (
+        Family(one_block=True, gated_mlp=False, states=True, state_bytes=4, rotary=False,
+            splits_drafter=True,),
+        "NemotronHForCausalLM",
+    ),
+    (Family(sinks=True), "MiMoV2FlashForCausalLM"),
+    (Family(norms=4, tied=True, window_every=2), "Gemma2ForCausalLM"),
+    (Family(tied=True), "GemmaForCausalLM"),
+    (
+        _GEMMA,
+        """
+        Gemma3ForCausalLM Gemma3ForConditionalGeneration Gemma4ForCausalLM
+        Gemma4ForConditionalGeneration
+        """,
+    ),
+    (
+        Family(qkv_bias=True, out_bias=True, sinks=True, experts_bias=True),
+        "GptOssForCausalLM",
+    ),
+    (Family(norms=4), "Glm4ForCausalLM"),
+    (Family(qk_norm=True, norms=4, gated_query=True), "AfmoeForCausalLM"),
+    (Family(qk_norm=True, gated_mlp=False), "ApertusForCausalLM"),
+    (Family(gated_mlp=False), "NemotronForCausalLM GPTJForCausalLM"),
+    (Family(gated_mlp=False, tied=True), "FalconForCausalLM"),
+    (
+        Family(qkv_bias=True, gated_mlp=False, tied=True, positions=True),
+        "GPT2LMHeadModel OPTForCausalLM",
+    ),
+    (Family(qkv_bias=True, gated_mlp=False, tied=True), "BloomForCausalLM"),
+    (
+        Family(states=True),
+        """
+        JambaForCausalLM GraniteMoeHybridForCausalLM Lfm2ForCausalLM Lfm2MoeForCausalLM
+        OlmoHybridForCausalLM
+        """,
+    ),
+    (
+        Family(states=True, one_block=True, rotary=False),
+        "MambaForCausalLM Mamba2ForCausalLM FalconMambaForCausalLM",
+    ),
+    (Family(states=True, both_mixers=True), "FalconH1ForCausalLM"),
+)  # fmt: skip
+
+FAMILIES: dict[str, Family] = {
+    name: family for family, names in _ARCHITECTURES for name in names.split()
+}
