@@ -258,6 +258,8 @@ WEB = 30.0  # For a connection to a hub, and for the next bytes of a response
 
 LISTING = 120.0  # For one request of a host to a hub's API, including its own timeouts
 
+HUB_LOOK = 10.0  # For a host to answer whether it reaches a hub; one that is silent does not
+
 LOGIN_HELPER = 30  # For a registry's credential helper; some unlock a key ring
 
 RELAY_START = 30.0  # For a host's Python to start and report where the relay listens

@@ -184,7 +184,7 @@ def pull(
         str | None,
         typer.Option(
             metavar="HOST",
-            help="Host that downloads; default: this machine.",
+            help="Host that downloads, with your token; default: the first that needs none.",
             autocompletion=options.complete_hosts,
         ),
     ] = None,

@@ -106,7 +106,7 @@ def _opener(
     def from_registry(reference: str) -> ImageSource:
         platform = bundle.platform or USUAL_PLATFORM
         image = registry_image(reference, platform, store, say=say, ask=credentials.ask)
-        image.fetch_ahead()
+        image.download(lambda text: say(f"downloading {reference}: {text}"))
         return image
 
     def held(driver: ContainerDriver, reference: str) -> tuple[Image, str]:

@@ -1,24 +1,30 @@
 """`model pull`: deliver a model from a hub to every host, through this machine or through a host.
 
-Through this machine: list, plan, ask the user, lock, then download and deliver at the same time,
-and clean up. Through a host (`--on`): that host lists and downloads, then heads the chain.
+Through a host: it downloads the model and then heads the chain. Through this machine: the model is
+downloaded and delivered at the same time.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Literal
 
+import httpx2
+
+from clusterctl import deadlines
 from clusterctl.engine.events import EventSink, Note, StepFinished, StepProgress
 from clusterctl.engine.plan import Plan
 from clusterctl.engine.step import HostView
-from clusterctl.errors import UsageError, raise_all
-from clusterctl.inventory.outside import Outside, outside_of
+from clusterctl.errors import UsageError
+from clusterctl.inventory.outside import outside_of
 from clusterctl.models.name import did_you_mean, resolve
 from clusterctl.transfer.weights import delivery, staging
-from clusterctl.transfer.weights.delivery import Destination, FindModel, PushedModel
+from clusterctl.transfer.weights.delivery import Destination, PushedModel
 from clusterctl.transfer.weights.downloads import (
     Downloads,
     clear,
@@ -35,8 +41,12 @@ from clusterctl.transfer.weights.on_host import HostModels, look_at_models
 from clusterctl.transfer.weights.receiver import Supply
 from clusterctl.transfer.weights.staging import need, no_room, staging_path
 from clusterctl.transport.credentials import Credentials
-from clusterctl.transport.fanout import failures, fan_out, values
+from clusterctl.transport.fanout import fan_out, values
 from clusterctl.units import GIB, MIB
+
+ASKED = 4  # Hosts that are asked whether they reach the hub
+
+OK = 200  # HTTP status
 
 HubName = Literal["hf", "modelscope"]
 
@@ -87,16 +97,9 @@ def hub_model(
 def make_plan(pull: HubModel, to: Destination, credentials: Credentials) -> Plan:
     """Return the plan of `run`. Lists the model's files on the hub, from the host `to.holder` if it
     is set, else from this machine. Changes nothing."""
-    outside = outside_of(to.inventory)
-
-    def find(views: Mapping[str, HostView]) -> Supply:
-        through = HostTransport(views[to.holder].transport, outside) if to.holder else None
-        with hub_session(through, ca=outside.ca):
-            listing = pull.listing(pull.client())
-        there = _held(listing, pull.name, to.inventory.models, views)
-        return there or Supply(listing.manifest(pull.name), pull.hub)
-
-    return delivery.make_plan(to, find, credentials)
+    with ExitStack() as stack:
+        find = FromHub(pull, to, stack, lambda _: None).find
+        return delivery.make_plan(to, find, credentials)
 
 
 def run(
@@ -113,86 +116,93 @@ def run(
     Errors of the hub, disks and hosts propagate; downloaded data is kept for the next run. Raises
     LockHeld while another run on this machine downloads the same model.
     """
-
-    def deliver(find: FindModel) -> PushedModel:
-        return delivery.deliver(to, find, credentials, agree=agree, sink=sink)
-
-    models, hub, holder = to.inventory.models, pull.client(), to.holder
-    outside = outside_of(to.inventory)
-    if holder:
-
-        def download(views: Mapping[str, HostView]) -> Supply:
-            head = views[to.inventory.head.name].transport
-            with delivery.models_lock(to.inventory, head, "model pull")():
-                return _through_host(pull, hub, models, holder, views, sink, outside)
-
-        return deliver(download)
-    with hub_session(ca=outside.ca):
-        listing = pull.listing(hub)
-        note_unhashed(listing, sink)
-        directory = download_directory(listing)
-        with only_one(directory, pull.model_id):
-            tell = DownloadProgress(listing, pull.hub, sink)
-            model = Downloads(
-                directory, hub, listing, pull.name, told=tell.came, hashing=tell.hashed
-            )
-
-            def find(views: Mapping[str, HostView]) -> Supply:
-                if there := _held(listing, pull.name, models, views):
-                    return there
-                hub.require_downloadable(listing)
-                require_room(listing, hub, directory)
-                manifest = model.begin()
-                return Supply(
-                    manifest, pull.hub, model, trouble=model.trouble, complete=model.complete
-                )
-
-            try:
-                done = deliver(find)
-            finally:
-                model.stop()
-                sink(StepFinished(pull.hub, "download", "unchanged", 0.0))
-            clear(directory)
+    with ExitStack() as stack:
+        source = FromHub(pull, to, stack, sink)
+        done = delivery.deliver(to, source.find, credentials, agree=agree, sink=sink)
+        if source.directory:
+            clear(source.directory)
     return done
 
 
-def _through_host(
-    pull: HubModel,
-    hub: Hub,
-    models: str,
-    holder: str,
-    views: Mapping[str, HostView],
-    sink: EventSink,
-    outside: Outside,
-) -> Supply:
-    """Make `holder` list and download the model, and return a supply from there. Checks before the
-    download that all hosts have room."""
-    view = views[holder]
-    with hub_session(HostTransport(view.transport, outside)):
-        listing = pull.listing(hub)
-    if there := _held(listing, pull.name, models, views):
-        return there
-    hub.require_downloadable(listing, here=False)
-    note_unhashed(listing, sink)
-    expected = listing.manifest(pull.name)
+class FromHub:
+    """Finds a model where it is near: on a host that has it, else on the hub, from where the first
+    host that reaches it downloads it, or this machine if none does. `stack` ends the download."""
 
-    def require_room_on(view: HostView) -> None:
-        host = look_at_models(view.transport, models)
+    def __init__(self, pull: HubModel, to: Destination, stack: ExitStack, sink: EventSink) -> None:
+        self._pull, self._to, self._stack, self._sink = pull, to, stack, sink
+        self._outside = outside_of(to.inventory)
+        self._hub = pull.client()
+        self.directory: Path | None = None  # With the files, if this machine downloaded them
+
+    def find(self, views: Mapping[str, HostView]) -> Supply:
+        """Return the supply. Raises the hub's errors."""
+        pull, chosen = self._pull, self._to.holder
+        through = HostTransport(views[chosen].transport, self._outside) if chosen else None
+        with hub_session(through, ca=self._outside.ca):
+            listing = pull.listing(self._hub)
+        if there := _held(listing, pull.name, self._to.inventory.models, views):
+            return there
+
+        note_unhashed(listing, self._sink)
+        host = chosen or self._host_that_reaches(listing, views)
+        self._hub.require_downloadable(listing, here=host is None)
+        manifest, name = listing.manifest(pull.name), pull.hub
+        if host is None:
+            return Supply(manifest, name, fetch=partial(self._here, listing))
+        through_it = partial(self._through, views[host], listing)
+        return Supply(manifest, f"{name}, downloaded by {host}", fetch=through_it)
+
+    def _host_that_reaches(self, listing: Listing, views: Mapping[str, HostView]) -> str | None:
+        """Return the first host that gets a file of the model without the user's token. The bytes
+        then never cross the link of this machine, which may be at home."""
+        if any(self._hub.cached(listing, file) for file in listing.files):
+            return None  # this machine has some of them already
+        asked = [host.name for host in self._to.hosts][:ASKED]
+        smallest = min(listing.files, key=lambda file: file.size)
+
+        def ask(name: str) -> int:
+            host = HostTransport(views[name].transport, self._outside, timeout=deadlines.HUB_LOOK)
+            return host.handle_request(httpx2.Request("GET", smallest.url)).status_code
+
+        answers = values(fan_out({name: name for name in asked}, ask))
+        return next((name for name in asked if answers.get(name) == OK), None)
+
+    def _here(self, listing: Listing) -> Supply:
+        """Begin the download on this machine; hosts get the bytes while they arrive."""
+        directory = download_directory(listing)
+        self._stack.enter_context(only_one(directory, listing.model_id))
+        require_room(listing, self._hub, directory)
+        progress = DownloadProgress(listing, self._pull.hub, self._sink)
+        model = Downloads(
+            directory, self._hub, listing, self._pull.name, told=progress, ca=self._outside.ca
+        )
+        self._stack.callback(self._sink, StepFinished(self._pull.hub, "download", "unchanged", 0.0))
+        self._stack.callback(model.stop)
+        self.directory = directory
+        manifest = model.begin()
+        return Supply(
+            manifest, self._pull.hub, model, trouble=model.trouble, complete=model.complete
+        )
+
+    def _through(self, view: HostView, listing: Listing) -> Supply:
+        """Have a host download the model, and return the supply from there."""
+        models, name = self._to.inventory.models, view.host.name
+        expected, host = listing.manifest(self._pull.name), look_at_models(view.transport, models)
         if problem := no_room(expected, need(expected, host), host):
             raise problem
 
-    raise_all(failures(fan_out(views, require_room_on)))
-    staged = staging_path(expected, models)
-    staging.prepare(view.transport, expected, need(expected, HostModels(models, 0)), models)
-    progress = DownloadProgress(listing, holder, sink)
-    found = download_on_host(
-        view.transport, hub, listing, staged, told=progress.came, outside=outside
-    )
-    sink(StepFinished(holder, "download", "unchanged", 0.0))
-    manifest = listing.manifest(pull.name, found)
-    staging.rename_staged(view.transport, staged, manifest, models)
-    staging.settle(view.transport, manifest, models)
-    return Supply.held_by(view, manifest, f"{models}/{manifest.name}")
+        staged = staging_path(expected, models)
+        staging.prepare(view.transport, expected, need(expected, HostModels(models, 0)), models)
+        progress = DownloadProgress(listing, name, self._sink)
+        found = download_on_host(
+            view.transport, self._hub, listing, staged, told=progress, outside=self._outside
+        )
+        self._sink(StepFinished(name, "download", "unchanged", 0.0))
+
+        manifest = listing.manifest(self._pull.name, found)
+        staging.rename_staged(view.transport, staged, manifest, models)
+        staging.settle(view.transport, manifest, models)
+        return Supply.held_by(view, manifest, f"{models}/{manifest.name}")
 
 
 def note_unhashed(listing: Listing, sink: EventSink) -> None:
@@ -221,30 +231,18 @@ def _held(
 
 class DownloadProgress:
     """Reports a download as one progress line, at most twice a second, with the bytes of all files
-    together. Several threads may call it."""
+    together."""
 
     def __init__(self, listing: Listing, who: str, sink: EventSink) -> None:
         self._total, self._who, self._sink = listing.size, who, sink
         self._began, self._last = time.monotonic(), 0.0
-        self._done = self._checked = 0
 
-    def came(self, done: int) -> None:
-        """Set the number of bytes downloaded."""
-        self._done = done
-        self._say()
-
-    def hashed(self, done: int) -> None:
-        """Set the number of downloaded bytes that were read again to check their hashes."""
-        self._checked = done
-        self._say()
-
-    def _say(self) -> None:
+    def __call__(self, done: int) -> None:
+        """Report the number of bytes downloaded."""
         now = time.monotonic()
         if now - self._last < 0.5:
             return
         self._last = now
-        rate = self._done / max(now - self._began, 0.1) / MIB
-        text = f"{self._done / GIB:.2f} of {self._total / GIB:.2f} GiB here, {rate:.1f} MiB/s"
-        if self._checked:
-            text += f", {self._checked / GIB:.2f} GiB hashed"
+        rate = done / max(now - self._began, 0.1) / MIB
+        text = f"{done / GIB:.2f} of {self._total / GIB:.2f} GiB here, {rate:.1f} MiB/s"
         self._sink(StepProgress(self._who, "download", text))

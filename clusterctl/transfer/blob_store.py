@@ -5,8 +5,7 @@
     refs/<name>.json                 cached facts about an image or a file, such as digests
     in-use                           lock file, held shared by every user of the store
 
-Several processes may share a store: one writes a blob, the others wait for it, or resume where it
-stopped.
+Several processes may share a store; one at a time writes a blob, and resumes where another stopped.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import hashlib
 import json
 import os
 import shutil
-import time
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -40,14 +39,6 @@ ROOM = (
 )
 
 Fetch = Callable[[int], Iterator[bytes]]  # Yields a blob's bytes from a byte offset on
-
-# Called with the number of the blob's bytes in the store, whenever it grows.
-Arrived = Callable[[int], None]
-
-# Seconds to wait for a writer in another process that makes no progress.
-WRITER_SILENCE = 120.0
-
-LOOK_EVERY = 0.1  # Seconds between checks for another writer's progress
 
 
 def free_space(directory: Path) -> int:
@@ -160,64 +151,54 @@ class BlobStore:
     def keep(self, data: bytes) -> Path:
         """Store a small blob that is in memory, such as a manifest; return its file."""
         blob = Blob(digest_of(data), len(data))
+        path = self.path(blob.digest)
         try:
-            return self.fill(blob, lambda offset: iter((data[offset:],)))
-        except RequirementsNotMet:
+            if not self.holds(blob):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                fresh = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+                fresh.write_bytes(data)
+                fresh.rename(path)
+        except OSError:
             # A store that is not writable (in a dry run, say) can be read: keep the blob elsewhere.
             if self._fallback is None:
                 self._fallback = Path(mkdtemp(prefix="clusterctl-"))
                 weakref.finalize(self, shutil.rmtree, self._fallback, ignore_errors=True)
-            file = self._fallback / blob.hex
-            file.write_bytes(data)
-            self._in_fallback[blob.digest] = file
-            return file
+            path = self._in_fallback[blob.digest] = self._fallback / blob.hex
+            path.write_bytes(data)
+        return path
 
-    def fill(self, blob: Blob, fetch: Fetch, arrived: Arrived = lambda _: None) -> Path:
+    def fill(self, blob: Blob, fetch: Fetch) -> Path:
         """Download the blob with `fetch`, resuming an earlier attempt; return its file.
 
-        Raises WrongBytes and discards the data if the digest does not match. Errors of `fetch`
-        propagate; the part file is kept so that the next attempt resumes.
+        Raises WrongBytes and discards the data if the digest does not match, LockHeld while another
+        process downloads it. Errors of `fetch` propagate; the part file is kept so that the next
+        attempt resumes.
         """
-        path = self.path(blob.digest)
-        with disk_errors(self.directory), self._writing(blob, arrived) as file:
-            if file is not None:
+        path, part = self.path(blob.digest), self.part(blob.digest)
+        if self.holds(blob):
+            return path
+        with disk_errors(self.directory):
+            part.parent.mkdir(parents=True, exist_ok=True)
+            with part.open("a+b") as file:
+                if not locked(file):
+                    raise LockHeld(
+                        f"another clusterctl downloads {blob.digest[:19]}",
+                        hint=f"wait until it ends; see which one: fuser -v {part}",
+                    )
+                if not same_file(file, part):  # its writer has just completed it
+                    return self.fill(blob, fetch)
                 had = os.fstat(file.fileno()).st_size
-                is_right = _complete(blob, file, fetch, arrived)
+                is_right = _complete(blob, file, fetch)
                 if not is_right and had:
                     # The earlier attempt may have left the wrong bytes: fetch the whole blob.
                     file.truncate(0)
-                    is_right = _complete(blob, file, fetch, arrived)
+                    is_right = _complete(blob, file, fetch)
                 if not is_right:
-                    self.part(blob.digest).unlink()
+                    part.unlink()
                     raise WrongBytes(f"{blob.digest} arrived with another digest")
                 os.fsync(file.fileno())
-                self.part(blob.digest).rename(path)
-        arrived(blob.size)
+                part.rename(path)
         return path
-
-    @contextmanager
-    def _writing(self, blob: Blob, arrived: Arrived) -> Iterator[BinaryIO | None]:
-        """Yield the locked part file, or None once another process has completed the blob."""
-        self._begin_use()
-        part = self.part(blob.digest)
-        part.parent.mkdir(parents=True, exist_ok=True)
-        size, moved = -1, time.monotonic()
-        while not self.holds(blob):
-            with part.open("a+b") as file:
-                if locked(file) and same_file(file, part):
-                    yield file
-                    return
-            time.sleep(LOOK_EVERY)
-            before, size = size, _size(part)
-            if size != before:
-                moved = time.monotonic()
-            elif time.monotonic() - moved > WRITER_SILENCE:
-                raise StepFailed(
-                    f"another process fetches {blob.digest} and makes no progress",
-                    hint=f"see which one: fuser -v {part}",
-                )
-            arrived(size)
-        yield None
 
     def remember(self, name: str, document: Any) -> None:
         """Save a JSON document as `name` (letters, digits, `-`). The document is only a cache:
@@ -290,21 +271,19 @@ def disk_errors(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def _complete(blob: Blob, file: BinaryIO, fetch: Fetch, arrived: Arrived) -> bool:
+def _complete(blob: Blob, file: BinaryIO, fetch: Fetch) -> bool:
     """Append the missing bytes to `file`; return whether its digest matches then."""
     hashed, count = hashlib.sha256(), 0
     file.seek(0)
     while chunk := file.read(CHUNK):
         hashed.update(chunk)
         count += len(chunk)
-    arrived(min(count, blob.size))
     if count < blob.size:
         for chunk in fetch(count):
             hashed.update(chunk)
             file.write(chunk)
             file.flush()
             count += len(chunk)
-            arrived(min(count, blob.size))
     if count < blob.size:
         raise StepFailed(
             f"{blob.digest} ends after {count} of {blob.size} bytes",

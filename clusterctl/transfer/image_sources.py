@@ -70,19 +70,15 @@ class Origin:
 
 
 def local_origin(
-    name: str,
-    image: ImageSource,
-    reference: str,
-    supply: Supply | None = None,
-    digest: str | None = None,
+    name: str, image: ImageSource, reference: str, digest: str | None = None
 ) -> Origin:
-    """Return the origin of an image that this machine reads from a registry or an archive; it is
-    sent as it is unless there is a `supply`. `digest`: of an image in a registry."""
+    """Return the origin of an image that this machine reads: from an archive, or from a registry,
+    which knows it as `digest`."""
     content = image.content
     config = json.loads(b"".join(image.open(content.config)))
     ids = frozenset({content.config.digest, digest_of(content.manifest)})
     wanted = WantedImage(tagged(reference), content.diff_ids, ids, settings(config.get("config")))
-    return Origin(name, wanted, supply or (lambda _lacking, _say: image), content, digest)
+    return Origin(name, wanted, lambda _lacking, _say: image, content, digest)
 
 
 def host_origin(
@@ -250,12 +246,7 @@ class ImageFinder:
         image = registry_image(
             self.reference, platform, self.store, say=self.say, ask=self.ask, ca=self.ca
         )
-
-        def supply(lacking: Collection[str], _say: Say) -> ImageSource:
-            image.require_room(lacking)
-            return image
-
-        return local_origin("its registry", image, self.reference, supply, image.digest)
+        return local_origin("its registry", image, self.reference, image.digest)
 
 
 def _platform(engines: EngineStates) -> str | None:

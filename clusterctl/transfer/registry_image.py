@@ -1,20 +1,23 @@
-"""An image in a registry as a source: blobs are downloaded when they are first requested."""
+"""An image in a registry as a source."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 from clusterctl.containers.driver import Say
+from clusterctl.containers.meter import Meter
 from clusterctl.containers.reference import parse
 from clusterctl.errors import ClusterctlError, StepFailed
-from clusterctl.transfer.blob_store import BlobStore, WrongBytes
-from clusterctl.transfer.content import CHUNK, Blob, ImageContent
+from clusterctl.transfer.blob_store import BlobStore
+from clusterctl.transfer.content import Blob, ImageContent
 from clusterctl.transfer.manifests import (
     INDEXES,
     NotAnImage,
@@ -53,11 +56,10 @@ def registry_image(
     """Return the image `reference` for `platform` (linux/amd64); only its manifest and config are
     fetched here.
 
-    The first `open` of a blob downloads it into the store, and yields bytes as they arrive; at most
-    4 blobs download at a time. `ask` is called for a user name and password if the registry
-    requires a login that no file has. `insecure` names registries (host:port) that may be reached
-    without TLS, besides loopback ones and those in Docker's configuration on this machine. `ca`:
-    CA certificates in PEM to trust besides this machine's.
+    `ask` is called for a user name and password if the registry requires a login that no file has.
+    `insecure` names registries (host:port) that may be reached without TLS, besides loopback ones
+    and those in Docker's configuration on this machine. `ca`: CA certificates in PEM to trust
+    besides this machine's.
 
     Mirrors of Docker Hub in the engine's configuration (in `docker`) are tried first.
 
@@ -151,121 +153,43 @@ def _document(client: RegistryClient, name: str, store: BlobStore) -> tuple[byte
     return data, kind
 
 
+@dataclass(frozen=True)
 class RegistryImage:
-    """An image whose blobs are downloaded from a registry: each once, when it is first requested,
-    at most AT_ONCE at a time."""
+    """An image in a registry: a blob is read from there whenever it is requested, unless the store
+    has it. Receivers verify the bytes by their digest."""
 
-    def __init__(
-        self, content: ImageContent, client: RegistryClient, store: BlobStore, digest: str
-    ) -> None:
-        self.content, self._client, self._store = content, client, store
-        self.digest = digest  # What pins the image: of its index, or of its manifest without one
-        self._free = threading.BoundedSemaphore(AT_ONCE)
-        self._lock = threading.Lock()
-        self._arrivals: dict[str, Arrival] = {}
-
-    def require_room(self, lacking: Collection[str]) -> None:
-        """Raise RequirementsNotMet unless the layers with these diff IDs fit into the store."""
-        pairs = zip(self.content.layers, self.content.diff_ids, strict=True)
-        self._store.require_room(
-            self._store.missing(layer for layer, diff_id in pairs if diff_id in lacking)
-        )
-
-    def fetch_ahead(self) -> None:
-        """Start the download of all blobs. Raises RequirementsNotMet if they do not fit."""
-        self._store.require_room(self._store.missing(self.content.blobs))
-        for blob in self.content.blobs:
-            if not self._store.holds(blob):
-                self._start(blob)
+    content: ImageContent
+    client: RegistryClient
+    store: BlobStore
+    digest: str  # What pins the image: of its index, or of its manifest without one
 
     def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
-        """Yield the bytes as they arrive, the last chunk only after the digest was verified."""
-        if self._store.holds(blob):
-            yield from self._store.open(blob, offset)
-            return
-        arrival = self._start(blob)
-        there = arrival.beyond(offset)
-        with self._file(blob) as file:
-            file.seek(offset)
-            while offset < blob.size:
-                chunk = file.read(min(CHUNK, there - offset))
-                if not chunk:
-                    raise StepFailed(f"{blob.digest} was discarded: its source sent wrong bytes")
-                offset += len(chunk)
-                if offset == blob.size:
-                    arrival.beyond(None)
+        if self.store.holds(blob):
+            return self.store.open(blob, offset)
+        return self.client.blob(blob, offset)
+
+    def download(self, say: Say) -> None:
+        """Download all blobs into the store, AT_ONCE at a time; a later run resumes there. Raises
+        RequirementsNotMet if they do not fit, WrongBytes, LockHeld, RegistryFailed."""
+        blobs = {blob.digest: blob for blob in self.content.blobs}
+        lacking = [blob for blob in blobs.values() if not self.store.holds(blob)]
+        missing = self.store.missing(lacking)
+        self.store.require_room(missing)
+
+        meter, counting, stopped = Meter(say, missing), threading.Lock(), threading.Event()
+
+        def fetch(blob: Blob, offset: int) -> Iterator[bytes]:
+            for chunk in self.client.blob(blob, offset):
+                if stopped.is_set():
+                    raise StepFailed("the download was stopped")
                 yield chunk
-                there = arrival.beyond(offset)
+                with counting:
+                    meter.reached(meter.bytes + len(chunk))
 
-    def _start(self, blob: Blob) -> Arrival:
-        """Return the running download of a blob; start one if there is none or it failed."""
-        with self._lock:
-            found = self._arrivals.get(blob.digest)
-            if found is None or found.failed:
-                found = self._arrivals[blob.digest] = Arrival()
-                work, name = (blob, found), f"fetch-{blob.hex[:12]}"
-                # A daemon: Ctrl-C does not wait for it, and the next run resumes its part file.
-                threading.Thread(target=self._bring, args=work, name=name, daemon=True).start()
-            return found
-
-    def _bring(self, blob: Blob, arrival: Arrival) -> None:
+        pool = ThreadPoolExecutor(AT_ONCE, "registry")
         try:
-            with self._free:
-                self._store.fill(blob, lambda at: self._client.blob(blob, at), arrival.reached)
-        except BaseException as error:  # raised again in the reading threads
-            arrival.end(error)
-        else:
-            arrival.reached(blob.size)
-            arrival.end(None)
-
-    def _file(self, blob: Blob) -> BinaryIO:
-        """Open the blob's file under the part name or, once complete, the final one."""
-        for path in (self._store.part(blob.digest), self._store.path(blob.digest)):
-            with suppress(FileNotFoundError):
-                return path.open("rb")
-        raise StepFailed(f"{blob.digest} is gone from {self._store.directory}")
-
-
-class Arrival:
-    """The download of a blob: how many of its bytes are in the store."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._count = 0
-        self._ended = False
-        self._error: BaseException | None = None
-
-    @property
-    def failed(self) -> bool:
-        return self._error is not None
-
-    def reached(self, count: int) -> None:
-        with self._changed:
-            self._count = count
-            self._changed.notify_all()
-
-    def end(self, error: BaseException | None) -> None:
-        with self._changed:
-            self._ended, self._error = True, error
-            self._changed.notify_all()
-
-    def beyond(self, offset: int | None) -> int:
-        """Wait until more than `offset` bytes are in the store, or for None until the blob's digest
-        was verified; return how many bytes are there. Raises the download's error; the download has
-        timeouts, so the wait ends."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._ended or (offset is not None and self._count > offset)
-            )
-            if self._error is not None:
-                raise _as_ours(self._error)
-            return self._count
-
-
-def _as_ours(error: BaseException) -> BaseException:
-    """Copy `error` for each reader: one exception raised in two threads mixes their tracebacks."""
-    if isinstance(error, WrongBytes):
-        return WrongBytes(error.summary, hint=error.hint)
-    if isinstance(error, ClusterctlError):
-        return type(error)(error.summary, host=error.host, hint=error.hint, detail=error.detail)
-    return error
+            for _ in pool.map(lambda blob: self.store.fill(blob, partial(fetch, blob)), lacking):
+                pass
+        finally:
+            stopped.set()
+            pool.shutdown(cancel_futures=True)

@@ -160,11 +160,12 @@ class _Handler(BaseHTTPRequestHandler):
         end = self.registry.cut.popleft() if self.registry.cut else len(data) - start
         body = data[start:]
         self._head(status, len(body), headers)
-        self.wfile.write(body[:1000])
+        begin = min(end, 300_000)
+        self.wfile.write(body[:begin])
         if self.registry.gate:
             self.wfile.flush()
             assert self.registry.gate.wait(20)
-        self.wfile.write(body[1000:end])
+        self.wfile.write(body[begin:end])
         self.close_connection = end < len(body)
 
     def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:

@@ -46,6 +46,8 @@ FIRST_ATTEMPTS = 3  # For a manifest: a registry that is down is not worth a lon
 
 LONGEST_PAUSE = 30.0
 
+READ = 256 << 10  # Bytes of a blob at a time
+
 
 class RegistryClient:
     """Client for one repository of one registry. Thread-safe.
@@ -98,7 +100,7 @@ class RegistryClient:
                 headers = {"Range": f"bytes={offset}-"} if offset else {}
                 with self._answer(f"blobs/{blob.digest}", headers, (200, 206)) as response:
                     skip = max(0, offset - _start(response))
-                    for chunk in response.iter_raw():
+                    for chunk in response.iter_raw(READ):
                         piece = chunk[skip : skip + blob.size - offset]
                         if piece:
                             offset += len(piece)

@@ -59,8 +59,7 @@ class Destination:
 def make_plan(to: Destination, find: FindModel, credentials: Credentials) -> Plan:
     """Return the plan of a delivery. Changes nothing."""
     with connected(to.involved, credentials) as transports:
-        _, stages, views = _prepare(to, find, transports, lambda _: None)
-        return plan_stages(stages, views)
+        return _ModelDelivery(to, find, transports, lambda _: None).plan()
 
 
 def deliver(
@@ -79,53 +78,73 @@ def deliver(
     sink, began = one_at_a_time(sink), time.monotonic()
     inventory = to.inventory
     with connected(to.involved, credentials) as transports:
-        (supply, transfer), stages, views = _prepare(to, find, transports, sink)
+        delivery = _ModelDelivery(to, find, transports, sink)
 
         def act(plan: Plan, lock: ClusterLock | None) -> int:
             if lock is None or plan.empty:
                 return 0
-            with transfer:
-                outcome = execute_held(stages, views, sink, lock.ensure_held)
+            downloaded = delivery.fetch()
+            with delivery.transfer:
+                outcome = execute_held(delivery.stages, delivery.views, sink, lock.ensure_held)
             raise_all(outcome.set_aside.values())
-            return outcome.changed
+            return outcome.changed + downloaded
 
-        lock = models_lock(inventory, transports[inventory.head.name], "model push")
-        changed = carry_out(
-            lambda: plan_stages(stages, views), agree, lock, act, lambda plan: plan.shown
-        )
+        # Of the models alone: services change meanwhile.
+        name, head = f"{inventory.cluster}-models", transports[inventory.head.name]
+        lock = partial(ClusterLock, head, name, "model push")
+        changed = carry_out(delivery.plan, agree, lock, act, lambda plan: plan.shown)
+    manifest = delivery.supply.manifest
     return PushedModel(
-        supply.manifest,
-        f"{inventory.models}/{supply.manifest.name}",
+        manifest,
+        f"{inventory.models}/{manifest.name}",
         tuple(host.name for host in to.hosts),
         changed,
-        transfer.moved.sent,
+        delivery.transfer.moved.sent,
         time.monotonic() - began,
     )
 
 
-def models_lock(inventory: Inventory, head: Transport, command: str) -> Callable[[], ClusterLock]:
-    """Return what makes the lock of the hosts' models: services change meanwhile."""
-    return partial(ClusterLock, head, f"{inventory.cluster}-models", command)
+class _ModelDelivery:
+    """A model, its transfer to the hosts of `to`, and the stage that makes it."""
 
+    def __init__(
+        self,
+        to: Destination,
+        find: FindModel,
+        transports: Mapping[str, Transport],
+        sink: EventSink,
+    ) -> None:
+        """Collect the hosts' facts and find the model."""
+        involved = to.inventory.model_copy(update={"hosts": to.involved})
+        survey = take_survey(involved, transports).require_answers()
+        self._route = Route(
+            transports,
+            lambda name: survey.topology.node(name).node_ip,
+            limit_rate=to.limit_rate,
+            speed=lambda name: survey.topology.node(name).speed,
+            say=lambda host, text: sink(Note(text, host)),
+        )
+        self.views = {host.name: survey.views[host.name] for host in to.hosts}
+        self._models = to.inventory.models
+        self._use(find(survey.views))
 
-def _prepare(
-    to: Destination, find: FindModel, transports: Mapping[str, Transport], sink: EventSink
-) -> tuple[tuple[Supply, Transfer], tuple[Stage, ...], dict[str, HostView]]:
-    """Collect the hosts' facts, find the model, and prepare its transfer."""
-    models = to.inventory.models
-    involved = to.inventory.model_copy(update={"hosts": to.involved})
-    survey = take_survey(involved, transports).require_answers()
-    nodes = {node.host: node for node in survey.topology.nodes}
-    route = Route(
-        transports,
-        lambda name: nodes[name].node_ip,
-        limit_rate=to.limit_rate,
-        speed=lambda name: nodes[name].speed,
-        say=lambda host, text: sink(Note(text, host)),
-    )
-    supply = find(survey.views)
-    views = {host.name: survey.views[host.name] for host in to.hosts}
-    transfer = Transfer(WeightsReceiver(supply, views, models, route), route)
-    # A failing host does not stop the others.
-    stages = (Stage("Model", tuple(views), (transfer,), OnFailure.SET_HOST_ASIDE),)
-    return (supply, transfer), stages, views
+    def plan(self) -> Plan:
+        return plan_stages(self.stages, self.views)
+
+    def fetch(self) -> int:
+        """Get the model from its hub, if it comes from one. Return the number of hosts of `to` that
+        have it now."""
+        if self.supply.fetch is None:
+            return 0
+        self._use(self.supply.fetch())
+        holder = self.supply.holder
+        return int(holder is not None and holder.view.host.name in self.views)
+
+    def _use(self, supply: Supply) -> None:
+        self.supply = supply
+        receiver = WeightsReceiver(supply, self.views, self._models, self._route)
+        self.transfer = Transfer(receiver, self._route)
+        # A failing host does not stop the others.
+        self.stages = (
+            Stage("Model", tuple(self.views), (self.transfer,), OnFailure.SET_HOST_ASIDE),
+        )

@@ -1,11 +1,10 @@
 """Download a model from a hub to this machine. Two runs cannot download the same model at once.
 
-Several files are downloaded in parallel. Each resumes where it stopped, can be read from the first
-byte on, and is verified by hash at its end.
-
-huggingface_hub does not download the files, since it starts every interrupted file from the
-beginning (file_download.py: `_download_to_tmp_and_move`), can be read only at the end, and supports
-no other hub (docs/decisions/0008-hubs-and-their-clients.md).
+The files come as on a host (`host_fetch`): each resumes where it stopped, can be read from the
+first byte on, and is verified by hash at its end. huggingface_hub does not download them, since it
+starts every interrupted file from the beginning (file_download.py: `_download_to_tmp_and_move`),
+can be read only at the end, and supports no other hub
+(docs/decisions/0008-hubs-and-their-clients.md).
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+from urllib.error import HTTPError
 
-import httpx2
-from huggingface_hub import get_session
+import certifi
 
 from clusterctl.containers.meter import gib
 from clusterctl.errors import ClusterctlError, LockHeld, RequirementsNotMet, StepFailed, raise_all
@@ -36,18 +34,24 @@ from clusterctl.transfer.blob_store import (
 )
 from clusterctl.transfer.chain_link import PIECE
 from clusterctl.transfer.content import CHUNK, Blob
+from clusterctl.transfer.weights import host_fetch
 from clusterctl.transfer.weights.hashing import HashCache, Hashed, Stamp, hash_file
-from clusterctl.transfer.weights.hub import FILE, Hub, HubFile, Listing, hub_errors
+from clusterctl.transfer.weights.hub import (
+    NO_ROUTE,
+    Hub,
+    HubFile,
+    Listing,
+    refusal_of_file,
+)
 from clusterctl.transfer.weights.manifest import Manifest
 from clusterctl.transport.lock import LockHolder, this_process
 
 # Files at a time: one stream rarely fills a link, and hubs throttle many streams.
-AT_ONCE = 4
+AT_ONCE = host_fetch.AT_ONCE
 
-TRIES = 5  # attempts in a row without a new byte, after which a file fails
+LOOK_EVERY = 0.1  # Seconds between looks for more bytes of a file that is being read
 
-# Seconds before the second attempt; each further one waits twice as long.
-PAUSE = 2.0
+REPORT_EVERY = 0.5  # Seconds
 
 
 def download_directory(listing: Listing) -> Path:
@@ -107,23 +111,6 @@ def _held(file: BinaryIO, model_id: str) -> LockHeld:
     )
 
 
-class _Refused(Exception):
-    """The hub responded with an error."""
-
-    def __init__(self, answer: httpx2.Response) -> None:
-        super().__init__(answer.status_code)
-        self.answer = answer
-
-
-@dataclass
-class _Arrival:
-    """Download state of one file."""
-
-    have: int = 0  # bytes that can be read
-    whole: bool = False
-    error: ClusterctlError | None = None
-
-
 class Downloads:
     """The BlobSource of a model that is downloaded below `directory`: a blob can be read from its
     first byte on. Files from an earlier run and from the cache of the hub's own client are reused.
@@ -132,8 +119,7 @@ class Downloads:
     of them. The download of a large file starts with its first read: one that all hosts have is
     never downloaded.
 
-    `told` is called with the bytes present of all files together, whenever that number changes;
-    `hashing` with the bytes that were hashed.
+    `told` is called twice a second with the bytes present of all files together.
     """
 
     def __init__(
@@ -144,234 +130,140 @@ class Downloads:
         name: str,
         *,
         told: Callable[[int], None] = lambda _: None,
-        hashing: Callable[[int], None] = lambda _: None,
         cache: HashCache | None = None,
-        pause: float = PAUSE,
+        ca: str = "",
+        pause: float = host_fetch.PAUSE,
     ) -> None:
         self._directory, self._name = directory, name
         self._hub, self._listing = hub, listing
         self._headers = dict(hub.headers)
-        self._told, self._hashing = told, hashing
-        self._read = 0  # Bytes that were hashed
-        self._cache = cache or HashCache()
-        self._pause = pause
+        self._told, self._cache = told, cache or HashCache()
         self._large = [file for file in listing.files if file.sha256 and file.size > PIECE]
-        self._files: dict[str, HubFile] = {}  # By digest
-        self._arrivals = {file.path: _Arrival() for file in listing.files}
-        self._changed = threading.Condition()
+        self._by_digest: dict[str, HubFile] = {}
+        self._arrivals = {
+            each.path: host_fetch.File(
+                each.url, str(directory / each.path), each.size, each.sha256, each.git_sha1
+            )
+            for each in listing.files
+        }
+        for arrival in self._arrivals.values():
+            arrival.pause = pause
         self._stopped = threading.Event()
         self._pool = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="download")
-        self._begun: dict[str, Future[None]] = {}  # Downloads of large files, by path
+        self._begun: dict[str, Future[Hashed]] = {}  # By path
         self._beginning = threading.Lock()
+        trust_here(ca)
 
     def begin(self) -> Manifest:
         """Download the small files, and return the manifest so far: large files have no piece
         hashes yet. Raises the hub's errors."""
-        self.run([file for file in self._listing.files if file not in self._large])
-        manifest = self._manifest()
+        threading.Thread(target=self._report, name="download-report", daemon=True).start()
+        for file in self._listing.files:
+            if file not in self._large:
+                self._start(file)
+        manifest = self.complete()
         by_path = {file.path: file for file in self._listing.files}
-        self._files = {each.blob.digest: by_path[each.path] for each in manifest.files}
+        self._by_digest = {each.blob.digest: by_path[each.path] for each in manifest.files}
         return manifest
 
     def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
-        file = self._files[blob.digest]
-        with self._beginning:
-            if file in self._large and file.path not in self._begun:
-                self._begun[file.path] = self._pool.submit(self.run, [file])
-        return self.read(file, offset)
-
-    def complete(self) -> Manifest:
-        """Wait for running downloads, and return the manifest with all piece hashes."""
-        wait(self._begun.values())
-        raise_all(self.trouble())
-        return self._manifest()
-
-    def trouble(self) -> Sequence[ClusterctlError]:
-        """Return the errors of files that did not arrive."""
-        ended = [future.exception() for future in self._begun.values() if future.done()]
-        return [error for error in ended if isinstance(error, ClusterctlError)]
-
-    def stop(self) -> None:
-        """Start no further file, and stop running downloads at their next bytes."""
-        self._interrupt()
-        self._pool.shutdown(cancel_futures=True)
-
-    def run(self, files: Sequence[HubFile]) -> None:
-        """Download the files. Raises the errors of all of them together; what arrived is kept."""
-        with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
-            try:
-                list(pool.map(self._bring, files))
-            except BaseException:  # Ctrl-C: the pool waits for its threads
-                self._interrupt()
-                raise
-        ended = [self._arrivals[file.path].error for file in files]
-        raise_all({error.summary: error for error in ended if error}.values())
-
-    def read(self, file: HubFile, offset: int) -> Iterator[bytes]:
-        """Yield the file's bytes from `offset` on, as they arrive. Raises the file's error."""
-        arrival, path = self._arrivals[file.path], self._directory / file.path
+        """Yield the file's bytes as they arrive. Raises the file's error."""
+        file = self._by_digest[blob.digest]
+        coming, arrival = self._start(file), self._arrivals[file.path]
         while offset < file.size:
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: arrival.have > offset or arrival.error or self._stopped.is_set()  # noqa: B023
-                )
-                have = arrival.have
-            if arrival.error:
-                raise arrival.error
-            if self._stopped.is_set() and have <= offset:
-                raise StepFailed("the download was stopped")
-            # It is renamed once complete, perhaps right now: the next iteration then finds it.
-            with (
-                suppress(FileNotFoundError),
-                (path if arrival.whole else _part(path)).open("rb") as opened,
-            ):
+            is_whole = coming.done()
+            if is_whole:
+                coming.result()
+            have = file.size if is_whole else arrival.have
+            if have <= offset:
+                wait([coming], LOOK_EVERY)
+                continue
+            # It is renamed once complete, perhaps right now: the next turn then finds it.
+            path = Path(arrival.path if is_whole else f"{arrival.path}.part")
+            with suppress(FileNotFoundError), path.open("rb") as opened:
                 opened.seek(offset)
                 while offset < have and (piece := opened.read(min(CHUNK, have - offset))):
                     offset += len(piece)
                     yield piece
 
-    def _interrupt(self) -> None:
-        self._stopped.set()
-        with self._changed:
-            self._changed.notify_all()
-
-    def _manifest(self) -> Manifest:
-        """Return the manifest with the hashes of the files that were downloaded."""
-        hashed = {
-            file.path: self._hashes(self._directory / file.path)
-            for file in self._listing.files
-            if file not in self._large or file.path in self._begun
-        }
+    def complete(self) -> Manifest:
+        """Wait for running downloads, and return the manifest with the hashes of their files."""
+        wait(self._begun.values())
+        raise_all({error.summary: error for error in self.trouble()}.values())
+        hashed = {path: coming.result() for path, coming in self._begun.items()}
         return self._listing.manifest(self._name, hashed)
 
-    def _bring(self, file: HubFile) -> None:
-        """Download the file, a second time if its hash is wrong; or record its error."""
-        arrival, path = self._arrivals[file.path], self._directory / file.path
-        part = _part(path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            cached = self._hub.cached(self._listing, file)
-            if cached and not path.exists():
-                path.unlink(missing_ok=True)  # a link into a cache that is gone
-                path.symlink_to(cached)
-            if not self._is_right(file, path):
-                path.unlink(missing_ok=True)
-                for _ in range(2):
-                    with part.open("r+b" if part.exists() else "w+b") as opened:
-                        self._fill(file, arrival, opened)
-                    if self._is_right(file, part):
-                        part.rename(path)
-                        break
-                    with part.open("r+b") as opened:
-                        opened.truncate(0)  # not unlinked: a reader may have this very file open
-                    self._move(arrival, 0)
-                else:
-                    raise StepFailed(
-                        f"{file.path} arrived twice with a hash other than the hub's",
-                        hint="check that no proxy in between changes files",
-                    )
-            self._move(arrival, file.size, whole=True)
-        except ClusterctlError as error:
-            failure = error
-        except OSError as error:
-            failure = StepFailed(f"{path} cannot be written: {error.strerror}", hint=ROOM)
-        else:
-            return
-        with self._changed:
-            arrival.error = failure
-            self._changed.notify_all()
+    def trouble(self) -> Sequence[ClusterctlError]:
+        """Return the errors of files that did not arrive."""
+        ended = [coming.exception() for coming in self._begun.values() if coming.done()]
+        return [error for error in ended if isinstance(error, ClusterctlError)]
 
-    def _fill(self, file: HubFile, arrival: _Arrival, opened: BinaryIO) -> None:
-        """Download bytes until the hub's size is reached, pausing longer between attempts."""
-        have = min(opened.seek(0, 2), file.size)
-        failures = 0
-        while have < file.size:
-            before = have
-            reason = StepFailed(f"the connection ended while {file.path} was downloaded")
-            try:
-                with hub_errors(self._hub, self._listing.model_id, self._listing.revision):
-                    self._attempt(file, arrival, opened, have)
-            except _Refused as refused:
-                status = refused.answer.status_code
-                reason = self._hub.refusal(
-                    refused.answer, self._listing.model_id, self._listing.revision
-                )  # type: ignore[assignment]
-                if 400 <= status < 500 and status not in {408, 429}:
-                    raise reason from refused  # asking again gives the same answer
-            except StepFailed as error:
-                reason = error
-            have = opened.tell()
-            if have > file.size:
-                raise StepFailed(f"{file.path} is longer than the hub lists")
-            failures = failures + 1 if have <= before else 1
-            if have < file.size and (
-                failures >= TRIES or self._stopped.wait(self._pause * 2 ** (failures - 1))
-            ):
-                raise reason
+    def stop(self) -> None:
+        """Start no further file, and stop running downloads at their next bytes."""
+        self._stopped.set()
+        for arrival in self._arrivals.values():
+            arrival.stopped.set()
+        self._pool.shutdown(cancel_futures=True)
 
-    def _attempt(self, file: HubFile, arrival: _Arrival, opened: BinaryIO, have: int) -> None:
-        """Append the bytes that one request returns. Raises _Refused, and errors of httpx2."""
-        opened.seek(have)
-        self._move(arrival, have)
-        headers = {**self._headers, "Accept-Encoding": "identity"}
-        if have:
-            headers["Range"] = f"bytes={have}-"
-        with get_session().stream("GET", file.url, headers=headers, extensions=FILE) as answer:
-            if answer.status_code not in {200, 206}:
-                answer.read()
-                raise _Refused(answer)
-            begins = answer.headers.get("content-range", "").startswith(f"bytes {have}-")
-            if have and not (answer.status_code == 206 and begins):
-                have = opened.seek(0)  # the server ignores ranges and sends the whole file again
-                opened.truncate()
-                self._move(arrival, 0)
-            # Without a size httpx2 yields what it receives; with one it waits for that many bytes.
-            for piece in answer.iter_raw():
-                have += opened.write(piece)
-                opened.flush()
-                self._move(arrival, have)
-                if have > file.size:
-                    return
-                if self._stopped.is_set():
-                    raise StepFailed("the download was stopped")
-
-    def _is_right(self, file: HubFile, path: Path) -> bool:
-        """Whether the file has the hash that the hub publishes, or the size where it has none."""
-        if not path.is_file() or path.stat().st_size != file.size:
-            return False
-        hashed = self._hashes(path)  # of every file: the manifest needs them too
-        if file.sha256:
-            return hashed.sha256 == file.sha256
-        if not file.git_sha1:
-            return True
-        # Git's name of a blob: https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
-        data = path.read_bytes()
-        git = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
-        return git.hexdigest() == file.git_sha1
-
-    def _hashes(self, path: Path) -> Hashed:
-        def was_read(size: int) -> None:
-            with self._changed:
-                self._read += size
-                self._hashing(self._read)
-
-        stamp = Stamp.of(path)
-        hashed = self._cache.get(stamp)
-        if hashed is None:
-            hashed = hash_file(path, was_read)
-            self._cache.put(stamp, hashed)
-        return hashed
-
-    def _move(self, arrival: _Arrival, have: int, *, whole: bool = False) -> None:
-        with self._changed:
-            arrival.have, arrival.whole = have, whole
-            self._changed.notify_all()
-            # Under the lock, so that the reported number never falls by a race.
+    def _report(self) -> None:
+        while not self._stopped.wait(REPORT_EVERY):
             self._told(sum(each.have for each in self._arrivals.values()))
 
+    def _start(self, file: HubFile) -> Future[Hashed]:
+        with self._beginning:
+            if file.path not in self._begun:
+                self._begun[file.path] = self._pool.submit(self._bring, file)
+            return self._begun[file.path]
 
-def _part(path: Path) -> Path:
-    return path.with_name(f"{path.name}.part")
+    def _bring(self, file: HubFile) -> Hashed:
+        """Download the file unless it is there, and return its hashes."""
+        path, arrival = self._directory / file.path, self._arrivals[file.path]
+        try:
+            hashed = self._kept(file, path)
+            if hashed is None:
+                whole, pieces = arrival.fetch(self._headers, PIECE)
+                hashed = Hashed(whole, tuple(pieces))
+                self._cache.put(Stamp.of(path), hashed)
+        except HTTPError as error:
+            raise refusal_of_file(
+                self._hub, self._listing, file.url, error.code, dict(error.headers)
+            ) from error
+        except host_fetch.FetchFault as error:
+            raise StepFailed(f"{file.path} did not arrive: {error}", hint=NO_ROUTE) from error
+        except OSError as error:
+            raise StepFailed(f"{path} cannot be written: {error.strerror}", hint=ROOM) from error
+        arrival.have = file.size
+        return hashed
+
+    def _kept(self, file: HubFile, path: Path) -> Hashed | None:
+        """Return the hashes of the file if an earlier run or the hub's own client downloaded it, as
+        far as its hash or its size tells."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cached = self._hub.cached(self._listing, file)
+        if cached and not path.exists():
+            path.unlink(missing_ok=True)  # a link into a cache that is gone
+            path.symlink_to(cached)
+        if path.is_file() and path.stat().st_size == file.size:
+            stamp = Stamp.of(path)
+            found = self._cache.get(stamp) or hash_file(path)
+            self._cache.put(stamp, found)
+            if file.sha256 in ("", found.sha256) and file.git_sha1 in ("", git_name(path)):
+                return found
+        path.unlink(missing_ok=True)  # never written to: it may be a link into that cache
+        return None
+
+
+def trust_here(ca: str) -> None:
+    """Let downloads of this process trust `ca` (PEM), and certifi's CAs if the machine has none."""
+    if not host_fetch.TRUST.get_ca_certs():
+        host_fetch.TRUST.load_verify_locations(certifi.where())
+    host_fetch.reach(ca, {})
+
+
+def git_name(path: Path) -> str:
+    """Git's name of a blob: https://git-scm.com/book/en/v2/Git-Internals-Git-Objects"""
+    data = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 def require_room(listing: Listing, hub: Hub, directory: Path) -> None:

@@ -16,7 +16,7 @@ from clusterctl.errors import MALFORMED, ClusterctlError, CommandTimedOut, StepF
 from clusterctl.inventory.outside import NOTHING, Outside
 from clusterctl.transfer.chain_link import PIECE
 from clusterctl.transfer.weights.hashing import Hashed
-from clusterctl.transfer.weights.hub import UNTRUSTED, Hub, Listing
+from clusterctl.transfer.weights.hub import UNTRUSTED, Hub, Listing, refusal_of_file
 from clusterctl.transport import python
 from clusterctl.transport.base import Transport, lines
 
@@ -34,8 +34,13 @@ CREDENTIALS = frozenset({"authorization", "cookie"})
 class HostTransport(httpx2.BaseTransport):
     """Sends the requests of this machine's HTTP client from a host, which follows redirects."""
 
-    def __init__(self, transport: Transport, outside: Outside = NOTHING) -> None:
-        self._transport, self._outside = transport, outside
+    def __init__(
+        self,
+        transport: Transport,
+        outside: Outside = NOTHING,
+        timeout: float = deadlines.LISTING,
+    ) -> None:
+        self._transport, self._outside, self._timeout = transport, outside, timeout
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """See httpx2. Raises StepFailed when the host gets no answer from the hub."""
@@ -49,7 +54,7 @@ class HostTransport(httpx2.BaseTransport):
                 "headers": _credentials(request.headers),
             },
             doing="asking the hub",
-            timeout=deadlines.LISTING,
+            timeout=self._timeout,
         )
         if "failed" in said:
             raise StepFailed(
@@ -105,12 +110,8 @@ def download_on_host(
                     )
                 elif "refused" in said:
                     named = {"x-error-code": said["code"], "x-error-message": said["message"]}
-                    answer = httpx2.Response(
-                        said["status"],
-                        headers={name: value for name, value in named.items() if value},
-                        request=httpx2.Request("GET", by_path[said["refused"]].url),
-                    )
-                    error = hub.refusal(answer, listing.model_id, listing.revision)
+                    url = by_path[said["refused"]].url
+                    error = refusal_of_file(hub, listing, url, said["status"], named)
                     errors[error.summary] = error
                 elif "failed" in said:
                     text = f"{by_path[said['failed']].path} did not arrive: {said['text']}"

@@ -1,4 +1,5 @@
-"""Runs on a host: send a request to a hub, or download files from it, resumed and verified.
+"""Download files from a hub, resumed and verified, here or as a program on a host; there it can
+also send a single request.
 
 Python 3.9, standard library only. The argument of `main`, which comes over stdin since the headers
 are secret, has CA certificates in PEM as "ca" and the variables of a proxy as "proxy", which may
@@ -24,7 +25,6 @@ import socket
 import ssl
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from http.client import HTTPException
@@ -125,7 +125,9 @@ class File:
     def __init__(self, url: str, path: str, size: int, sha256: str, git_sha1: str) -> None:
         self.url, self.path, self.size = url, path, size
         self.sha256, self.git_sha1 = sha256, git_sha1
-        self.have = 0  # bytes
+        self.have = 0  # bytes that can be read from its part file
+        self.pause = PAUSE
+        self.stopped = threading.Event()  # set to end the download at its next bytes
 
     def fetch(self, headers: dict[str, str], piece: int) -> tuple[str, list[str]]:
         """Download the file, verify it, and return its SHA-256 and those of its pieces."""
@@ -145,6 +147,7 @@ class File:
             if self.sha256 in ("", whole) and named:
                 os.rename(part, self.path)
                 return whole, pieces
+            self.have = 0
             os.unlink(part)
         raise FetchFault("it arrived twice with a hash other than the hub's")
 
@@ -173,7 +176,8 @@ class File:
                 failures = failures + 1 if self.have <= before else 1
                 if failures >= TRIES:
                     raise FetchFault(text)
-                time.sleep(PAUSE * 2 ** (failures - 1))
+                if self.stopped.wait(self.pause * 2 ** (failures - 1)):
+                    raise FetchFault("it was stopped")
 
     def attempt(self, opened: BinaryIO, headers: dict[str, str]) -> None:
         """Append the bytes that one request returns."""
@@ -187,11 +191,13 @@ class File:
                 self.have = 0  # the server ignores ranges and sends the whole file
             opened.seek(self.have)
             opened.truncate()
-            while self.have <= self.size:
+            while self.have <= self.size and not self.stopped.is_set():
                 data = answer.read1(READ)
                 if not data:
                     return
-                self.have += opened.write(data)
+                opened.write(data)
+                opened.flush()
+                self.have += len(data)
 
 
 def download(files: list[File], headers: dict[str, str], piece: int) -> None:

@@ -182,9 +182,6 @@ LARGEST_LISTING = 64 << 20
 # Bytes read of an error response, of which one sentence is shown.
 LARGEST_REFUSAL = 64 << 10
 
-# Marks requests (httpx2's `extensions`) for files, whose length is not limited.
-FILE = {"clusterctl-file": True}
-
 NO_ROUTE = (
     "does this machine have internet access? HTTPS_PROXY is honored, HF_ENDPOINT names a mirror; "
     "or let a host that has it download: clusterctl model pull ... --on HOST"
@@ -232,7 +229,7 @@ def _limit(answer: httpx2.Response) -> None:
         return
     if not answer.is_success:
         answer.stream = _Limited(answer.stream, LARGEST_REFUSAL)
-    elif not answer.request.extensions.keys() & FILE.keys():
+    else:
         answer.stream = _Limited(answer.stream, LARGEST_LISTING, answer.request.url.host)
 
 
@@ -258,6 +255,18 @@ class _Limited(httpx2.SyncByteStream):
 
     def close(self) -> None:
         self._stream.close()
+
+
+def refusal_of_file(
+    hub: Hub, listing: Listing, url: str, status: int, headers: Mapping[str, str | None]
+) -> ClusterctlError:
+    """Return the error for a file that the hub refused. `headers`: those that name the reason."""
+    answer = httpx2.Response(
+        status,
+        headers={name: value for name, value in headers.items() if value},
+        request=httpx2.Request("GET", url),
+    )
+    return hub.refusal(answer, listing.model_id, listing.revision)
 
 
 @contextmanager

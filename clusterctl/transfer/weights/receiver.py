@@ -43,6 +43,9 @@ class Supply:
     trouble: Callable[[], Sequence[ClusterctlError]] = lambda: ()
     # Returns the manifest with all hashes once every byte arrived. None: `manifest` has them.
     complete: Callable[[], Manifest] | None = None
+    # Gets the model from its hub, as far as it must be there before others are sent anything, and
+    # returns the supply to use. Called once the user has agreed to the plan. None: it is there.
+    fetch: Callable[[], Supply] | None = None
 
     @classmethod
     def held_by(cls, view: HostView, manifest: Manifest, path: str) -> Supply:

@@ -67,7 +67,7 @@ def test_an_image_comes_byte_for_byte(
 ) -> None:
     found = registry_image(registry.push(image), "linux/amd64", store, say=print)
     assert found.content.manifest == image.manifest
-    found.fetch_ahead()
+    found.download(print)
     held = [b"".join(found.open(blob)) for blob in found.content.blobs]
     assert held == [image.config, *image.layers]
 
@@ -78,7 +78,9 @@ def test_a_part_is_asked_for_where_the_rest_is_there(
     found = registry_image(registry.push(image), "linux/amd64", store, say=print)
     part = store.part(sha256(image.layers[0]))
     part.write_bytes(image.layers[0][:1_000_000])
-    assert b"".join(found.open(found.content.layers[0])) == image.layers[0]
+    assert b"".join(found.open(found.content.layers[0], 7)) == image.layers[0][7:]
+    found.download(print)
+    assert store.path(sha256(image.layers[0])).read_bytes() == image.layers[0]
 
 
 def test_what_it_has_not(registry: Registry, image: MadeImage, store: BlobStore) -> None:

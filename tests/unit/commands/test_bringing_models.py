@@ -49,14 +49,11 @@ def test_one_line_says_how_far_a_host_is(progress: LinkProgress, text: str) -> N
     assert WeightsReceiver.describe(progress, 4 * GIB) == text
 
 
-def test_what_was_got_and_is_read_once_more_is_said_too() -> None:
+def test_one_line_says_how_far_a_download_is() -> None:
     listing, told = Listing("hf", "Org/Tiny", "c", (HubFile("w", 4 * GIB, "u"),)), list[Event]()
-    DownloadProgress(listing, "hf", told.append).came(2 * GIB)
-    DownloadProgress(listing, "hf", told.append).hashed(GIB)
-    came, hashed = (event.text for event in told if isinstance(event, StepProgress))
+    DownloadProgress(listing, "hf", told.append)(2 * GIB)
+    (came,) = (event.text for event in told if isinstance(event, StepProgress))
     assert came.startswith("2.00 of 4.00 GiB here, ")
-    assert "hashed" not in came
-    assert hashed == "0.00 of 4.00 GiB here, 0.0 MiB/s, 1.00 GiB hashed"
 
 
 def test_a_file_whose_hash_no_hub_publishes_is_named() -> None:

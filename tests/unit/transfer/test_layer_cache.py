@@ -13,7 +13,6 @@ from clusterctl.errors import LockHeld, RequirementsNotMet
 from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import SPARE, BlobStore
 from clusterctl.transfer.content import Blob
-from clusterctl.transfer.image_sources import ImageFinder, Origin
 from clusterctl.transfer.registry_image import RegistryImage
 from tests.fakes.image_archives import MadeImage, sha256
 from tests.fakes.registry_server import RegistryServer
@@ -74,37 +73,19 @@ def test_what_a_run_uses_stays(tmp_path: Path) -> None:
 
 
 def test_layers_that_do_not_fit_are_not_begun(
-    server: RegistryServer,
-    image: MadeImage,
-    pulled: Callable[..., RegistryImage],
-    store: BlobStore,
-    free: Free,
+    server: RegistryServer, image: MadeImage, pulled: Callable[..., RegistryImage], free: Free
 ) -> None:
     found = pulled(server.add("acme/vllm:1", image))
-    base, ray = found.content.diff_ids[:2]
-    layer = found.content.layers[1]
-    free(SPARE + layer.size)
-    found.require_room({ray})
+    base, ray = found.content.layers[:2]
+    free(SPARE + base.size + ray.size - 1)
     with pytest.raises(RequirementsNotMet, match="image layers do not fit into") as raised:
-        found.require_room({base, ray})
+        found.download(print)
     assert "clusterctl image cache --clear" in str(raised.value.hint)
-    with pytest.raises(RequirementsNotMet):
-        found.fetch_ahead()
     assert not server.blob_requests(image.layers[0])
+    free(SPARE + base.size + ray.size)
+    found.download(print)
     free(0)
-    found.require_room(set())
-
-
-def test_a_registrys_image_is_not_sent_where_it_does_not_fit(
-    server: RegistryServer, image: MadeImage, home: Path, store: BlobStore, free: Free
-) -> None:
-    reference = server.add("acme/vllm:1", image)
-    origin = ImageFinder(reference, {}, (), chosen="registry", store=store).find({})
-    assert isinstance(origin, Origin)
-    free(0)
-    with pytest.raises(RequirementsNotMet, match="image layers do not fit into"):
-        origin.supply(origin.wanted.layers, print)
-    assert origin.supply((), print).content.layers
+    found.download(print)
 
 
 def test_what_came_before_needs_no_room(store: BlobStore) -> None:

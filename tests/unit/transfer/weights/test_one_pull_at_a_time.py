@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from clusterctl.errors import LockHeld, StepFailed
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.transfer.weights.delivery import Destination
 from clusterctl.transfer.weights.downloads import only_one
-from clusterctl.transport.credentials import Credentials
 from tests.fakes.hubs import COMMIT, FakeHubs, running_hubs
 
 HOLDER = """
@@ -68,19 +68,17 @@ def test_a_disk_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     assert "XDG_CACHE_HOME" in str(raised.value.hint)
 
 
-def test_a_pull_begins_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_begins_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     head = Host(name="gpu1", address="192.0.2.1", role="head")
     inventory = Inventory(cluster="demo", image="vllm:1", accelerator="cpu", hosts=(head,))
     hubs = FakeHubs(models={"Org/Tiny": {"config.json": b"{}", "model.bin": b"w" * 2000}})
-    with running_hubs(hubs):
+    with running_hubs(hubs), ExitStack() as stack:
         monkeypatch.setenv("HF_ENDPOINT", hubs.endpoint)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        pull = model_pull.HubModel("hf", "Org/Tiny", "Tiny")
+        source = model_pull.FromHub(pull, Destination(inventory, ()), stack, lambda _: None)
+        fetch = source.find({}).fetch
         directory = tmp_path / "clusterctl" / "models" / f"hf--Org--Tiny@{COMMIT}"
+        assert fetch
         with only_one(directory, "Org/Tiny"), pytest.raises(LockHeld):
-            model_pull.run(
-                model_pull.HubModel("hf", "Org/Tiny", "Tiny"),
-                Destination(inventory, (head,)),
-                Credentials(),
-                agree=lambda _: None,
-                sink=lambda _: None,
-            )
+            fetch()
