@@ -16,6 +16,67 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+# Keys that vLLM reads and that the class lacks, as published models have them.
+_MISSING: dict[str, dict[str, Any]] = {
+    "AfmoeForCausalLM": {"score_func": "sigmoid", "route_norm": True, "n_group": 1,
+                         "topk_group": 1},
+    "DeepseekV2ForCausalLM": {"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3},
+    "HYV3ForCausalLM": {
+        "first_k_dense_replace": 1, "expert_hidden_dim": 1536, "route_norm": True, "qk_norm": True,
+    },
+    "NemotronForCausalLM": {"num_key_value_heads": 8},
+    "MiniMaxM2ForCausalLM": {"rotary_dim": 64},
+    "DeepseekForCausalLM": {"n_group": 1, "topk_group": 1},
+    "Glm4MoeLiteForCausalLM": {"first_k_dense_replace": 1},
+    "KimiVLForConditionalGeneration.text_config": {"n_group": 1, "topk_group": 1},
+    "Lfm2ForCausalLM": {
+        "block_dim": 2560, "conv_dim": 2560, "block_ff_dim": 12288,
+        "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256,
+        "layer_types": [*["conv", "conv", "full_attention"] * 10, "conv", "conv"],
+    },
+    "Lfm2VlForConditionalGeneration.text_config": {
+        "block_dim": 2560, "conv_dim": 2560, "block_ff_dim": 12288,
+        "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256,
+        "layer_types": [*["conv", "conv", "full_attention"] * 10, "conv", "conv"],
+    },
+    "Lfm2MoeForCausalLM": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
+    "LongcatFlashForCausalLM": {"mla_scale_q_lora": True, "mla_scale_kv_lora": True,
+                                "zero_expert_type": "identity"},
+    "Qwen3OmniMoeForConditionalGeneration.thinker_config.vision_config": {"image_size": 224},
+    "Glm5NextForCausalLM.text_config": {
+        "mhc": True, "mla_use_nope": True, "indexer_rope_interleave": True,
+        "topk_method": "noaux_tc", "norm_topk_prob": True,
+    },
+    "Glm4vMoeForConditionalGeneration.text_config": {"head_dim": 128, "use_qk_norm": True},
+    "VoxtralForConditionalGeneration.audio_config": {"downsample_factor": 4},
+    "VoxtralRealtimeGeneration.audio_config": {"downsample_factor": 4},
+    "Ernie4_5_VLMoeForConditionalGeneration.vision_config": {"embed_dim": 1280},
+    "KimiLinearForCausalLM": {
+        "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "num_hidden_layers": 27, "hidden_size": 2304, "intermediate_size": 9216,
+        "num_experts": 256, "num_experts_per_token": 8, "num_shared_experts": 1,
+        "moe_intermediate_size": 1024, "first_k_dense_replace": 1, "mla_use_nope": True,
+        "linear_attn_config": {
+            "num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4,
+            "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+            "kda_layers": [each for each in range(1, 27) if each % 4],
+        },
+    },
+    "Step3p5ForCausalLM": {
+        "num_attention_groups": 8, "moe_num_experts": 288, "moe_top_k": 8,
+        "moe_intermediate_size": 1280, "share_expert_dim": 1280, "share_expert_dims": 1280,
+        "layer_types": ["full_attention", *["sliding_attention"] * 3] * 11 + ["full_attention"],
+        "attention_other_setting": {
+            "attention_type": "sliding_attention", "num_attention_heads": 96,
+            "num_attention_groups": 8, "head_dim": 128,
+        },
+        "moe_layers_enum": ",".join(map(str, range(3, 45))), "use_head_wise_attn_gate": True,
+        "sliding_window": 512, "use_moe_router_bias": True, "need_fp32_gate": True,
+        "norm_expert_weight": True, "swiglu_limits": [0.0] * 45,
+        "swiglu_limits_shared": [0.0] * 45, "rope_theta": 10000.0,
+    },
+}  # fmt: skip
+
 
 def main() -> None:
     target = Path(sys.argv[1])
@@ -52,6 +113,12 @@ def config_of(architecture: str, module: str) -> dict[str, Any] | None:
         except Exception as failed:
             print(f"{architecture}: {kind}: {failed!r}"[:200])
             continue
+        for name, keys in _MISSING.items():
+            owner, *parts = name.split(".")
+            section = found
+            for part in parts if owner == architecture else ():
+                section = section[part]
+            section.update(keys if owner == architecture else {})
         return found | {"architectures": [architecture], "model_type": kind, "dtype": "bfloat16"}
     return None
 

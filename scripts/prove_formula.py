@@ -169,11 +169,13 @@ def compared(configs: Path, answers: Path) -> Iterator[dict[str, Any]]:
 
 def is_usable(directory: Path) -> bool:
     """Return whether vLLM would read the checkpoint's quantisation: it takes config.json without a
-    method for one that is not quantised, whatever hf_quant_config.json has."""
-    file = directory / "config.json"
+    method, and ModelOpt's own file without a producer, for one that is not quantised."""
+    file, beside = directory / "config.json", directory / "hf_quant_config.json"
     if not file.exists():
         return False
     stored = json.loads(file.read_text()).get("quantization_config")
+    if stored is None and beside.exists():
+        return "producer" in json.loads(beside.read_text())
     return stored is None or bool(stored.get("quant_method") or stored.get("quantization"))
 
 
@@ -204,10 +206,12 @@ def row_of(directory: Path, size: int, answer: EngineAnswer) -> dict[str, Any]:
 
 
 def unpacked_gib(shape: ModelShape, size: int) -> float:
-    """Return the GiB of matrices of latent attention that loading unpacks, after creation."""
+    """Return the GiB of matrices of latent attention that loading unpacks after creation: logs have
+    them, and the meta device has not."""
     elements = 0
     for attention in shape.attentions:
-        if latent := attention.latent:
+        latent = attention.latent
+        if latent and not latent.expanded:
             rows = attention.heads // size * (latent.nope_dim + latent.value_dim)
             elements += rows * latent.kv_rank
     return elements * 2 / GIB
@@ -230,15 +234,16 @@ def dumped(rows: list[dict[str, Any]]) -> str:
     for name, found in sorted(architectures.items()):
         compared: dict[str, list[str]] = {}
         for row in found:
-            model = f"{row['model']} {row['quantization']}".strip()
+            named = "defaults" if row["model"].startswith("default/") else row["model"]
+            model = f"{named} {row['quantization']}".strip()
             compared.setdefault(model, []).append(str(row["tp"]))
         worst = {key: max(abs(row[key]) for row in found) for key in ("weights_off", "tokens_off")}
         told = "; ".join(f"{model} TP {', '.join(sizes)}" for model, sizes in compared.items())
         lines.append(f'  "{name}": {json.dumps(worst | {"compared": told})}')
     about = (
         "made by scripts/prove_formula.py: do not edit. Weights of a rank and tokens in a KV cache "
-        "of 64 GiB, by the formula against vLLM's own code on the meta device. default/...: the "
-        "defaults of the architecture's Config class (scripts/default_configs.py)"
+        "of 64 GiB, by the formula against vLLM's own code on the meta device; defaults: those of "
+        "the architecture's Config class (scripts/default_configs.py)"
     )
     head = {
         "note": about,

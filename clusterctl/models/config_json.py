@@ -10,7 +10,7 @@ from clusterctl.errors import MALFORMED, UsageError
 from clusterctl.models.families import FAMILIES, LLAMA
 from clusterctl.models.layers import Family, first, layers_of, only_states, positive
 from clusterctl.models.quantized import StoredModules, stored_modules
-from clusterctl.models.shape import DecoderLayer, ModelShape, RotaryTable, Tower
+from clusterctl.models.shape import DecoderLayer, Divided, ModelShape, RotaryTable, Tower
 
 Config = Mapping[str, Any]
 
@@ -43,7 +43,7 @@ def describe(config: Config, name: str = "", *, whole: bool = True) -> ModelShap
     family = FAMILIES.get(architecture)
     traits = family or LLAMA
     stored = stored_modules(config, text)
-    tower = None if traits.text_only else _tower(config, text, stored)
+    tower = None if traits.text_only else _tower(_whole(config), text, stored)
     layers, usual = layers_of(text, traits, stored)
     context, key = longest_context(text)
     encoder = any(word in named.lower() for word in _ENCODERS)
@@ -54,7 +54,10 @@ def describe(config: Config, name: str = "", *, whole: bool = True) -> ModelShap
         or text.get("is_causal") is False
         or "Bidirectional" in named
     )
-    blind = tower is None and isinstance(config.get("vision_config"), Mapping)
+    outer = _whole(config)
+    blind = tower is None and isinstance(outer.get("vision_config"), Mapping)
+    ears = _ears(outer.get("audio_config"), text)
+    deaf = ears is None and isinstance(outer.get("audio_config"), Mapping)
     guesses = (
         (
             family is None,
@@ -70,7 +73,7 @@ def describe(config: Config, name: str = "", *, whole: bool = True) -> ModelShap
             stored.unknown,
             f"quantisation {stored.unknown!r} is computed from its bits alone",
         ),
-        (config.get("audio_config"), "the audio encoder is not counted"),
+        (deaf, "the audio encoder is not counted: its sizes are not in config.json"),
         (both_ways, "it attends in both directions: the KV cache planned for it stays empty"),
         (
             text.get("compress_ratios"),
@@ -102,6 +105,7 @@ def describe(config: Config, name: str = "", *, whole: bool = True) -> ModelShap
         drafters=drafters,
         splits_drafter=traits.splits_drafter,
         tower=tower,
+        ears=ears,
         per_layer_vocab=first(text, "vocab_size_per_layer_input") if per_layer else 0,
         multimodal=any(config.get(key) for key in ("vision_config", "audio_config")),
         encoder=encoder,
@@ -210,27 +214,82 @@ def _tower(config: Config, text: Config, stored: StoredModules) -> Tower | None:
     image = first(vision, "image_size")
     merged = first(vision, "spatial_merge_size")  # Qwen's
     inner = first(vision, "qkv_hidden_size")
+    projection, width = _projection(config, hidden, text["hidden_size"]), 0
+    joining = 0
+    kind = str(vision.get("model_type", ""))
+    if kind.startswith(("glm4v", "glm_ocr")):
+        out = first(vision, "out_hidden_size")
+        width = out if kind.startswith("glm4v") else 0
+        context = first(vision if width else text, "intermediate_size")
+        projection, joining = out * hidden * merged**2, out * (out + 3 * context)
+        merged = 0
+    if kind.startswith("paddleocr"):  # joins patches on each rank
+        joined = hidden * merged**2
+        projection, merged = joined * (joined + text["hidden_size"]), 0
     deep = vision.get("deepstack_visual_indexes")
     return Tower(
         hidden=hidden,
         layers=layers,
-        mlp_width=first(vision, "intermediate_size", "vt_intermediate_size")
+        mlp_width=width
+        or first(vision, "intermediate_size", "vt_intermediate_size")
         or int(hidden * (vision.get("mlp_ratio") or 4)),
         heads=first(vision, "num_attention_heads", "num_heads") or 16,
-        gated=str(vision.get("model_type", "")).startswith(("gemma4", "pixtral"))
-        or vision.get("hidden_act") == "silu",
+        gated=kind.startswith(("gemma4", "pixtral")) or vision.get("hidden_act") == "silu",
         patch=patch,
         positions=2 * first(vision, "position_embedding_size")
         or first(vision, "num_position_embeddings")
         or (0 if {"rope_parameters", "rope_theta"} & vision.keys() else (image // patch) ** 2),
         merged=merged,
-        projection=_projection(config, hidden, text["hidden_size"]),
+        projection=projection,
+        joining=joining,
         mergers=1 + len(deep) if isinstance(deep, list) else 1,
         frames=first(vision, "temporal_patch_size") or 1,
         inner=inner,
-        # Those of Qwen and of Kimi until K3
-        divided=bool(merged) or ("vt_hidden_size" in vision and not inner),
+        divided="" if inner else _divided(kind),
         stored=stored.beside if merged else None,
+    )
+
+
+# Of towers that vLLM does not divide over the ranks as a whole
+_DIVIDED: dict[str, Divided] = {
+    "gemma4": "",
+    "muse": "attention",
+    "internvl": "mlp",
+    "qwen2_audio": "",
+    "qwen2_5_omni_audio": "",
+    "audioflamingo3": "",
+}
+
+
+def _divided(kind: str) -> Divided:
+    found = (divided for start, divided in _DIVIDED.items() if kind.startswith(start))
+    return next(found, "all")
+
+
+def _whole(config: Config) -> Config:
+    """Return the section that has the encoders beside the language model."""
+    thinker = config.get("thinker_config")  # Qwen's Omni and ASR models
+    return thinker if isinstance(thinker, Mapping) else config
+
+
+def _ears(audio: object, text: Config) -> Tower | None:
+    """Return the encoder of audio, which is built as Whisper's."""
+    if not isinstance(audio, Mapping):
+        return None
+    hidden = first(audio, "d_model", "hidden_size")
+    layers = first(audio, "encoder_layers", "num_hidden_layers")
+    if not hidden or not layers:
+        return None
+    return Tower(
+        hidden=hidden,
+        layers=layers,
+        mlp_width=first(audio, "encoder_ffn_dim", "intermediate_size") or 4 * hidden,
+        heads=first(audio, "encoder_attention_heads", "num_attention_heads") or 16,
+        gated=False,
+        patch=0,
+        positions=first(audio, "max_source_positions"),
+        projection=3 * hidden**2 + hidden * text["hidden_size"],  # a convolution, and to the text
+        divided=_divided(str(audio.get("model_type", ""))),
     )
 
 
@@ -241,6 +300,8 @@ def _projection(config: Config, width: int, text_width: int) -> int:
     if isinstance(merged, list):  # Kimi
         joined = width * int(merged[0]) * int(merged[1])
         return joined * (joined + text_width)
+    if step := first(config, "projector_hidden_size"):  # Muse Glimmer
+        return step * (first(config, "out_hidden_size") + step + text_width)
     if config.get("projector_hidden_act"):  # LLaVA, Mistral 3
         elements += text_width**2
     if merge := first(config, "spatial_merge_size"):

@@ -21,16 +21,24 @@ _ARCHITECTURES: tuple[tuple[Family, str], ...] = (
         LLAMA,
         """
         LlamaForCausalLM MistralForCausalLM Mistral3ForConditionalGeneration MixtralForCausalLM
-        GraniteForCausalLM Phi3ForCausalLM Llama4ForConditionalGeneration Llama4ForCausalLM
+        GraniteForCausalLM Phi3ForCausalLM Llama4ForConditionalGeneration
         DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekV32ForCausalLM DeepseekV4ForCausalLM
         GlmMoeDsaForCausalLM KimiK25ForConditionalGeneration LLaMAForCausalLM InternLM3ForCausalLM
         IQuestCoderForCausalLM TeleChat3ForCausalLM Ministral3ForCausalLM GraniteMoeForCausalLM
         GraniteMoeSharedForCausalLM GraniteSWAForCausalLM GraniteMoeSWAForCausalLM
         Ernie4_5ForCausalLM Ernie4_5_MoeForCausalLM StableLmForCausalLM PhiMoEForCausalLM
-        DbrxForCausalLM Glm4MoeLiteForCausalLM MiniCPM3ForCausalLM AXK1ForCausalLM
-        CohereForCausalLM Cohere2ForCausalLM Cohere2MoeForCausalLM BeamForCausalLM
-        LongcatFlashForCausalLM Dots3NoteForCausalLM DeepseekForCausalLM Step3TextForCausalLM
-        Step5ForCausalLM
+        Glm4MoeLiteForCausalLM AXK1ForCausalLM
+        CohereForCausalLM Cohere2ForCausalLM Cohere2MoeForCausalLM
+        DeepseekForCausalLM
+        Glm4vForConditionalGeneration GlmOcrForConditionalGeneration
+        Qwen2AudioForConditionalGeneration AudioFlamingo3ForConditionalGeneration
+        HCXVisionV2ForCausalLM HyperCLOVAXForCausalLM Idefics3ForConditionalGeneration
+        InternVLForConditionalGeneration LagunaForCausalLM LlavaForConditionalGeneration
+        LlavaNextForConditionalGeneration LlavaNextVideoForConditionalGeneration
+        LlavaOnevisionForConditionalGeneration PaddleOCRVLForConditionalGeneration
+        PaliGemmaForConditionalGeneration Qwen2_5OmniForConditionalGeneration
+        Qwen3ASRForConditionalGeneration SmolVLMForConditionalGeneration Alpamayo2Super
+        Glm4vMoeForConditionalGeneration KimiVLForConditionalGeneration
         """,
     ),
     (
@@ -46,7 +54,8 @@ _ARCHITECTURES: tuple[tuple[Family, str], ...] = (
         Qwen3ForCausalLM Qwen3MoeForCausalLM Qwen3VLForConditionalGeneration
         Qwen3VLMoeForConditionalGeneration MiniMaxM2ForCausalLM Glm4MoeForCausalLM
         MiniMaxM3SparseForConditionalGeneration OlmoeForCausalLM Exaone4ForCausalLM
-        ExaoneMoeForCausalLM ExaoneMoEForCausalLM HYV3ForCausalLM FlintForCausalLM
+        ExaoneMoeForCausalLM ExaoneMoEForCausalLM HYV3ForCausalLM
+        Step3p5ForCausalLM
         """,
     ),
     (
@@ -82,20 +91,27 @@ _ARCHITECTURES: tuple[tuple[Family, str], ...] = (
         "GptOssForCausalLM",
     ),
     (Family(norms=4), "Glm4ForCausalLM"),
+    (Family(expanded=True), "MiniCPM3ForCausalLM"),
+    (
+        Family(qk_norm=True, norms=4, gated_query=True),
+        "MuseGlimmerForCausalLM MuseGlimmerForConditionalGeneration",
+    ),
+    (
+        Family(qk_norm=True, gated_query=True, states=True),
+        "MiniCPMV4_6ForConditionalGeneration MiniCPMV4_7ForConditionalGeneration",
+    ),
     (Family(qk_norm=True, norms=4, gated_query=True), "AfmoeForCausalLM"),
-    (Family(qk_norm=True, gated_mlp=False), "ApertusForCausalLM"),
     (Family(gated_mlp=False), "NemotronForCausalLM GPTJForCausalLM"),
     (Family(gated_mlp=False, tied=True), "FalconForCausalLM"),
     (
         Family(qkv_bias=True, gated_mlp=False, tied=True, positions=True),
         "GPT2LMHeadModel OPTForCausalLM",
     ),
-    (Family(qkv_bias=True, gated_mlp=False, tied=True), "BloomForCausalLM"),
     (
         Family(states=True),
         """
         JambaForCausalLM GraniteMoeHybridForCausalLM Lfm2ForCausalLM Lfm2MoeForCausalLM
-        OlmoHybridForCausalLM
+        OlmoHybridForCausalLM Lfm2VlForConditionalGeneration
         """,
     ),
     (

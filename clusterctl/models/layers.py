@@ -45,6 +45,7 @@ class Family:
     rotary: bool = True  # False: attention without positions (Nemotron-H)
     both_mixers: bool = False  # a state and attention in each layer (Falcon H1)
     splits_drafter: bool = False  # layers of multi-token prediction begin with a divided matrix
+    expanded: bool = False  # latent attention whose cache has keys and values
     text_only: bool = False  # without the vision encoder that config.json describes
     positions: bool = False  # a learned vector for each position, in place of rotary tables
 
@@ -184,7 +185,8 @@ def _state(text: Config, kind: str, traits: Family) -> State | None:
         heads, dim = first(linear, "num_heads") or 1, first(linear, "head_dim") or 128
         kernel = first(linear, "short_conv_kernel_size") or 4
         rank = 0 if linear.get("use_full_rank_gate") else dim
-        return State("kimi", heads, dim, heads, dim, kernel, 4, rank)
+        bounded = linear.get("gate_lower_bound") is not None
+        return State("kimi", heads, dim, heads, dim, kernel, 4, rank, bounded=bounded)
     if text.get("linear_num_value_heads"):
         return State(
             "delta",
@@ -250,7 +252,8 @@ def _attention(text: Config, traits: Family, index: int, kind: str) -> Attention
             nope_dim=text.get("qk_nope_head_dim") or 128,
             rope_dim=text.get("qk_rope_head_dim") or 64,
             value_dim=text.get("v_head_dim") or 128,
-            gated=bool(text.get("mla_use_output_gate")),
+            gated=bool(text.get("mla_use_output_gate") or text.get("gated_mla")),
+            expanded=traits.expanded,
         )
     return Attention(
         heads=heads,

@@ -21,6 +21,7 @@ class Latent:
     rope_dim: int
     value_dim: int
     gated: bool = False  # a gate of the output beside the query
+    expanded: bool = False  # the cache has keys and values, not the latent (MiniCPM 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class State:
     state_bytes: int
     rank: int = 0  # of the time step in Mamba 1, of gates in Kimi's
     bias: bool = False  # of the projections
+    bounded: bool = False  # Kimi's gates have a lower bound
     conv_bias: bool = False
 
 
@@ -137,9 +139,12 @@ class DecoderLayer:
     stored: tuple[tuple[Part, Quantization | None], ...] = ()
 
 
+Divided = Literal["", "all", "attention", "mlp"]
+
+
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """A vision encoder."""
+    """An encoder of pictures or of audio."""
 
     hidden: int
     layers: int
@@ -150,10 +155,11 @@ class Tower:
     positions: int  # vectors in the position table
     inner: int = 0  # width of its attention, if it is not `hidden`
     projection: int = 0  # elements of the matrices to the language model, unless `merged`
+    joining: int = 0  # elements of further ones, which are divided as the layers are
     merged: int = 0  # patches to a side that are joined before the projection (Qwen's merger)
     mergers: int = 1
     frames: int = 1  # pictures in a patch
-    divided: bool = False  # over the tensor parallel ranks
+    divided: Divided = ""  # over the tensor parallel ranks
     stored: Quantization | None = None
 
 
@@ -200,6 +206,7 @@ class ModelShape:
     drafters: int = 0  # layers of multi-token prediction in the checkpoint
     splits_drafter: bool = False  # their first matrix is divided over the ranks
     tower: Tower | None = None
+    ears: Tower | None = None  # the encoder of audio
     per_layer_vocab: int = 0  # rows of Gemma's per-layer embedding table
     multimodal: bool = False  # takes images, audio or video too
     encoder: bool = False  # like BERT: generates nothing, has no KV cache
@@ -229,7 +236,8 @@ class ModelShape:
     @property
     def is_latent(self) -> bool:
         """Whether its cache holds latent vectors (MLA)."""
-        return any(attention.latent for attention in self.attentions)
+        latents = (attention.latent for attention in self.attentions)
+        return any(latent and not latent.expanded for latent in latents)
 
     @property
     def heads(self) -> int:

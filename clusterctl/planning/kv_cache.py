@@ -185,7 +185,11 @@ def attention_bytes(
     """Return the bytes that a layer keeps of a token on a rank, with the key of its indexer."""
     indexer = attention.indexer
     index = indexer.head_dim + _INDEX_SCALE_BYTES if indexer and indexer.owned else 0
-    if latent := attention.latent:  # one latent per token, not split by TP
+    latent = attention.latent
+    if latent and latent.expanded:
+        width = 2 * (latent.nope_dim + latent.rope_dim)
+        return kv_heads_on_rank(attention, tp) * width * element_bytes
+    if latent:  # one latent per token, not split by TP
         if indexer and sparse_rows:
             return _SPARSE_FP8_TOKEN + index
         return (latent.kv_rank + latent.rope_dim) * element_bytes + index

@@ -334,11 +334,14 @@ def _cache_rules(
     if options.state_mode is not None:
         aligned = options.state_mode != "none"
     kinds = {state.kind for state in shape.states}
-    # FlashInfer's kernels for delta nets have one size of heads
-    fitting = all({state.head_dim, state.state_size} == {128} for state in shape.states)
     checkpoints = aligned and rules.checkpoints_states
-    exported = checkpoints and kinds == {"delta"} and fitting and head.capability >= 90
-    more = exported or (checkpoints and kinds in ({"mamba2"}, {"kimi"}))
+    # FlashInfer's kernels for delta nets and Kimi's own have one size of heads
+    fitting = head.capability >= 90 and all(
+        {state.head_dim, state.state_size} == {128} and (state.bounded or state.kind == "delta")
+        for state in shape.states
+    )
+    exported = checkpoints and fitting and kinds in ({"delta"}, {"kimi"})
+    more = exported or (checkpoints and kinds == {"mamba2"})
     blocks = 1 if not aligned else 3 if more else 2
     return CacheRules(
         block_size=block_size,

@@ -384,7 +384,8 @@ def _latent(
     yield cut.whole(latent.kv_rank)
     up = heads * (latent.nope_dim + latent.value_dim)
     yield from cut.linear(layer, "attention", up, latent.kv_rank)
-    yield Tensor(up * latent.kv_rank * 2, movable=False)
+    if not latent.expanded:
+        yield Tensor(up * latent.kv_rank * 2, movable=False)
     yield from cut.linear(layer, "out", cut.hidden, heads * latent.value_dim)
     if (indexer := attention.indexer) and indexer.owned:
         rank = latent.query_rank or cut.hidden
@@ -425,8 +426,8 @@ _OVERLAPPING = 4  # The ratio whose rows overlap, and which has an indexer
 def _tables(shape: ModelShape, stage: PipelineStage) -> Iterator[Tensor]:
     """Yield tensors created before the layers: vision tower, embeddings, rotary tables."""
     if stage.has_embedding:
-        if shape.tower:
-            yield from _tower(shape.tower, shape.hidden, stage.tp)
+        for encoder in filter(None, (shape.tower, shape.ears)):
+            yield from _tower(encoder, shape.hidden, stage.tp)
         yield _vocabulary(shape, stage)
         if shape.per_layer_vocab:
             width = sum(layer.per_layer_input for layer in shape.layers)
@@ -448,20 +449,23 @@ def vocabulary_rows(vocab: int, tp: int) -> int:
 
 
 def _tower(tower: Tower, text_hidden: int, tp: int) -> Iterator[Tensor]:
-    """Yield unfused projections, as in transformers, and the projection to the text. Qwen's
-    towers are divided over the ranks, and join patches before that projection."""
-    ranks = tp if tower.divided else 1
+    """Yield the layers and the projection to the text. Some towers are divided over the ranks, and
+    Qwen's join patches before that projection."""
+    ranks = tp if tower.divided in ("all", "mlp") else 1
+    of_attention = tp if tower.divided in ("all", "attention") else 1
     for _ in range(tower.layers):
-        for _projection in range(4):
-            yield from matrix((tower.inner or tower.hidden) // ranks, tower.hidden, tower.stored)
-        for _matrix_of_mlp in range(3 if tower.gated else 2):
-            yield from matrix(tower.mlp_width // ranks, tower.hidden, tower.stored)
+        inner, width = (tower.inner or tower.hidden) // of_attention, tower.mlp_width // ranks
+        yield from matrix(3 * inner, tower.hidden, tower.stored)
+        yield from matrix(tower.hidden, inner, tower.stored)
+        yield from matrix((2 if tower.gated else 1) * width, tower.hidden, tower.stored)
+        yield from matrix(tower.hidden, width, tower.stored)
         for _norm in range(4):
             yield Tensor(tower.hidden * 2)
     yield Tensor(3 * tower.frames * tower.patch**2 * tower.hidden * 2)
     yield Tensor(tower.positions * tower.hidden * 2)
     if not tower.merged:
         yield Tensor(tower.projection * 2)
+        yield Tensor(tower.joining * 2 // ranks)
         return
     joined = tower.hidden * tower.merged**2
     for _merger in range(tower.mergers):

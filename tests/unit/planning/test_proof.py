@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from clusterctl.planning.proof import DRAFTED, PROVEN, is_proven
+from clusterctl.models.families import FAMILIES
+from clusterctl.planning.proof import DRAFTED, PROVEN, is_proven, proven_architectures
 from clusterctl.serving.release_flags import NEWEST_RELEASE
 from scripts.prove_formula import dumped
 
@@ -26,6 +27,10 @@ def test_what_agrees_is_proven_and_nothing_else() -> None:
         for name, row in TABLE["architectures"].items()
         if row["weights_off"] > 0.005 or row["tokens_off"] > 0.0001
     )
+
+
+def test_no_proven_architecture_is_guessed_to_be_like_another() -> None:
+    assert {name.removesuffix(DRAFTED) for name in proven_architectures()} <= set(FAMILIES)
 
 
 def test_an_architecture_is_as_far_off_as_its_worst_configuration() -> None:
