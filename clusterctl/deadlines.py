@@ -57,6 +57,10 @@ GATEWAY = 10
 # Default for a command on a host: reading and writing small files.
 COMMAND = 60.0
 
+# For one step of a run on a host whose connection breaks again and again: it looks at the host and
+# goes on from what is there.
+THROUGH_BREAKS = 900.0
+
 SMALL_FILE = 20.0  # For a command that reads or removes a small file, or lists sockets
 
 # For a login shell and sudo, before the command itself starts. Slow start-up files are common

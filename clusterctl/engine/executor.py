@@ -6,8 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Literal, Protocol
 
+from clusterctl import deadlines
 from clusterctl.engine.events import (
     EventSink,
     HostSetAside,
@@ -124,12 +126,28 @@ class Execution:
             if self.cancelled.is_set():
                 return _HostResult(changed, stopped_before=step.title)
             try:
-                changed += self._step(step, view)
+                changed += self._through_breaks(step, view)
             except ClusterctlError as error:
                 error.host = error.host or view.host.name
                 self.sink(StepBroke(view.host.name, step.title, error))
                 return _HostResult(changed, error)
         return _HostResult(changed)
+
+    def _through_breaks(self, step: Step, view: HostView) -> bool:
+        """Run one step, and begin it again whenever the host's connection broke meanwhile: it looks
+        first, and goes on from what is there. Returns whether it changed anything."""
+        name, began = view.host.name, time.monotonic()
+        for attempt in count(1):
+            breaks = view.transport.breaks
+            try:
+                return self._step(step, view) or attempt > 1
+            except ClusterctlError:
+                late = time.monotonic() - began > deadlines.THROUGH_BREAKS
+                if view.transport.breaks == breaks or late or self.cancelled.is_set():
+                    raise
+            text = f"the connection broke, time {attempt}: going on from what is there"
+            self.sink(StepProgress(name, step.title, text))
+        raise AssertionError("the last attempt returns or raises")
 
     def _step(self, step: Step, view: HostView) -> bool:
         """Run one step. Returns whether it changed anything."""

@@ -112,6 +112,17 @@ def _planned(stages: Sequence[Stage], views: Mapping[str, HostView], *, apart: b
     return Planned(Plan(tuple(changes)), set_aside)
 
 
+def _checked(step: Step, view: HostView) -> Change | Unknown | None:
+    """Check a step, and once more if the connection broke meanwhile: it only reads."""
+    breaks = view.transport.breaks
+    try:
+        return step.check(view)
+    except ClusterctlError:
+        if view.transport.breaks == breaks:
+            raise
+        return step.check(view)
+
+
 def _look(stages: Sequence[Stage], view: HostView) -> _HostPlan:
     found: dict[tuple[int, int], Change | Unknown] = {}
     for at, stage in enumerate(stages):
@@ -120,7 +131,7 @@ def _look(stages: Sequence[Stage], view: HostView) -> _HostPlan:
         for position, step in enumerate(stage.steps):
             change: Change | Unknown | None
             try:
-                change = step.check(view)
+                change = _checked(step, view)
             except ClusterctlError as error:
                 # If changes are pending on this host, a failed check (of an engine that is not
                 # installed yet) means that the result is unknown, not that the host is wrong.

@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files as resource_files
 
 from clusterctl import deadlines
-from clusterctl.errors import CommandFailed, CommandTimedOut, RequirementsNotMet
+from clusterctl.errors import CommandFailed, CommandTimedOut, ConnectionFailed, RequirementsNotMet
 from clusterctl.facts.gpu_probe import NVIDIA, GpuProbe
 from clusterctl.facts.model import CONTAINERD_ROOT, ENGINE_ROOT
 from clusterctl.facts.parse import Probe, parse_probe
@@ -60,7 +60,12 @@ def probe(
         if _CONTROL.search(argument):  # a newline in a path would break sections
             raise ValueError(f"control character in {argument!r}")
     question = _Question(transport, (str(limit), *arguments), timeout, gpu_probe)
+    breaks = transport.breaks
     try:
+        return question.ask(sudo=sudo)
+    except ConnectionFailed:
+        if transport.breaks == breaks:
+            raise
         return question.ask(sudo=sudo)
     except CommandTimedOut:
         # `timeout` cannot end a command that hangs in the kernel, as nvidia-smi does on a GPU

@@ -110,6 +110,10 @@ class Transport(Protocol):
     @property
     def host(self) -> Host: ...
 
+    @property
+    def breaks(self) -> int:
+        """How often the connection to the host broke. The next use connects again."""
+
     def connect(self) -> None:
         """Connect now instead of at the first use. Raises ConnectionFailed."""
 

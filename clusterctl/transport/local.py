@@ -39,6 +39,10 @@ class LocalTransport(ShellTransport):
     def connect(self) -> None:
         """Do nothing: there is no connection."""
 
+    @property
+    def breaks(self) -> int:
+        return 0
+
     def another(self) -> LocalTransport:
         return LocalTransport(self._host, self._credentials)
 

@@ -44,10 +44,13 @@ _TRUSTED = 10.0
 _NO_FLOCK = 3
 _HELD_BY_ANOTHER = 4
 
+_HELD_MEANWHILE = 5
+
 _HOLD = """\
 command -v flock >/dev/null || exit 3
 umask 022; mkdir -p "${1%/*}"; umask 077; exec 9<>"$1" || exit 1
 flock -n 9 || { cat "$1"; exit 4; }
+[ -z "$4" ] || [ "$(cat "$1")" = "$2" ] || { cat "$1"; exit 5; }
 printf '%s\\n' "$2" >"$1"; echo held
 beat() {
   exec 9>&-
@@ -56,11 +59,13 @@ beat() {
   else dd bs=1 count=1 2>/dev/null
   fi
 }
-while [ -n "$(beat "$3")" ]; do :; done
-: >"$1"
+while byte=$(beat "$3"); [ "$byte" = . ]; do :; done
+[ "$byte" != q ] || : >"$1"
 """
 # `read -t` is not POSIX, and dash lacks it: `timeout dd` reads one byte or gives up. The reader
-# must not have descriptor 9 open, or it would still hold the lock when this shell is killed.
+# must not have descriptor 9 open, or it would still hold the lock when this shell is killed. A
+# holder whose connection broke stays written there: it may take the lock again (with $4) if nobody
+# else has held it since.
 
 _NOT_MINE, _NOT_BEFORE = 3, 4
 _IF_MINE = """\
@@ -151,6 +156,8 @@ class ClusterLock(Closing):
         self._confirmed = 0.0
         """Time of the last confirmation by the wall clock, which continues during a suspend."""
         self._released = threading.Event()
+        self._taking = threading.Lock()
+        self._answer = ""  # To the last attempt to take it: `held`, or who holds it
 
     def ensure_held(self) -> None:
         """Check with the head that the lock is held. Raises ConnectionFailed when it was lost, such
@@ -159,16 +166,46 @@ class ClusterLock(Closing):
             raise ConnectionFailed("the lock was never taken", host=self._head.host.name)
         if self._gone:
             raise self._gone
-        with contextlib.suppress(TimeoutError):
-            self._channel.wait(0)
-            raise self._lost("")
+        if self._broke():
+            self._take_again()
         if 0 <= time.time() - self._confirmed < _TRUSTED:
             return
         argv = ["sh", "-c", _IF_MINE, "clusterctl-held", self._path, self._mine]
         result = self._head.run(argv, sudo=True, timeout=deadlines.LOCK)
-        if not result.ok:
+        if result.ok:
+            self._confirmed = time.time()
+        elif self._broke():
+            self._take_again()
+        else:
             raise self._lost(result.stdout)
-        self._confirmed = time.time()
+
+    def _broke(self) -> bool:
+        """Whether the lock's connection broke. Raises the error of a lock that was lost while the
+        connection stayed."""
+        assert self._channel  # noqa: S101 - it was taken
+        try:
+            status = self._channel.wait(0)
+        except TimeoutError:
+            return False
+        if status != -1:
+            raise self._lost("")
+        return True
+
+    def _take_again(self) -> None:
+        """Take the lock over another connection. Raises the error of a lost lock if somebody else
+        has held it meanwhile."""
+        with self._taking:
+            until = time.monotonic() + deadlines.LOCK
+            while self._broke():
+                assert self._channel  # noqa: S101 - it was taken
+                self._channel.close()
+                try:
+                    self._hold(again=True)
+                except LockHeld:
+                    # The head may not have noticed yet that the connection broke.
+                    if self._answer != self._mine or time.monotonic() > until:
+                        raise self._lost(self._answer) from None
+                    time.sleep(0.2)
 
     def replace(
         self,
@@ -228,7 +265,12 @@ class ClusterLock(Closing):
             )
 
     def __enter__(self) -> Self:
-        argv = ["sh", "-c", _HOLD, "clusterctl-lock", self._path, self._mine, str(self._silence)]
+        self._hold()
+        return self
+
+    def _hold(self, *, again: bool = False) -> None:
+        words = (self._path, self._mine, str(self._silence), "again" if again else "")
+        argv = ["sh", "-c", _HOLD, "clusterctl-lock", *words]
         channel = self._head.open_channel(argv, sudo=True)
         with contextlib.ExitStack() as unless_held:
             unless_held.callback(channel.close)
@@ -238,16 +280,18 @@ class ClusterLock(Closing):
                 status = 0 if answer == "held" else channel.wait(deadlines.LOCK)
             except TimeoutError:
                 raise self._failed("the head did not answer", channel) from None
+            self._answer = answer
             if answer != "held":
                 raise self._refused(status, answer, channel)
             unless_held.pop_all()
         self._channel = channel
         threading.Thread(target=self._keep, args=(channel,), name="lock", daemon=True).start()
-        return self
 
     def close(self) -> None:
         self._released.set()
         if self._channel is not None:
+            with contextlib.suppress(ConnectionFailed):
+                self._channel.send(b"q")
             self._channel.close_stdin()
             with contextlib.suppress(TimeoutError):
                 self._channel.wait(5)
@@ -256,7 +300,7 @@ class ClusterLock(Closing):
     def _refused(self, status: int, answer: str, channel: Channel) -> ClusterctlError:
         """Return the error for the locking script, which ended with `status` instead of taking the
         lock. `answer`: the content of the lock's file."""
-        if status == _HELD_BY_ANOTHER:
+        if status in (_HELD_BY_ANOTHER, _HELD_MEANWHILE):
             # A holder without a record is about to write it, or is another program.
             holder = _holder(answer) or "a run that has not written its name yet"
             return LockHeld(

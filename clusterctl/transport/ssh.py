@@ -53,6 +53,7 @@ class SshTransport(ShellTransport):
         self._connection: fabric.Connection | None = None
         self._pulse: Pulse | None = None
         self._connecting = threading.Lock()
+        self._breaks = 0  # Before this connection
         self._turns = threading.BoundedSemaphore(CHANNELS)
 
     @property
@@ -60,6 +61,14 @@ class SshTransport(ShellTransport):
         # The inventory overrides ~/.ssh/config, and resolving costs as much as a login.
         named = self._target.ssh.user
         return named or cast("str", self._dialer.resolve(self._target).connection.user)
+
+    @property
+    def breaks(self) -> int:
+        with self._connecting:
+            return self._breaks + self._is_broken()
+
+    def _is_broken(self) -> bool:
+        return self._connection is not None and not self._connection.transport.is_active()
 
     def connect(self) -> None:
         """Connect now. Raises ConnectionFailed."""
@@ -95,7 +104,10 @@ class SshTransport(ShellTransport):
 
     def _transport(self) -> paramiko.Transport:
         with self._connecting:
-            if self._connection is None or not self._connection.transport.is_active():
+            if self._is_broken():
+                self._breaks += 1
+                self._connection = None
+            if self._connection is None:
                 if self._pulse:
                     self._pulse.stop()
                 self._connection = self._dialer.connect(self._target)

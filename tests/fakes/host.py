@@ -123,6 +123,10 @@ class FakeTransport:
     def connect(self) -> None:
         return None
 
+    @property
+    def breaks(self) -> int:
+        return 0
+
     def another(self) -> FakeTransport:
         self._firewall.connecting()
         return FakeTransport(self.state)

@@ -48,6 +48,7 @@ class FakeTransport:
     calls: list[Call] = field(default_factory=list)
     files: dict[str, tuple[bytes, int, bool]] = field(default_factory=dict)
     down: ConnectionFailed | None = None
+    breaks: int = 0
     closed: bool = False
     _answers: list[tuple[Matcher, Answer]] = field(default_factory=list)
 

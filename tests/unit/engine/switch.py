@@ -11,7 +11,7 @@ from clusterctl.engine.events import Event
 from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host
-from clusterctl.transport.base import Transport
+from tests.fakes.transport import FakeTransport
 
 Check = Callable[[HostView], Change | Unknown | None]
 
@@ -56,8 +56,8 @@ class Record:
 
 
 def view(name: str) -> HostView:
-    nothing = cast("HostFacts", None), cast("Transport", None)
-    return HostView(Host(name=name, address=f"{name}.example"), *nothing)
+    host = Host(name=name, address=f"{name}.example")
+    return HostView(host, cast("HostFacts", None), FakeTransport(host))
 
 
 def views(*names: str) -> dict[str, HostView]:

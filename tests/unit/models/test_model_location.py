@@ -33,6 +33,8 @@ class ThisMachine:
 
     def connect(self) -> None: ...
 
+    breaks = 0
+
     def another(self) -> ThisMachine:
         return self
 
