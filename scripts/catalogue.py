@@ -29,7 +29,7 @@ from clusterctl.models.catalogue import CatalogueEntry  # noqa: E402
 from clusterctl.models.config_files import parse_config  # noqa: E402
 from clusterctl.models.config_json import describe  # noqa: E402
 from clusterctl.models.version import show_version  # noqa: E402
-from clusterctl.transfer.weights.hub_config import config_on_hub  # noqa: E402
+from clusterctl.transfer.weights.huggingface import config_on_hub  # noqa: E402
 
 CATALOGUE = ROOT / "clusterctl/models/catalogue.json"
 PAGE = ROOT / "docs/catalogue.md"

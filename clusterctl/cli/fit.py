@@ -162,7 +162,7 @@ def _shape_on_hub(model_id: str) -> ModelShape:
     """Return the shape of a model on the Hub, and say on stderr what was read."""
     from clusterctl.models.config_json import describe
     from clusterctl.planning.weights import compared_with_files
-    from clusterctl.transfer.weights.hub_config import config_on_hub
+    from clusterctl.transfer.weights.huggingface import config_on_hub
 
     found = config_on_hub(model_id)
     print(f"config.json of {model_id}: from {found.origin}", file=sys.stderr)

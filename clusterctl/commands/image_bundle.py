@@ -18,10 +18,9 @@ from clusterctl.survey.survey import connected
 from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.bundle import write_bundle
-from clusterctl.transfer.content import ImageContent, ImageSource
+from clusterctl.transfer.content import ImageContent, ImageSource, fits, wrong_platform
 from clusterctl.transfer.engine_image import engine_image, save_on_host
 from clusterctl.transfer.image_sources import HOST, SAVED, operators_engine
-from clusterctl.transfer.manifests import fits, wrong_platform
 from clusterctl.transfer.registry_image import registry_image
 from clusterctl.transport.credentials import Credentials
 

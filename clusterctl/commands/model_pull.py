@@ -27,12 +27,13 @@ from clusterctl.transfer.weights import delivery, staging
 from clusterctl.transfer.weights.delivery import Destination, PushedModel
 from clusterctl.transfer.weights.downloads import (
     Downloads,
+    HostTransport,
     clear,
     download_directory,
+    download_on_host,
     only_one,
     require_room,
 )
-from clusterctl.transfer.weights.host_download import HostTransport, download_on_host
 from clusterctl.transfer.weights.hub import Hub, Listing, hub_session, needed
 from clusterctl.transfer.weights.huggingface import HuggingFace
 from clusterctl.transfer.weights.model_sources import require_name

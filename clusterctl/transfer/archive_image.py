@@ -40,8 +40,7 @@ from clusterctl.transfer.archives.split import (
     still_true,
 )
 from clusterctl.transfer.blob_store import BlobStore, disk_errors
-from clusterctl.transfer.content import CHUNK, Blob, ImageSource, Location
-from clusterctl.transfer.manifests import NotAnImage
+from clusterctl.transfer.content import CHUNK, Blob, ImageSource, Location, NotAnImage
 
 HOW = "make it with: clusterctl image bundle IMAGE -o FILE, or: docker save IMAGE -o FILE"
 

@@ -27,8 +27,7 @@ from typing import Any, BinaryIO
 from clusterctl.containers.meter import gib
 from clusterctl.errors import LockHeld, RequirementsNotMet, StepFailed
 from clusterctl.local_cache import cache_directory, make_private
-from clusterctl.transfer.content import CHUNK, Blob, ImageContent
-from clusterctl.transfer.manifests import digest_of
+from clusterctl.transfer.content import CHUNK, Blob, ImageContent, digest_of
 
 SPARE = 256 << 20  # Bytes to leave free on the disk
 

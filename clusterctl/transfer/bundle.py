@@ -19,8 +19,14 @@ from clusterctl.containers.reference import parse, tagged
 from clusterctl.errors import RequirementsNotMet, StepFailed
 from clusterctl.transfer.archives.contents import NAMES
 from clusterctl.transfer.blob_store import free_space, locked, same_file
-from clusterctl.transfer.content import Blob, ImageContent, ImageSource
-from clusterctl.transfer.manifests import OCI_INDEX, descriptor, digest_of
+from clusterctl.transfer.content import (
+    OCI_INDEX,
+    Blob,
+    ImageContent,
+    ImageSource,
+    descriptor,
+    digest_of,
+)
 from clusterctl.units import MIB
 
 _HEADER = 1024  # Upper bound of a member's tar header and padding, in bytes

@@ -24,7 +24,7 @@ from typing import TypeVar
 from clusterctl.errors import ClusterctlError, CommandTimedOut, StepFailed, raise_all
 from clusterctl.transfer.chain_link import Link, LinkProgress
 from clusterctl.transfer.content import Blob, BlobSource, ImageContent
-from clusterctl.transfer.relay import frames
+from clusterctl.transfer.relay import wire
 from clusterctl.transfer.relay.upstream import SOURCE
 from clusterctl.transfer.relay_supervisor import BACKOFF, RelaySupervisor
 from clusterctl.transfer.source_multiplexer import SharedSource, Throttle
@@ -231,5 +231,5 @@ def _offered(image: ImageContent) -> tuple[str, str]:
     name, _, tag = path.rpartition("/")[2].partition(":")
     repository, tag = f"{secrets.token_hex(16)}/{name}", tag or "latest"
     manifest = image.manifest.decode("utf-8", "surrogateescape")
-    offer = frames.fields("image", repository, tag, image.media_type, manifest)
+    offer = wire.fields("image", repository, tag, image.media_type, manifest)
     return f"{repository}:{tag}", offer

@@ -20,16 +20,19 @@ from clusterctl.transfer.archive_image import split_into
 from clusterctl.transfer.archives.contents import read_archive, split_members
 from clusterctl.transfer.archives.split import BrokenArchive, Read
 from clusterctl.transfer.blob_store import BlobStore, StoredImage
-from clusterctl.transfer.content import CHUNK, Blob, ImageContent, ImageSource
-from clusterctl.transfer.engine_state import EngineState, HeldImage
-from clusterctl.transfer.manifests import (
+from clusterctl.transfer.content import (
+    CHUNK,
     OCI_LAYER,
     OCI_MANIFEST,
+    Blob,
+    ImageContent,
+    ImageSource,
     NotAnImage,
     digest_of,
     image_content,
     made_manifest,
 )
+from clusterctl.transfer.engine_state import EngineState, HeldImage
 from clusterctl.transport import python
 from clusterctl.transport.base import Channel, lines
 from clusterctl.units import MIB

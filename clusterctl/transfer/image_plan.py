@@ -14,9 +14,8 @@ from enum import StrEnum
 
 from clusterctl.containers.meter import gib
 from clusterctl.errors import RequirementsNotMet
-from clusterctl.transfer.content import Blob, ImageContent
+from clusterctl.transfer.content import PLAIN_LAYERS, Blob, ImageContent, fits
 from clusterctl.transfer.engine_state import EngineState, HeldImage
-from clusterctl.transfer.manifests import PLAIN_LAYERS, fits
 
 # Unpacked bytes per byte of a compressed layer. CUDA images have 2.4 (vllm #22377: 28.6 GB from
 # 12); text and Python more.

@@ -18,12 +18,11 @@ from clusterctl.inventory.model import Host
 from clusterctl.steps.image_digest import DigestRecord
 from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
-from clusterctl.transfer.content import ImageContent, ImageSource
+from clusterctl.transfer.content import ImageContent, ImageSource, digest_of
 from clusterctl.transfer.engine_image import engine_image, overlay_image, save_on_host
 from clusterctl.transfer.engine_state import EngineState, HeldImage, inspect_engine, settings
 from clusterctl.transfer.image_plan import WantedImage
-from clusterctl.transfer.manifests import digest_of
-from clusterctl.transfer.registry.failures import NoSuchImage
+from clusterctl.transfer.registry.client import NoSuchImage
 from clusterctl.transport.credentials import Ask, nobody
 from clusterctl.transport.fanout import fan_out, values
 from clusterctl.transport.local import LocalTransport

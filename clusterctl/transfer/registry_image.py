@@ -17,9 +17,10 @@ from clusterctl.containers.meter import Meter
 from clusterctl.containers.reference import parse
 from clusterctl.errors import ClusterctlError, StepFailed
 from clusterctl.transfer.blob_store import BlobStore
-from clusterctl.transfer.content import Blob, ImageContent
-from clusterctl.transfer.manifests import (
+from clusterctl.transfer.content import (
     INDEXES,
+    Blob,
+    ImageContent,
     NotAnImage,
     blob_of,
     choose,
@@ -30,9 +31,8 @@ from clusterctl.transfer.manifests import (
     listed,
     wrong_platform,
 )
-from clusterctl.transfer.registry.client import RegistryClient
+from clusterctl.transfer.registry.client import RegistryClient, RegistryFailed
 from clusterctl.transfer.registry.endpoint import DOCKER, find_endpoint, find_mirrors
-from clusterctl.transfer.registry.failures import RegistryFailed
 from clusterctl.transfer.registry.logins import Logins
 from clusterctl.transport.credentials import Ask, nobody
 

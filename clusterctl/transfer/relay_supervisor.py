@@ -15,7 +15,7 @@ from clusterctl import deadlines
 from clusterctl.errors import ClusterctlError, ConnectionFailed, StepFailed
 from clusterctl.transfer.chain_link import PIECE, Link, LinkProgress
 from clusterctl.transfer.content import Blob
-from clusterctl.transfer.relay import frames
+from clusterctl.transfer.relay import wire
 from clusterctl.transfer.source_multiplexer import SharedSource, SourceMultiplexer
 from clusterctl.transport import python
 from clusterctl.transport.base import Channel
@@ -36,7 +36,6 @@ CLEAN_UP = 15.0  # Seconds for a relay to clean up after the command `end`
 PROGRAM = python.Program(
     "clusterctl.transfer.relay",
     (
-        "frames",
         "wire",
         "clusterctl.transfer.reaching",
         "stored",
@@ -68,18 +67,18 @@ class RelayProcess:
         self._channel = channel
         self._sending = threading.Lock()
         self._pending = b""
-        self._early: list[frames.Frame] = []
+        self._early: list[wire.Frame] = []
         self._rows: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
         self._closed = threading.Event()
 
     def send(self, kind: bytes, stream: int, payload: bytes) -> None:
         """Send a frame. Raises ConnectionFailed if the relay is gone."""
         with self._sending:
-            self._channel.send(frames.pack(kind, stream, payload))
+            self._channel.send(wire.pack(kind, stream, payload))
 
     def command(self, *rows: str) -> None:
-        """Send commands: rows made by `frames.fields`. Raises ConnectionFailed."""
-        self.send(frames.COMMAND, 0, frames.lines(rows))
+        """Send commands: rows made by `wire.fields`. Raises ConnectionFailed."""
+        self.send(wire.COMMAND, 0, wire.lines(rows))
 
     def enqueue(self, *rows: str) -> None:
         """Queue commands for `send_queued`, to be sent together; dropped if the relay is gone."""
@@ -100,14 +99,14 @@ class RelayProcess:
 
         threading.Thread(target=run, name="relay-commands", daemon=True).start()
 
-    def _receive(self, timeout: float | None) -> frames.Frame | None:
+    def _receive(self, timeout: float | None) -> wire.Frame | None:
         """Return the next frame; None at the end of the output. Raises TimeoutError."""
         self._channel.settimeout(timeout)
-        header = self._exactly(frames.HEADER.size)
+        header = self._exactly(wire.HEADER.size)
         if header is None:
             return None
-        kind, stream, length = frames.HEADER.unpack(header)
-        payload = self._exactly(length) if length <= frames.LARGEST else None
+        kind, stream, length = wire.HEADER.unpack(header)
+        payload = self._exactly(length) if length <= wire.LARGEST else None
         return None if payload is None else (kind, stream, payload)
 
     def _exactly(self, size: int) -> bytes | None:
@@ -119,7 +118,7 @@ class RelayProcess:
         found, self._pending = self._pending[:size], self._pending[size:]
         return found
 
-    def frames(self) -> Iterator[frames.Frame]:
+    def frames(self) -> Iterator[wire.Frame]:
         yield from self._early
         while frame := self._receive(None):
             yield frame
@@ -128,8 +127,8 @@ class RelayProcess:
         """Wait for the ports, and keep other frames for `frames`; return None if the relay ends
         before. Raises TimeoutError."""
         while frame := self._receive(deadlines.RELAY_START):
-            name, *values = frames.parse(frame[2])[0]
-            if (frame[0], name) == (frames.EVENT, "ports"):
+            name, *values = wire.parse(frame[2])[0]
+            if (frame[0], name) == (wire.EVENT, "ports"):
                 return Ports(*map(int, values))
             self._early.append(frame)
         return None
@@ -157,7 +156,7 @@ def start(
         with contextlib.suppress(ConnectionFailed, TimeoutError):
             channel.send(PROGRAM.sent())
             relay.command(
-                *rows, frames.fields("start", token, stall, link.address, ports.engine, ports.peer)
+                *rows, wire.fields("start", token, stall, link.address, ports.engine, ports.peer)
             )
             if found := relay.await_ports():
                 return relay, found
@@ -178,17 +177,17 @@ def start(
 
 def holdings(link: Link, blobs: Mapping[str, Blob]) -> list[str]:
     """Return the commands that give a relay the path of every blob, present or to be written."""
-    rows = [frames.fields("sweep", link.cache, LEFT_BEHIND)]
+    rows = [wire.fields("sweep", link.cache, LEFT_BEHIND)]
     for blob in blobs.values():
         cached, place = f"{link.cache}/{blob.hex}", link.places.get(blob.digest)
         known = (blob.hex, blob.size)
         if blob.digest in link.origin:
-            rows.append(frames.fields("origin", *known, link.origin[blob.digest], cached))
+            rows.append(wire.fields("origin", *known, link.origin[blob.digest], cached))
         elif place is None:
-            rows.append(frames.fields("blob", *known, cached))
+            rows.append(wire.fields("blob", *known, cached))
         else:
             mode = f"{place.mode:o}"
-            rows.append(frames.fields("place", *known, place.path, mode, PIECE, *place.pieces))
+            rows.append(wire.fields("place", *known, place.path, mode, PIECE, *place.pieces))
     return rows
 
 
@@ -251,7 +250,7 @@ class RelaySupervisor:
         with self._commanding:
             same, self._upstreams = self._upstreams == tuple(words), tuple(words)
             if self._relay and not same:
-                self._relay.enqueue(frames.fields("upstreams", *words))
+                self._relay.enqueue(wire.fields("upstreams", *words))
 
     def want(self, digests: Collection[str]) -> None:
         """Make the relay fetch these blobs."""
@@ -322,12 +321,12 @@ class RelaySupervisor:
             if self._begin(relay, ports, multiplexer):
                 self._moved()
                 for kind, number, payload in relay.frames():
-                    if kind in (frames.WANT, frames.ENOUGH):
+                    if kind in (wire.WANT, wire.ENOUGH):
                         multiplexer.take(kind, number, payload)
-                    elif kind == frames.STATE:
-                        self._figures.take(*frames.parse(payload)[0])
-                    elif kind == frames.EVENT:
-                        name, first, second = frames.parse(payload)[0]
+                    elif kind == wire.STATE:
+                        self._figures.take(*wire.parse(payload)[0])
+                    elif kind == wire.EVENT:
+                        name, first, second = wire.parse(payload)[0]
                         self._take_event(name, first, second)
         except ConnectionFailed:
             pass  # the error below has its stderr
@@ -348,7 +347,7 @@ class RelaySupervisor:
                 return False
             relay.send_queued(multiplexer.keep_alive)
             wanted = [self._want_command(self._wanted)] if self._wanted else []
-            relay.enqueue(frames.fields("upstreams", *self._upstreams), *wanted)
+            relay.enqueue(wire.fields("upstreams", *self._upstreams), *wanted)
             with self._changed:
                 self.ports, self._starts = ports, self._starts + 1
                 self._relay = relay
@@ -371,7 +370,7 @@ class RelaySupervisor:
                 self._changed.notify_all()
 
     def _want_command(self, digests: Sequence[str]) -> str:
-        return frames.fields("want", *(self._blobs[each].hex for each in digests))
+        return wire.fields("want", *(self._blobs[each].hex for each in digests))
 
 
 class RelayFigures:

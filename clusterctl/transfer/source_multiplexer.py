@@ -17,7 +17,7 @@ from typing import Protocol
 
 from clusterctl.errors import ClusterctlError, ConnectionFailed, StepFailed
 from clusterctl.transfer.content import Blob, BlobSource
-from clusterctl.transfer.relay import frames
+from clusterctl.transfer.relay import wire
 from clusterctl.transfer.relay.upstream import SOURCE
 
 # Bytes sent at a time: even the slowest link must deliver them within a relay's stall time.
@@ -209,13 +209,13 @@ class SourceMultiplexer:
 
     def take(self, kind: bytes, number: int, payload: bytes) -> None:
         """Handle a frame of the relay: it requests a range, or cancels one."""
-        if kind == frames.ENOUGH:
+        if kind == wire.ENOUGH:
             with self._lock:
                 dropped = self._ranges.pop(number, None)
                 if dropped is not None:
                     dropped.room_for_more.notify()
             return
-        digest, start, size = frames.parse(payload)[0]
+        digest, start, size = wire.parse(payload)[0]
         wanted = _Range(number, self._source.rank(digest, int(start)), self._lock)
         with self._lock:
             if self._closed:
@@ -238,7 +238,7 @@ class SourceMultiplexer:
         with self._lock:
             numbers = tuple(self._ranges)
         for number in numbers:
-            self._outlet.send(frames.ALIVE, number, b"")
+            self._outlet.send(wire.ALIVE, number, b"")
 
     def close(self) -> None:
         """Stop all ranges before their next piece."""
@@ -266,14 +266,14 @@ class SourceMultiplexer:
                 while (found := self._next()) is not None:
                     number, item = found
                     if item is None:
-                        self._outlet.send(frames.END, number, b"")
+                        self._outlet.send(wire.END, number, b"")
                     elif isinstance(item, Exception):
                         reason = self._source.note_failure(item)
-                        self._outlet.send(frames.FAILED, number, reason.encode())
+                        self._outlet.send(wire.FAILED, number, reason.encode())
                     else:
                         # Count first: with its last byte a host may finish before the next line.
                         self._source.await_turn(len(item))
-                        kind = frames.PACKED if isinstance(item, Packed) else frames.DATA
+                        kind = wire.PACKED if isinstance(item, Packed) else wire.DATA
                         self._outlet.send(kind, number, item)
         finally:
             meant = self._closed

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.containers.reference import parse
-from clusterctl.transfer.content import Blob
-from clusterctl.transfer.manifests import (
+from clusterctl.transfer.content import (
     OCI_CONFIG,
     OCI_INDEX,
     OCI_LAYER,
     OCI_MANIFEST,
+    Blob,
     descriptor,
 )
 

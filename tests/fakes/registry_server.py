@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from clusterctl.transfer.manifests import OCI_INDEX, OCI_MANIFEST
+from clusterctl.transfer.content import OCI_INDEX, OCI_MANIFEST
 from tests.fakes.image_archives import MadeImage, sha256
 
 

@@ -13,13 +13,15 @@ from clusterctl.containers.reference import parse
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.transfer.archives import split
 from clusterctl.transfer.archives.split import PLAIN, normal
-from clusterctl.transfer.content import Blob, ImageContent, Location
-from clusterctl.transfer.manifests import (
+from clusterctl.transfer.content import (
     INDEXES,
     LARGEST_DOCUMENT,
     OCI_CONFIG,
     OCI_LAYER,
     OCI_MANIFEST,
+    Blob,
+    ImageContent,
+    Location,
     NotAnImage,
     PlatformManifest,
     blob_of,

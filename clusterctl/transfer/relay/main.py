@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any, BinaryIO, Dict, List
 
-from clusterctl.transfer.relay import frames
+from clusterctl.transfer.relay import wire
 from clusterctl.transfer.relay.fetching import Holdings
 from clusterctl.transfer.relay.serving import Handover, Registry, serve
 from clusterctl.transfer.relay.stored import Stored, sweep
@@ -40,16 +40,16 @@ class Relay:
     def run(self) -> None:
         threading.Thread(target=self._watch, daemon=True).start()
         while True:
-            frame = frames.read(self._commands)
+            frame = wire.read(self._commands)
             if frame is None:
                 return
             # While a slow disk delays `deliver`, the controller must not count as gone.
             self._heard = float("inf")
             kind, stream, payload = frame
-            if kind != frames.COMMAND:
+            if kind != wire.COMMAND:
                 self._source.deliver(kind, stream, payload)
             else:
-                for name, *rest in frames.parse(payload):
+                for name, *rest in wire.parse(payload):
                     if name == "end":
                         return
                     getattr(self, "_on_" + name)(*rest)
@@ -57,11 +57,11 @@ class Relay:
 
     def tell(self, kind: bytes, stream: int, payload: bytes) -> None:
         with self._telling:
-            self._told.write(frames.pack(kind, stream, payload))
+            self._told.write(wire.pack(kind, stream, payload))
             self._told.flush()
 
     def say(self, *values: str) -> None:
-        self.tell(frames.EVENT, 0, frames.fields(*values).encode("utf-8", "surrogateescape"))
+        self.tell(wire.EVENT, 0, wire.fields(*values).encode("utf-8", "surrogateescape"))
 
     def _on_ping(self) -> None:
         """Do nothing: any frame shows that the controller is alive."""
@@ -136,10 +136,10 @@ class Relay:
             done, total = self._holdings.totals()
             received = sum(each.received for each in self._standings.values())
             names = ",".join(name for name, each in self._standings.items() if each.streams)
-            text = frames.fields(done, total, received, names, self._holdings.waiting())
+            text = wire.fields(done, total, received, names, self._holdings.waiting())
             state = text.encode("utf-8", "surrogateescape")
             if state != last:
-                self.tell(frames.STATE, 0, state)
+                self.tell(wire.STATE, 0, state)
                 last = state
             time.sleep(STATE_EVERY)
 

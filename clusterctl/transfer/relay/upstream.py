@@ -8,7 +8,7 @@ import zlib
 from collections import deque
 from typing import Any, Callable, Collection, Deque, Dict, Iterator, List, Optional
 
-from clusterctl.transfer.relay import frames, wire
+from clusterctl.transfer.relay import wire
 
 READ = 1 << 20
 # Bytes of a body to wait for before a read. A reader that wakes for every packet, and wakes all
@@ -222,7 +222,7 @@ class Source(Upstream):
             number = self._count
             self._streams[number] = stream
         try:
-            self._tell(frames.WANT, number, frames.fields(digest, start, size).encode())
+            self._tell(wire.WANT, number, wire.fields(digest, start, size).encode())
             while size > 0:
                 piece = self._next(stream, tick)
                 size -= len(piece or b"") if piece is not wire.STILL_THERE else 0
@@ -232,11 +232,11 @@ class Source(Upstream):
                 del self._streams[number]
                 stream.changed.notify_all()
             if size > 0:
-                self._tell(frames.ENOUGH, number, b"")
+                self._tell(wire.ENOUGH, number, b"")
 
     def deliver(self, kind: bytes, number: int, payload: bytes) -> None:
         """Add a frame to its stream; wait while BUFFERED bytes of it are unread."""
-        if kind == frames.PACKED:
+        if kind == wire.PACKED:
             payload = zlib.decompress(payload)
         with self._lock:
             stream = self._streams.get(number)
@@ -248,13 +248,13 @@ class Source(Upstream):
                 return stream is None or stream.waiting < BUFFERED
 
             stream.changed.wait_for(has_room)
-            if kind in (frames.DATA, frames.PACKED):
+            if kind in (wire.DATA, wire.PACKED):
                 stream.arrived.append(payload)
                 stream.waiting += len(payload)
-            elif kind == frames.ALIVE:
+            elif kind == wire.ALIVE:
                 stream.arrived.append(wire.STILL_THERE)
             else:
-                stream.failure = payload.decode("utf-8", "replace") if kind == frames.FAILED else ""
+                stream.failure = payload.decode("utf-8", "replace") if kind == wire.FAILED else ""
                 stream.ended = True
             stream.changed.notify_all()
 

@@ -1,10 +1,13 @@
-"""Download a model from a hub to this machine. Two runs cannot download the same model at once.
+"""Download a model from a hub: to this machine, or by a host's own Python to that host.
 
-The files come as on a host (`host_fetch`): each resumes where it stopped, can be read from the
-first byte on, and is verified by hash at its end. huggingface_hub does not download them, since it
-starts every interrupted file from the beginning (file_download.py: `_download_to_tmp_and_move`),
-can be read only at the end, and supports no other hub
+The same program downloads here and there (`host_fetch`): each file resumes where it stopped, can be
+read from the first byte on, and is verified by hash at its end. huggingface_hub does not download
+them, since it starts every interrupted file from the beginning (file_download.py:
+`_download_to_tmp_and_move`), can be read only at the end, and supports no other hub
 (docs/decisions/0008-hubs-and-their-clients.md).
+
+On a host it is sent over the SSH session and ends with it. Credentials are sent on its stdin, so
+they appear in no argv, environment or file there.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import hashlib
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,9 +24,20 @@ from typing import BinaryIO
 from urllib.error import HTTPError
 
 import certifi
+import httpx2
 
+from clusterctl import deadlines
 from clusterctl.containers.meter import gib
-from clusterctl.errors import ClusterctlError, LockHeld, RequirementsNotMet, StepFailed, raise_all
+from clusterctl.errors import (
+    MALFORMED,
+    ClusterctlError,
+    CommandTimedOut,
+    LockHeld,
+    RequirementsNotMet,
+    StepFailed,
+    raise_all,
+)
+from clusterctl.inventory.outside import NOTHING, Outside
 from clusterctl.local_cache import cache_directory, make_private
 from clusterctl.transfer.blob_store import (
     ROOM,
@@ -38,12 +52,15 @@ from clusterctl.transfer.weights import host_fetch
 from clusterctl.transfer.weights.hashing import HashCache, Hashed, Stamp, hash_file
 from clusterctl.transfer.weights.hub import (
     NO_ROUTE,
+    UNTRUSTED,
     Hub,
     HubFile,
     Listing,
     refusal_of_file,
 )
 from clusterctl.transfer.weights.manifest import Manifest
+from clusterctl.transport import python
+from clusterctl.transport.base import Transport, lines
 from clusterctl.transport.lock import LockHolder, this_process
 
 # Files at a time: one stream rarely fills a link, and hubs throttle many streams.
@@ -290,3 +307,119 @@ def clear(directory: Path) -> None:
         raise StepFailed(
             f"{directory} cannot be removed: {error.strerror}", hint=f"rm -r {directory}"
         ) from error
+
+
+PROGRAM = python.Program(
+    "clusterctl.transfer.weights", ("clusterctl.transfer.reaching", "host_hash", "host_fetch")
+)
+
+# Seconds without a report, where one per second is due, after which the host counts as gone.
+SILENCE = 60.0
+
+# Headers that authenticate the user. The others describe this machine's HTTP client.
+CREDENTIALS = frozenset({"authorization", "cookie"})
+
+
+class HostTransport(httpx2.BaseTransport):
+    """Sends the requests of this machine's HTTP client from a host, which follows redirects."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        outside: Outside = NOTHING,
+        timeout: float = deadlines.LISTING,
+    ) -> None:
+        self._transport, self._outside, self._timeout = transport, outside, timeout
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """See httpx2. Raises StepFailed when the host gets no answer from the hub."""
+        said = python.ask(
+            self._transport,
+            PROGRAM,
+            {
+                "ca": self._outside.ca,
+                "proxy": dict(self._outside.proxy),
+                "url": str(request.url),
+                "headers": _credentials(request.headers),
+            },
+            doing="asking the hub",
+            timeout=self._timeout,
+        )
+        if "failed" in said:
+            raise StepFailed(
+                said["failed"],
+                host=self._transport.host.name,
+                hint=UNTRUSTED
+                if "certificate" in said["failed"]
+                else "does the host have internet access? A proxy is named by packages.proxy",
+            )
+        # The body is already decoded and complete, so these headers no longer apply.
+        framing = {"transfer-encoding", "content-length", "content-encoding"}
+        kept = {name: value for name, value in said["headers"].items() if name not in framing}
+        return httpx2.Response(said["status"], headers=kept, text=said["body"], request=request)
+
+
+def download_on_host(
+    transport: Transport,
+    hub: Hub,
+    listing: Listing,
+    directory: str,
+    *,
+    told: Callable[[int], None],
+    outside: Outside = NOTHING,
+) -> dict[str, Hashed]:
+    """Have the host download all files of `listing` below `directory` (owned by root). Return their
+    hashes by path.
+
+    `told` is called with the bytes present. `outside`: how the host reaches
+    the hub. Raises the errors of all files together; what arrived
+    is kept, and the next call resumes there.
+    """
+    by_path = {file.path: file for file in listing.files}
+    asked = {
+        "ca": outside.ca,
+        "proxy": dict(outside.proxy),
+        "headers": _credentials(hub.headers),
+        "piece": PIECE,
+        "directory": directory,
+        "files": [[f.url, f.path, f.size, f.sha256, f.git_sha1] for f in listing.files],
+    }
+    found: dict[str, Hashed] = {}
+    errors: dict[str, ClusterctlError] = {}
+    with python.start(transport, PROGRAM, asked, sudo=True) as channel:
+        channel.settimeout(SILENCE)
+        try:
+            for line in lines(channel):
+                said = json.loads(line)
+                if "have" in said:
+                    told(said["have"])
+                elif "done" in said:
+                    found[by_path[said["done"]].path] = Hashed(
+                        said["sha256"], tuple(said["pieces"])
+                    )
+                elif "refused" in said:
+                    named = {"x-error-code": said["code"], "x-error-message": said["message"]}
+                    url = by_path[said["refused"]].url
+                    error = refusal_of_file(hub, listing, url, said["status"], named)
+                    errors[error.summary] = error
+                elif "failed" in said:
+                    text = f"{by_path[said['failed']].path} did not arrive: {said['text']}"
+                    errors[text] = StepFailed(text, host=transport.host.name)
+        except TimeoutError:
+            raise CommandTimedOut(
+                f"the download reported nothing for {SILENCE:.0f} s",
+                host=transport.host.name,
+                hint="run the same command again: it resumes where it stopped",
+            ) from None
+        except MALFORMED as error:
+            raise StepFailed(
+                "the download's report cannot be read", host=transport.host.name, detail=repr(error)
+            ) from error
+        raise_all(errors.values())
+        if len(found) < len(listing.files):
+            raise python.failure(channel, "the download", transport.host.name)
+    return found
+
+
+def _credentials(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() in CREDENTIALS}

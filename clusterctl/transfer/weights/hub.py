@@ -25,8 +25,8 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from clusterctl import __version__, deadlines
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
+from clusterctl.transfer.registry.client import leave_unread
 from clusterctl.transfer.registry.endpoint import trusting
-from clusterctl.transfer.registry.failures import leave_unread
 from clusterctl.transfer.weights.hashing import Hashed
 from clusterctl.transfer.weights.manifest import Manifest, WeightFile, in_order
 

@@ -11,9 +11,8 @@ import pytest
 
 from clusterctl.errors import StepFailed
 from clusterctl.transfer.engine_state import inspect_engine, settings
-from clusterctl.transfer.image_load import load_from_cache
 from clusterctl.transfer.image_plan import WantedImage, same_image
-from clusterctl.transfer.image_receiver import image_id, prove
+from clusterctl.transfer.image_receiver import image_id, load_from_cache, prove
 from tests.contract.containers.dockerd import Engine
 from tests.contract.containers.newer_engine import WITH_NEWER_ENGINE
 from tests.fakes.made_image import REFERENCE, MadeImage, layer, made_image

@@ -17,7 +17,7 @@ from clusterctl.inventory.model import Host
 from clusterctl.inventory.outside import Outside, parse_certificates
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.registry_image import registry_image, tag_digest
-from clusterctl.transfer.weights.host_download import HostTransport, download_on_host
+from clusterctl.transfer.weights.downloads import HostTransport, download_on_host
 from clusterctl.transfer.weights.hub import hub_session, needed
 from clusterctl.transfer.weights.huggingface import HuggingFace
 from clusterctl.transport.local import LocalTransport

@@ -20,7 +20,7 @@ from clusterctl.inventory.model import Host
 from clusterctl.inventory.outside import Outside, outside_of
 from clusterctl.steps.host_proxy import HostProxy
 from clusterctl.steps.package_manager import Apt
-from clusterctl.transfer.weights.host_download import HostTransport, download_on_host
+from clusterctl.transfer.weights.downloads import HostTransport, download_on_host
 from clusterctl.transfer.weights.hub import hub_session, needed
 from clusterctl.transfer.weights.huggingface import HuggingFace
 from clusterctl.transport.command import Wire

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from clusterctl.engine.step import HostView
 from clusterctl.steps.files import IMAGES, record_installed
+from clusterctl.transfer.content import digest_of
 from clusterctl.transfer.image_receiver import Find, ImageReceiver
 from clusterctl.transfer.image_sources import local_origin
-from clusterctl.transfer.manifests import digest_of
 from clusterctl.transfer.transfer import Route, Transfer
 from tests.fakes.chain import FakeChains
 from tests.fakes.host import FakeHost, fake_driver

@@ -14,7 +14,7 @@ from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.content import Blob
 from clusterctl.transfer.image_plan import WORTH_COMPRESSING, uncompressed
-from clusterctl.transfer.relay import frames
+from clusterctl.transfer.relay import wire
 from clusterctl.transfer.relay.upstream import Source, Standing
 from clusterctl.transfer.source_multiplexer import (
     PIECE,
@@ -97,7 +97,7 @@ def test_a_relay_gets_the_bytes_as_they_were(data: bytes, is_packed: bool) -> No
     got = b"".join(relay.source.pieces(blob.hex, begin, blob.size - begin, 60.0))
     relay.line.close()
     assert got == data[begin:]
-    assert relay.kinds == {frames.PACKED if is_packed else frames.DATA, frames.END}
+    assert relay.kinds == {wire.PACKED if is_packed else wire.DATA, wire.END}
     assert shared.sent == relay.sent
     if is_packed and data is PLAIN:
         assert relay.sent < len(zlib.compress(PLAIN, 1)) * 2

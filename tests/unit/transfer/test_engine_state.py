@@ -9,8 +9,7 @@ import tarfile
 from clusterctl.transfer.bundle import blob_name, documents
 from clusterctl.transfer.chain_link import LinkProgress
 from clusterctl.transfer.engine_state import parse_engine_state, settings
-from clusterctl.transfer.image_load import skeleton
-from clusterctl.transfer.image_receiver import ImageReceiver
+from clusterctl.transfer.image_receiver import ImageReceiver, skeleton
 from tests.fakes.made_image import layer, made_image
 
 MIB = 1024**2

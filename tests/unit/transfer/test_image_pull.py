@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.errors import ClusterctlError, StepFailed
 from clusterctl.transfer.chain_link import LinkProgress
-from clusterctl.transfer.image_load import PULL, TRIES, is_relay_name, pull
+from clusterctl.transfer.image_receiver import PULL, TRIES, is_relay_name, pull
 from tests.fakes.chain import RELAY
 from tests.fakes.container_engine import FakeDriver, FakeEngine, image
 

@@ -19,7 +19,7 @@ from clusterctl.transfer.reaching import make_directory, open_file
 from clusterctl.transfer.relay.fetching import Holdings
 from clusterctl.transfer.relay.stored import PartFile, Stored
 from clusterctl.transfer.relay.upstream import Roster
-from clusterctl.transfer.weights import host_download
+from clusterctl.transfer.weights import downloads
 from clusterctl.transfer.weights.comparison import hash_now, look_at
 from clusterctl.transfer.weights.hashing import hashes
 from clusterctl.transfer.weights.on_host import INCOMING, look_at_models, script
@@ -180,11 +180,11 @@ def download(staged: Path) -> subprocess.CompletedProcess[bytes]:
     argument = {"headers": {}, "piece": 0, "directory": str(staged), "files": files}
     argument |= {"ca": "", "proxy": {}}
     argv = [sys.executable, *python.argv(("python3",))[1:]]
-    sent = host_download.PROGRAM.sent(argument)
+    sent = downloads.PROGRAM.sent(argument)
     return subprocess.run(argv, input=sent, capture_output=True, check=False)
 
 
-def test_a_host_downloads_through_no_link_either(home: Path) -> None:
+def test_a_downloadss_through_no_link_either(home: Path) -> None:
     victim = home.parent / "victim"
     victim.mkdir()
     (victim / "config.json.part").write_text("the host's own")

@@ -13,7 +13,7 @@ from clusterctl.errors import CommandTimedOut
 from clusterctl.transfer.content import Blob
 from clusterctl.transfer.engine_image import HostImage, overlay_image, save_on_host
 from clusterctl.transfer.engine_state import inspect_engine
-from clusterctl.transfer.image_load import pull
+from clusterctl.transfer.image_receiver import pull
 from clusterctl.transport.base import Channel
 from tests.fakes.container_engine import FakeChannel, FakeDriver, FakeEngine, image
 from tests.fakes.made_image import made_image

@@ -13,9 +13,14 @@ import httpx2
 import pytest
 
 from clusterctl.errors import RequirementsNotMet
-from clusterctl.transfer.registry.client import Challenge, parse_challenges
+from clusterctl.transfer.registry.client import (
+    Challenge,
+    RegistryFailed,
+    answered,
+    parse_challenges,
+    unreached,
+)
 from clusterctl.transfer.registry.endpoint import find_endpoint
-from clusterctl.transfer.registry.failures import RegistryFailed, answered, unreached
 from clusterctl.transfer.registry.logins import Login, Logins
 
 HUB = "https://index.docker.io/v1/"

@@ -8,35 +8,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.transfer.relay import frames, wire
+from clusterctl.transfer.relay import wire
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 
 
 @given(rows=st.lists(st.lists(TEXT, min_size=1), min_size=1))
 def test_lines_of_fields_arrive_as_they_were(rows: list[list[str]]) -> None:
-    assert frames.parse(frames.lines(frames.fields(*row) for row in rows)) == rows
+    assert wire.parse(wire.lines(wire.fields(*row) for row in rows)) == rows
 
 
 @given(content=st.binary(min_size=1))
 def test_any_bytes_travel_in_a_field(content: bytes) -> None:
-    row = frames.fields("image", content.decode("utf-8", "surrogateescape"))
+    row = wire.fields("image", content.decode("utf-8", "surrogateescape"))
 
-    (found,) = frames.parse(frames.lines([row]))
+    (found,) = wire.parse(wire.lines([row]))
     assert found[1].encode("utf-8", "surrogateescape") == content
 
 
 def test_frames_are_read_one_after_the_other() -> None:
-    stream = io.BytesIO(frames.pack(b"D", 7, b"abc") + frames.pack(b"E", 7) + b"D\0")
+    stream = io.BytesIO(wire.pack(b"D", 7, b"abc") + wire.pack(b"E", 7) + b"D\0")
 
-    assert frames.read(stream) == (b"D", 7, b"abc")
-    assert frames.read(stream) == (b"E", 7, b"")
-    assert frames.read(stream) is None
+    assert wire.read(stream) == (b"D", 7, b"abc")
+    assert wire.read(stream) == (b"E", 7, b"")
+    assert wire.read(stream) is None
 
 
 def test_something_else_on_the_wire_is_no_frame() -> None:
-    with pytest.raises(frames.NotAFrame):
-        frames.read(io.BytesIO(b"Welcome to this host!"))
+    with pytest.raises(wire.NotAFrame):
+        wire.read(io.BytesIO(b"Welcome to this host!"))
 
 
 @pytest.mark.parametrize(

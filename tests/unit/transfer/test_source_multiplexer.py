@@ -10,7 +10,7 @@ import pytest
 from clusterctl.errors import ConnectionFailed
 from clusterctl.transfer import source_multiplexer
 from clusterctl.transfer.content import Blob
-from clusterctl.transfer.relay import frames
+from clusterctl.transfer.relay import wire
 from clusterctl.transfer.source_multiplexer import (
     AHEAD,
     NEGLECTED,
@@ -97,7 +97,7 @@ def feed(source: Pieces | BadDisk, time: Time) -> SharedSource:
 
 
 def want(line: SourceMultiplexer, number: int, blob: Blob) -> None:
-    line.take(frames.WANT, number, frames.fields(blob.hex, 0, blob.size).encode())
+    line.take(wire.WANT, number, wire.fields(blob.hex, 0, blob.size).encode())
 
 
 def sent_streams(seconds_each: float) -> str:
@@ -109,9 +109,9 @@ def sent_streams(seconds_each: float) -> str:
     want(line, 1, BASE)
     assert all(read.wait(SOON) for read in source.read.values())
     relay.listens.set()
-    told = relay.heard(frames.END, 2)
+    told = relay.heard(wire.END, 2)
     line.close()
-    return "".join(payload[:1].decode() for kind, _, payload in told if kind == frames.DATA)
+    return "".join(payload[:1].decode() for kind, _, payload in told if kind == wire.DATA)
 
 
 def test_the_base_gets_the_link_and_the_rest_what_it_leaves() -> None:
@@ -141,7 +141,7 @@ def test_a_blob_that_nobody_offered_is_refused_to_who_asks() -> None:
     relay.listens.set()
     line = SourceMultiplexer(feed(Pieces(), Time()), relay)
     want(line, 1, Blob(f"sha256:{'c' * 64}", 1))
-    relay.heard(frames.FAILED, 1)
+    relay.heard(wire.FAILED, 1)
     line.close()
     assert not relay.closed.is_set()
 
@@ -150,14 +150,14 @@ def test_a_range_that_is_wanted_no_more_ends() -> None:
     relay = Relay()
     line = SourceMultiplexer(feed(Pieces(), Time()), relay)
     want(line, 1, BASE)
-    line.take(frames.ENOUGH, 1, b"")
+    line.take(wire.ENOUGH, 1, b"")
     want(line, 2, TOP)
     relay.listens.set()
 
-    told = relay.heard(frames.END, 1)
+    told = relay.heard(wire.END, 1)
 
     line.close()
-    assert [number for kind, number, _ in told if kind == frames.END] == [2]
+    assert [number for kind, number, _ in told if kind == wire.END] == [2]
     assert sum(number == 1 for _, number, _ in told) <= 1, "a piece may have been on its way"
 
 
@@ -168,10 +168,10 @@ def test_a_source_that_fails_in_any_way_tells_the_relay_that_waits() -> None:
     line = SourceMultiplexer(source, relay)
     for number in range(TRIES):
         want(line, number, BASE)
-        told = relay.heard(frames.FAILED, number + 1)
+        told = relay.heard(wire.FAILED, number + 1)
         time.now += TRYING
     line.close()
-    assert [kind for kind, _, _ in told] == [frames.DATA, frames.FAILED] * TRIES
+    assert [kind for kind, _, _ in told] == [wire.DATA, wire.FAILED] * TRIES
     assert b"Input/output error at aaaa+0" in told[-1][2]
     assert source.problem is None, "it gave bytes each time"
 

@@ -17,14 +17,14 @@ from clusterctl.inventory.model import Host
 from clusterctl.network import lookups
 from clusterctl.network.pairs import probe
 from clusterctl.transfer import engine_image, relay_supervisor
-from clusterctl.transfer.weights import host_download
+from clusterctl.transfer.weights import downloads
 from clusterctl.transport import python
 from clusterctl.transport.base import CommandResult
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.python import Program, PythonMissing
 from tests.fakes.transport import FakeChannel, FakeTransport
 
-PROGRAMS = (relay_supervisor.PROGRAM, host_download.PROGRAM, probe.PROGRAM)
+PROGRAMS = (relay_supervisor.PROGRAM, downloads.PROGRAM, probe.PROGRAM)
 ALL = (*PROGRAMS, lookups.PROGRAM, engine_image.SPLITTER, engine_image.READER)
 SENT = [(program, name) for program in ALL for name in program.names]
 ECHO = Program("tests.fakes.host_programs", ("words", "echo"))

@@ -10,8 +10,8 @@ import pytest
 
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
 from clusterctl.transfer.weights import host_fetch
+from clusterctl.transfer.weights.downloads import HostTransport, download_on_host
 from clusterctl.transfer.weights.hashing import Hashed, hash_file
-from clusterctl.transfer.weights.host_download import HostTransport, download_on_host
 from clusterctl.transfer.weights.hub import Hub, Listing, hub_session, needed
 from clusterctl.transfer.weights.huggingface import HuggingFace
 from clusterctl.transfer.weights.modelscope import ModelScope
