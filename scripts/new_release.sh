@@ -4,6 +4,11 @@
 # tests that depend on the tables.
 #
 #   scripts/new_release.sh 0.34.0 [PYTHON_WITH_THAT_VLLM]
+#
+# PYTHON_WITH_THAT_VLLM needs no GPU: the wheel with its requirements in a virtual environment.
+# PUBLISHED: a directory with ORG--NAME_config.json and ORG--NAME_hf_quant_config.json, such as
+# model_configs of github.com/ai-dynamo/aiconfigurator. CONFIGS: where both kinds of config.json go,
+# the published ones and those of defaults; further ones may be there. ANSWERS: what vLLM said.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -18,7 +23,17 @@ status=0
 .venv/bin/python -m scripts.vllm_release "$wheels"/vllm-"$version"-*.whl || status=1
 
 if [ -n "$engine" ]; then
-    .venv/bin/python -m scripts.prove_formula --ask "$engine" || status=1
+    configs=${CONFIGS:-$(mktemp -d)}
+    for file in "${PUBLISHED:-/nowhere}"/*_config.json; do
+        [ -e "$file" ] || continue
+        name=$(basename "$file") kind=config.json
+        case $name in *_hf_quant_config.json) kind=hf_quant_config.json ;; esac
+        mkdir -p "$configs/${name%_"$kind"}"
+        cp "$file" "$configs/${name%_"$kind"}/$kind"
+    done
+    HF_HUB_OFFLINE=1 CUDA_VISIBLE_DEVICES="" "$engine" scripts/default_configs.py "$configs"
+    answers=${ANSWERS:-$(mktemp -d)}
+    .venv/bin/python -m scripts.prove_formula "$configs" "$answers" --ask "$engine" || status=1
 fi
 .venv/bin/python -m scripts.new_failures "$wheels"/vllm-"$version"-*.whl || status=1
 .venv/bin/pytest -q tests/unit/serving tests/unit/models tests/unit/planning || status=1

@@ -7,7 +7,7 @@ named ORG--NAME, or ORG--NAME+mtp to ask with the model's own drafter. With --as
 Python is asked for each model that has no file in ANSWERS yet, on the meta device and without a GPU
 (clusterctl/planning/ask_vllm.py); a machine without a driver needs a C compiler. Then
 clusterctl/planning/proven.json is written: per architecture how far weights and tokens of the KV
-cache are off.
+cache are off; and tests/unit/planning/asked_models.json, what vLLM said of the catalogue's models.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from clusterctl.errors import ClusterctlError
+from clusterctl.models.catalogue import config_file
 from clusterctl.models.config_files import read_config
 from clusterctl.models.config_json import describe
 from clusterctl.models.shape import ModelShape
@@ -35,16 +36,19 @@ from clusterctl.planning.hardware import GpuModel, parse_gpus
 from clusterctl.planning.memory import plan_memory
 from clusterctl.planning.options import parse_options
 from clusterctl.planning.placement import seat_ranks, sites_of
-from clusterctl.planning.proof import DRAFTED, PROVEN
+from clusterctl.planning.proof import DRAFTED, PROVEN, PROVEN_WITHIN
 from clusterctl.planning.rules import rules_for
 from clusterctl.units import GIB
+
+# What vLLM said of models of which the catalogue has a config.json, for tests of the formula
+ASKED = Path(__file__).parents[1] / "tests/unit/planning/asked_models.json"
 
 SIZES = (1, 8)  # Of tensor parallelism
 _CACHE = 64 * GIB
 _FLAGS = (f"--kv-cache-memory-bytes={_CACHE}", "--max-num-batched-tokens=8192",
           "--max-num-seqs=256")  # fmt: skip
 _WITH_DRAFTER = '--speculative-config={"method":"mtp","num_speculative_tokens":1}'
-_AT_ONCE = 12  # Questions to one process, which imports vLLM once
+_AT_ONCE = 100  # Questions to one process, which imports vLLM once
 
 
 def main() -> int:
@@ -61,6 +65,7 @@ def main() -> int:
         print(f"{row['model']:60} TP {row['tp']} {row['architecture']:40} "
               f"weights {row['weights_off']:+8.2%} tokens {row['tokens_off']:+8.2%}")  # fmt: skip
     PROVEN.write_text(dumped(rows))
+    ASKED.write_text(said_of_catalogue(rows))
     return 0
 
 
@@ -181,28 +186,31 @@ def is_usable(directory: Path) -> bool:
 
 def row_of(directory: Path, size: int, answer: EngineAnswer) -> dict[str, Any]:
     weights, tokens, why = 0.0, 0, ""
-    with_drafter = directory.name.endswith(DRAFTED)
     try:
         shape = describe(read_config(directory), directory.name)
-        options = parse_options(flags(directory, size))
-        gpu = gpu_of(directory)
-        placement = seat_ranks(sites_of(f"{size}x{gpu.name}", 1), size, 1)
-        plan = plan_memory(shape, placement, options, rules_for(answer.vllm))
-        weights = plan.ranks[0].weights_gib - unpacked_gib(shape, size)
-        tokens = plan.kv_cache_tokens
+        weights, tokens = predicted(shape, directory, size, answer.vllm)
     except (ClusterctlError, KeyError, ValueError) as failed:
         why = str(failed)
     theirs = answer.tokens(0, _CACHE)
     row = {
         "model": directory.name.replace("--", "/"),
-        "architecture": answer.architecture + (DRAFTED if with_drafter else ""),
+        "architecture": answer.architecture + (DRAFTED if directory.name.endswith(DRAFTED) else ""),
         "vllm": answer.vllm,
         "tp": size,
         "quantization": quantization_of(directory),
+        "said": [round(answer.weights_gib[0], 5), theirs],
         "weights_off": round(weights / answer.weights_gib[0] - 1, 5),
         "tokens_off": round(tokens / theirs - 1, 6) if theirs else 0.0,
     }
     return row | ({"error": why} if why else {})
+
+
+def predicted(shape: ModelShape, directory: Path, size: int, vllm: str) -> tuple[float, int]:
+    """Return the formula's GiB of weights on a rank at creation, and the tokens of the cache."""
+    gpu = gpu_of(directory)
+    placement = seat_ranks(sites_of(f"{size}x{gpu.name}", 1), size, 1)
+    plan = plan_memory(shape, placement, parse_options(flags(directory, size)), rules_for(vllm))
+    return plan.ranks[0].weights_gib - unpacked_gib(shape, size), plan.kv_cache_tokens
 
 
 def unpacked_gib(shape: ModelShape, size: int) -> float:
@@ -252,6 +260,16 @@ def dumped(rows: list[dict[str, Any]]) -> str:
     }
     top = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
     return "{\n" + top + ' "architectures": {\n' + ",\n".join(lines) + "\n }\n}\n"
+
+
+def said_of_catalogue(rows: list[dict[str, Any]]) -> str:
+    """Return JSON with a line for each model: vLLM's GiB of weights and tokens by TP size."""
+    said: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        if config_file(row["model"]).exists() and abs(row["weights_off"]) <= PROVEN_WITHIN:
+            said.setdefault(row["model"], {})[str(row["tp"])] = row["said"]
+    lines = [f' "{model}": {json.dumps(found)}' for model, found in sorted(said.items())]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 if __name__ == "__main__":

@@ -33,6 +33,17 @@ POOL = 1 << 42  # Bytes of a cache so large that whole blocks do not matter
 # Context lengths for which the blocks of a request are counted, beside the longest
 LENGTHS = tuple(1 << power for power in range(11, 21))
 
+# What most questions import: once, before the processes part
+SHARED = (
+    "transformers.models.auto.modeling_auto",
+    "vllm.model_executor.model_loader.utils",
+    "vllm.model_executor.models.deepseek_v2",
+    "vllm.model_executor.models.qwen2_5_vl",
+    "vllm.v1.attention.backends.flashinfer",
+    "vllm.v1.core.kv_cache_planning",
+    "vllm.v1.worker.gpu.attn_utils",
+)
+
 
 class AskedStart(TypedDict):
     """A start to compute.
@@ -61,6 +72,10 @@ def main() -> None:
         describe_gpu(asked["gpu"])
     for module in ("vllm.engine.arg_utils", "vllm.model_executor.models.registry"):
         importlib.import_module(module)
+    if len(asked["questions"]) > 1:
+        for module in SHARED:
+            with contextlib.suppress(Exception):
+                importlib.import_module(module)
 
     for question in asked["questions"]:
         child = os.fork()

@@ -13,7 +13,7 @@ PROVEN = Path(__file__).with_name("proven.json")
 
 DRAFTED = "+mtp"  # After an architecture: with the drafter in its own checkpoint
 
-_WEIGHTS = 0.005
+PROVEN_WITHIN = 0.005  # Share of the weights
 _TOKENS = 0.0001  # Rounding of whole blocks
 
 
@@ -25,7 +25,7 @@ def proven_architectures() -> frozenset[str]:
     return frozenset(
         name
         for name, row in found.items()
-        if row["weights_off"] <= _WEIGHTS and row["tokens_off"] <= _TOKENS
+        if row["weights_off"] <= PROVEN_WITHIN and row["tokens_off"] <= _TOKENS
     )
 
 

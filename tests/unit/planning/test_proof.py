@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import pytest
+
+from clusterctl.models.catalogue import config_file
+from clusterctl.models.config_json import describe
 from clusterctl.models.families import FAMILIES
-from clusterctl.planning.proof import DRAFTED, PROVEN, is_proven, proven_architectures
+from clusterctl.planning.proof import (
+    DRAFTED,
+    PROVEN,
+    PROVEN_WITHIN,
+    is_proven,
+    proven_architectures,
+)
 from clusterctl.serving.release_flags import NEWEST_RELEASE
-from scripts.prove_formula import dumped
+from scripts.prove_formula import ASKED, dumped, predicted
 
+SAID = json.loads(ASKED.read_text())
 TABLE = json.loads(PROVEN.read_text())
 
 
@@ -48,3 +60,15 @@ def test_an_architecture_is_as_far_off_as_its_worst_configuration() -> None:
         "tokens_off": 0.5,
         "compared": "a/b fp8 TP 1, 8; a/c TP 1",
     }
+
+
+@pytest.mark.parametrize("hub_id", sorted(SAID))
+def test_the_catalogues_models_still_agree_with_what_vllm_said(hub_id: str) -> None:
+    shape = describe(json.loads(config_file(hub_id).read_text()), hub_id)
+    directory = Path(hub_id.replace("/", "--"))
+
+    for size, (weights, tokens) in SAID[hub_id].items():
+        ours = predicted(shape, directory, int(size), TABLE["vllm"][0])
+
+        assert ours[0] == pytest.approx(weights, rel=PROVEN_WITHIN)
+        assert ours[1] == pytest.approx(tokens, rel=0.0001)
