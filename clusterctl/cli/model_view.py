@@ -22,10 +22,9 @@ _OTHERS = "models to pull or push: clusterctl model search"
 
 def list_lines(listed: ModelList | None) -> list[str]:
     """Return a line per model on the hosts: its size, its alias, and its state on each host.
-    Without hosts, the catalogue: alias, Hub id, and the flags that `serve` adds."""
+    Without hosts, the catalogue in 80 columns: alias and Hub id. --json has the flags."""
     if listed is None:
-        rows = [(e.alias, e.hub_id, " ".join(e.tokens(None))) for e in CATALOGUE]
-        return columns(rows, indent="")
+        return columns([(e.alias, e.hub_id) for e in CATALOGUE], indent="")
     if not listed.holdings:
         return [f"no host has a model in {listed.directory}", "", _OTHERS]
     held = []

@@ -20,6 +20,7 @@ def test_ls_without_an_inventory_is_the_catalogue(clusterctl: Run) -> None:
     assert ran.returncode == 0
     assert ran.stdout.startswith("qwen2.5-1.5b")
     assert "on all" not in ran.stdout
+    assert max(map(len, ran.stdout.splitlines())) <= 80
     assert set(json.loads(clusterctl("model", "ls", "--json").stdout)) == {"catalogue"}
     assert "Qwen/Qwen3-8B\n" in clusterctl("model", "ls", "--hub").stdout
 
