@@ -23,6 +23,7 @@ On a host, for the cluster NAME:
     /var/log/clusterctl/NAME/ray.log, SERVICE.log
     /opt/clusterctl/VERSION-HASH/node.pyz        this package, runnable
     /var/lib/clusterctl/caches/NAME/             compile caches and downloads of the container
+    /var/lib/clusterctl/tables/NAME/             the tables of Ray's GCS; head only
     /var/lib/clusterctl/measured/NAME/           what commands measured; head only, in no container
     /var/lib/clusterctl/declared/NAME/           a copy of each document that commands wrote on any
                                                  host, likewise: what is restored, or moved to
@@ -462,6 +463,12 @@ def cache_dir(cluster: str) -> str:
 def measured_dir(cluster: str) -> str:
     """Return the directory on the head of what commands measured, which no container sees."""
     return f"{PRIVATE}/measured/{cluster}"
+
+
+def tables_dir(cluster: str) -> str:
+    """Return the directory on the head of the GCS's tables, on the host and in the head's
+    container."""
+    return f"{PRIVATE}/tables/{cluster}"
 
 
 def declared_dir(cluster: str) -> str:

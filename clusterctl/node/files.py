@@ -27,6 +27,7 @@ from clusterctl.node.documents import (
     log_dir,
     read_document,
     run_dir,
+    tables_dir,
     to_json,
 )
 
@@ -62,6 +63,7 @@ class NodePaths:
         self.gateway = self.state.parent / "gateway"
         self.gateway_counts = self.logs / "gateway-counts.json"
         self.ray_token = self.config / "ray.token"
+        self.tables = root / tables_dir(cluster).lstrip("/")
         self.journal = self.logs / "journal.jsonl"
         self.ledger = self.logs / "ledger.jsonl"
         self.stacks = self.state.parent / "stacks"

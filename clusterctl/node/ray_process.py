@@ -7,6 +7,7 @@ SIGTERM or with status 0, `ray start --block` takes that for a `ray stop` and co
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -14,12 +15,13 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Dict, FrozenSet, List, Mapping, Optional
+from typing import Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 from clusterctl.node.children import Child, session_members
 from clusterctl.node.documents import NodeDocument
 from clusterctl.node.files import Journal, NodePaths
-from clusterctl.node.secret_files import why_no_ray
+from clusterctl.node.gcs_store import GcsStore
+from clusterctl.node.secret_files import marks, why_no_ray
 from clusterctl.node.timing import Backoff, Timing
 from clusterctl.node.vllm_plugins import plugin_env
 
@@ -30,8 +32,9 @@ CONNECT_TIMEOUT = 2.0  # Seconds for a connection to the head's GCS
 
 # Name of each part, and how a word of its command line ends (agents rename themselves). A node
 # needs all of these, but not Ray's monitor, log monitor or dashboard.
+GCS = "gcs_server"
 VITAL = {
-    "gcs_server": ("/gcs_server",),
+    GCS: ("/gcs_server",),
     "raylet": ("/raylet",),
     "dashboard agent": ("ray::DashboardAgent", "dashboard/agent.py"),
     "runtime_env agent": ("ray::RuntimeEnvAgent", "runtime_env/agent/main.py"),
@@ -52,21 +55,24 @@ class RayProcess:
         journal: Journal,
         extra_argv: List[str],
         extra_env: Mapping[str, str],
+        store: GcsStore,
     ) -> None:
         """`extra_argv` and `extra_env`: options and variables that only the node knows, for `ray
-        start` and so for all workers."""
+        start` and so for all workers. `store`: of the head's GCS."""
         self._document = document
         self._paths = paths
         self._timing = timing
         self._journal = journal
         self._extra = extra_argv
         self._extra_env = extra_env
+        self._store = store
+        self._tables: Dict[str, str] = {}  # Variables of a GCS that keeps its tables on disk
+        self._gcs: Optional[Child] = None  # The one that was started again, alone
         self._backoff = Backoff(timing.ray_backoff_first, timing.ray_backoff_max)
         self._child: Optional[Child] = None
         self._parts = RayParts(0, timing.parts_every)
         self._next_start = 0.0
         self._marked = False  # Whether this `ray start` printed STARTED_MARK
-        self._losses = 0  # The head probe's `losses` when Ray was started
         self._probe = self._new_probe()
         self.state = "starting"
         self.since = time.time()
@@ -85,7 +91,7 @@ class RayProcess:
         if child is None:
             if now >= self._next_start:
                 self._start(now)
-        elif child.exit_status() is not None:
+        elif self._has_ended(child):
             child.kill_all()  # processes that it left may hold its output open
             child.drain()
             # `ray start` prints some messages twice, the second time with `{}` in place of names.
@@ -93,17 +99,19 @@ class RayProcess:
             telling = [line for line in lines if _TELLING.search(line) and "{}" not in line]
             last = (telling or lines or ["it wrote nothing"])[-1][:300]
             self._fail(now, f"ended with status {child.exit_status()}: {last}")
-        elif self._probe and self._probe.losses != self._losses:
-            self._drop("the head's GCS is gone")
         elif gone := self._parts.gone(now):
-            self._fail(now, f"its {gone} ended")
+            if not (gone.startswith(f"{GCS} (") and "," not in gone and self._revive_gcs(now)):
+                self._fail(now, f"its {gone} ended")
         elif self.state == "up" and fault:
             self._fail(now, fault)
         elif self._marked and self.state != "up":
             self._parts.look()
             self._turn("up", f"pid {child.pid}")
+        elif self.state == "starting" and now - child.started > self._timing.ray_start:
+            self._fail(now, f"it did not start within {self._timing.ray_start:g} s")
         elif self.state == "up" and now - child.started > self._timing.ray_steady:
             self._backoff.succeeded()
+            self._store.started()
 
     def follow(self, document: NodeDocument) -> None:
         """Adopt a changed document, and restart Ray if Ray's part of it changed."""
@@ -124,8 +132,7 @@ class RayProcess:
         deadline = time.monotonic() + self._timing.ray_stop
         while self._child.exit_status() is None and time.monotonic() < deadline:
             time.sleep(self._timing.tick)
-        self._child.kill_all()
-        self._child = None
+        self._kill(self._child)
         self._turn("down", "stopped")
 
     def _start(self, now: float) -> None:
@@ -138,11 +145,15 @@ class RayProcess:
             self._turn("waiting", f"for its token: {refusal}")
             return
         self._marked = False
-        self._losses = self._probe.losses if self._probe else 0
         has_client = importlib.util.find_spec("grpc") is not None
         argv = [*supported_argv(self._document.ray_argv, has_client=has_client), *self._extra]
+        token = marks(self._paths)[0].get(self._paths.ray_token.name, "")
+        self._tables = self._store.env(token) if self._document.role == "head" else {}
+        if self._tables:
+            # It would end the raylet with the GCS, which can come back alone.
+            argv.remove("--block")
         env = {**os.environ, **self._document.env}
-        env = {**env, **plugin_env(env), **self._extra_env}
+        env = {**env, **plugin_env(env), **self._extra_env, **self._tables}
         try:
             self._child = Child(argv, env, self._paths.log("ray"), self._read)
         except OSError as error:
@@ -155,8 +166,41 @@ class RayProcess:
         if STARTED_MARK in line:
             self._marked = True
 
+    def _has_ended(self, child: Child) -> bool:
+        """Whether `ray start` ended, and was to stay or did not start Ray."""
+        status = child.exit_status()
+        if status == 0 and self._tables:
+            child.drain()
+            return not self._marked
+        return status is not None
+
+    def _revive_gcs(self, now: float) -> bool:
+        """Start the GCS alone, with its tables: raylets and what runs on them do not end with it.
+        Return whether that is possible: not without tables, or where it has just been tried."""
+        last, found = self._gcs, self._parts.gcs
+        steady = last is None or now - last.started > self._timing.gcs_steady
+        if not (self._tables and found and steady):
+            return False
+        argv, env = found
+        try:
+            self._gcs = Child(argv, env, self._paths.log("ray"), lambda _: None)
+        except OSError:
+            return False
+        self._parts.add(self._gcs.pid)
+        self._journal.write("ray", "gcs", f"ended, and is started again alone: pid {self._gcs.pid}")
+        return True
+
+    def _kill(self, child: Child) -> None:
+        # Ray's agents survive a raylet that was killed, and keep its ports.
+        child.kill_all()
+        if self._gcs:
+            self._gcs.kill_all()
+        self._child = self._gcs = None
+
     def _fail(self, now: float, why: str) -> None:
         """End Ray; `tick` starts it again after a delay."""
+        if self._tables and (self.state == "starting" or GCS in why):
+            self._store.failed()
         delay = self._backoff.failed()
         self._end("backing-off", f"{why}; retrying in {delay:g} s", now + delay)
 
@@ -166,10 +210,8 @@ class RayProcess:
 
     def _end(self, state: str, detail: str, next_start: float) -> None:
         if self._child:
-            # Ray's agents survive a raylet that was killed, and keep its ports.
-            self._child.kill_all()
+            self._kill(self._child)
             self.restarts += 1
-        self._child = None
         self._next_start = next_start
         self._turn(state, detail)
 
@@ -194,11 +236,17 @@ class RayParts:
     checks."""
 
     def __init__(self, session: int, every: float) -> None:
-        self._session = session
+        self._sessions = [session]
         self._every = every
         self._next = 0.0
         self._seen: Dict[str, int] = {}  # The last pid of each part that ever ran
         self._missing: FrozenSet[str] = frozenset()
+        self.gcs: Optional[Tuple[List[str], Dict[str, str]]] = None  # Its argv and environment
+
+    def add(self, session: int) -> None:
+        """Look for parts in this session, too: of one that was started again."""
+        self._sessions = [self._sessions[0], session]
+        self._missing = frozenset()
 
     def gone(self, now: float) -> str:
         """Return the parts that used to run and were missing in two checks in a row, or ""."""
@@ -213,67 +261,44 @@ class RayParts:
     def look(self) -> None:
         """Record which parts are running, and which of the earlier ones are missing."""
         found: Dict[str, int] = {}
-        for pid in session_members(self._session):
+        for pid in [pid for session in self._sessions for pid in session_members(session)]:
             try:
-                words = Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace").split("\0")[:4]
+                words = Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace").split("\0")
             except OSError:
                 continue  # it has ended in the meantime
             for name, ends in VITAL.items():
-                if any(word.rstrip().endswith(ends) for word in words):
+                if any(word.rstrip().endswith(ends) for word in words[:4]):
                     found.setdefault(name, pid)
+            if found.get(GCS) == pid != self._seen.get(GCS):
+                with contextlib.suppress(OSError):
+                    lines = Path(f"/proc/{pid}/environ").read_text("utf-8", "replace").split("\0")
+                    self.gcs = words[:-1], dict(line.split("=", 1) for line in lines if line)
         self._missing = frozenset(self._seen.keys() - found.keys())
         self._seen.update(found)
 
 
 class HeadProbe:
-    """A worker's check that its head's GCS listens, and is still the same one.
-
-    A raylet whose GCS was replaced within seconds took 54 s to notice and to end (Ray 2.60: "GCS
-    returned an authentication error"). A connection that is held open breaks the moment the GCS
-    ends, and the next attempt is refused: any later GCS is a new one, which does not know this
-    node. A connection that times out proves nothing: the cable may be unplugged.
-
-    One connection after another is held in a thread, for `every` seconds, which is also the pause
-    after a failed one. `answer` is the last outcome: unknown | open | refused | silent.
-    """
+    """A worker's check that its head's GCS listens, every `every` seconds in a thread: it may take
+    seconds. `answer` is the last outcome: unknown | open | refused | silent."""
 
     def __init__(self, ip: str, port: int, every: float) -> None:
         self._address = (ip, port)
         self._every = every
         self._ended = threading.Event()
         self.answer = "unknown"
-        # How often a GCS that had answered went away; raylets started before that are useless.
-        self.losses = 0
         threading.Thread(target=self._run, daemon=True).start()
 
     def stop(self) -> None:
         self._ended.set()
 
     def _run(self) -> None:
-        answered = False
-        while not self._ended.is_set():
-            outcome = self._look()
-            self.losses += answered and outcome == "refused"
-            answered = outcome == "open" or (answered and outcome == "silent")
-            self.answer = outcome
-            if outcome != "open":
-                self._ended.wait(self._every)
-
-    def _look(self) -> str:
-        """Connect, and hold the connection until it breaks or `every` seconds have passed."""
-        try:
-            with socket.create_connection(self._address, CONNECT_TIMEOUT) as connection:
+        while True:
+            try:
+                socket.create_connection(self._address, CONNECT_TIMEOUT).close()
                 self.answer = "open"
-                deadline = time.monotonic() + self._every
-                while (left := deadline - time.monotonic()) > 0:
-                    connection.settimeout(left)
-                    try:
-                        if not connection.recv(4096):  # any data is ignored
-                            break
-                    except OSError:
-                        break
-        except ConnectionRefusedError:
-            return "refused"
-        except OSError:
-            return "silent"
-        return "open"
+            except ConnectionRefusedError:
+                self.answer = "refused"
+            except OSError:
+                self.answer = "silent"
+            if self._ended.wait(self._every):
+                return

@@ -25,6 +25,7 @@ from clusterctl.node.documents import (
 from clusterctl.node.evidence import HangEvidence
 from clusterctl.node.files import Declared, Journal, NodePaths, StateFile, why_not_written
 from clusterctl.node.gateway import Gateway, MemberProof, write_private
+from clusterctl.node.gcs_store import GcsStore
 from clusterctl.node.hosts_file import HostsFile
 from clusterctl.node.ledger import NODE, Ledger, node_versions, service_versions
 from clusterctl.node.probes import GpuCount, Links, installed_versions, version_labels
@@ -64,7 +65,8 @@ class Supervisor:
         labels = version_labels(self._versions)
         self._evidence = HangEvidence(paths, document.host, timing, journal)
         env = self._evidence.env
-        self._ray = RayProcess(document, paths, timing, journal, labels, env)
+        store = GcsStore(paths.tables, self._versions.ray, journal)
+        self._ray = RayProcess(document, paths, timing, journal, labels, env, store)
         self._watch_argv = watch_argv
         self._view = self._new_view()
         self._gpus = GpuCount(document.gpu_listing, timing)

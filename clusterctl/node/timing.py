@@ -18,8 +18,11 @@ class Timing:
     ray_backoff_first: float = 1.0
     ray_backoff_max: float = 30.0
     ray_steady: float = 60.0  # After this long up, the backoff starts from its first value again
+    # The longest that `ray start` may take, which itself waits 120 s for a GCS that reads tables
+    ray_start: float = 180.0
+    gcs_steady: float = 10.0  # A GCS that ends sooner is not started again alone
     ray_stop: float = 10.0  # From SIGTERM to SIGKILL
-    head_poll: float = 1.0  # How long a worker holds a connection to its head's GCS
+    head_poll: float = 1.0  # How often a worker looks for its head's GCS
     watch_interval: float = 1.0  # How often ray-watch asks the GCS, which takes a few ms
     worker_watch_interval: float = 3.0  # The same on a worker, which only needs its own entry
     watch_silence: float = 20.0  # Without a line for this long, ray-watch is restarted

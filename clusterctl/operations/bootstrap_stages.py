@@ -39,7 +39,12 @@ from clusterctl.operations.rolling import (
     spares,
 )
 from clusterctl.packages.bundle import Bundle, open_bundles
-from clusterctl.ray_cluster.node_files import directories_present, files_present
+from clusterctl.ray_cluster.node_files import (
+    directories_present,
+    files_present,
+    tables_absent,
+    tables_present,
+)
 from clusterctl.ray_cluster.nodes import container_spec
 from clusterctl.steps.container_engine import ContainerEngine
 from clusterctl.steps.engine_restart import StartedAfterEngine
@@ -208,6 +213,12 @@ class Target(HostTarget):
 
     def directories(self) -> Sequence[Step]:
         return (directories_present(self.inventory.cluster),)
+
+    def tables(self) -> Sequence[Step]:
+        return (tables_present(self.inventory.cluster),)
+
+    def no_tables(self) -> Sequence[Step]:
+        return (tables_absent(self.inventory.cluster),)
 
     def service_documents(self) -> Sequence[Step]:
         broken = {
@@ -411,6 +422,8 @@ STAGES: tuple[OnHosts | OnNodes | Several | Between, ...] = (
     Between(Run.look_again, when=lambda run: run.done.changed > run.seen),
     Several(Target.image_stages),
     OnNodes("Directories", Target.all_hosts, Target.directories),
+    OnNodes("Tables of Ray", Target.heads, Target.tables),
+    OnNodes("Tables of an earlier head", Target.workers, Target.no_tables),
     # Before node.json: a supervisor that has it again takes missing services for stopped.
     OnNodes("Services", Target.all_hosts, Target.service_documents),
     OnNodes("Copies of documents", Target.heads, Target.copies),

@@ -16,6 +16,7 @@ from clusterctl.node.documents import (
     log_dir,
     measured_dir,
     run_dir,
+    tables_dir,
 )
 from clusterctl.node.package import ROOT
 from clusterctl.packages.bundle import open_bundles
@@ -58,9 +59,8 @@ def removal_stages(
     containers = (ContainersAbsent(inventory.cluster, engines),)
     aside = OnFailure.SET_HOST_ASIDE
     own = config_dir(inventory.cluster)
-    files = PathsAbsent(
-        "node files", (own, run_dir(inventory.cluster), declared_dir(inventory.cluster))
-    )
+    directories = (run_dir, declared_dir, tables_dir)
+    files = PathsAbsent("node files", (own, *(each(inventory.cluster) for each in directories)))
     after_engine = NotStartedAfterEngine(inventory.cluster)
     common = (
         Stage("Restarts of Docker", names, (after_engine,), aside),

@@ -17,7 +17,7 @@ from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Inventory
 from clusterctl.inventory.values import WRITABLE
 from clusterctl.node import package
-from clusterctl.node.documents import NodeDocument, from_json, to_json
+from clusterctl.node.documents import NodeDocument, from_json, tables_dir, to_json
 from clusterctl.node.files import NodePaths
 from clusterctl.ray_cluster.nodes import (
     NON_CARRY_OVER_FILE,
@@ -30,6 +30,7 @@ from clusterctl.steps.files import (
     DirectoriesPresent,
     Directory,
     FilesPresent,
+    PathsAbsent,
     RemoteFile,
     node_directories,
 )
@@ -48,6 +49,19 @@ def directories_present(cluster: str) -> DirectoriesPresent:
     version = package.install_dir().rpartition("/")[2]
     own = Directory(config_root(cluster), 0o700)
     return DirectoriesPresent((*node_directories(cluster, version), own))
+
+
+def tables_present(cluster: str) -> DirectoriesPresent:
+    """Return the step for the directory of the GCS's tables, on the head."""
+    tables = tables_dir(cluster)
+    above = Directory(tables.rpartition("/")[0], 0o700)
+    return DirectoriesPresent((above, Directory(tables, 0o700)), "tables of Ray")
+
+
+def tables_absent(cluster: str) -> PathsAbsent:
+    """Return the step for hosts that are not the head. One that was has old tables, which must not
+    be taken for the cluster's when it is the head again."""
+    return PathsAbsent("tables of Ray", (tables_dir(cluster),))
 
 
 def files_present(

@@ -24,6 +24,7 @@ from clusterctl.node.documents import (
     config_dir,
     log_dir,
     run_dir,
+    tables_dir,
 )
 from clusterctl.ray_cluster.topology import Node, Topology, client_address, host_port
 
@@ -50,14 +51,17 @@ PER_NODE = (
 HEAD_ONLY = ("VLLM_API_KEY",)
 
 # A node that does not answer is declared dead after 3 x (2 + 4) = 18 s; with Ray's defaults, after
-# 66 s. Measured with these on Ray 2.60: 17 s for a stopped raylet, 5 s for a killed one. A raylet
-# that loses its GCS exits after 20 s.
+# 66 s. Measured with these on Ray 2.60: 17 s for a stopped raylet, 5 s for a killed one.
 DEAD_NODE_DETECTION = {
     "RAY_health_check_initial_delay_ms": "5000",
     "RAY_health_check_period_ms": "2000",
     "RAY_health_check_timeout_ms": "4000",
     "RAY_health_check_failure_threshold": "3",
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
+    # A raylet, a rank and vLLM end by themselves when they have not reached the GCS for this long,
+    # by default 60 s. They need none to answer requests: a day, in which a head comes back, be it
+    # from the repair shop. One that comes back as another does not list them, which the supervisor
+    # notices.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
     # Lets a node rejoin. The GCS asks a dead node to return a placement group's resources, and
     # keeps that channel for Ray's idle timeout of 30 minutes. All channels to an address share one
     # connection, which gRPC retries after 1, 1.6, ... 120 s: until then a raylet that restarted at
@@ -210,6 +214,7 @@ def container_spec(
         Mount(run_dir(cluster), run_dir(cluster)),
         Mount(own, own, read_only=True),
         Mount(cache_dir(cluster), cache_dir(cluster)),
+        *([Mount(tables_dir(cluster), tables_dir(cluster))] if node.role == "head" else ()),
         Mount(inventory.models, inventory.models, read_only=True),
         *(
             Mount(source, target.removesuffix(WRITABLE), read_only=not target.endswith(WRITABLE))

@@ -116,10 +116,9 @@ def make_private(view: HostView, path: str) -> None:
 class DirectoriesPresent:
     """Step: each directory exists with its mode, owned by root."""
 
-    title = "directories"
-
-    def __init__(self, wanted: Sequence[Directory]) -> None:
+    def __init__(self, wanted: Sequence[Directory], title: str = "directories") -> None:
         self._wanted = tuple(wanted)
+        self.title = title
 
     def check(self, view: HostView) -> Change | None:
         paths = [directory.path for directory in self._wanted]
@@ -218,7 +217,17 @@ class FilesPresent:
 
 
 # Directories below PRIVATE
-OWN_FILES = ("blobs", "caches", "declared", "digests", "measured", "packages", "saved", "weights")
+OWN_FILES = (
+    "blobs",
+    "caches",
+    "declared",
+    "digests",
+    "measured",
+    "packages",
+    "saved",
+    "tables",
+    "weights",
+)
 
 # Caches, packages and blobs of version 0.1, all of it written by node containers
 OLD_CACHES = "/var/cache/clusterctl"

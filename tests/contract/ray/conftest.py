@@ -168,6 +168,8 @@ def _set_up(directory: Path, topology: Topology, node: Node, token: str) -> Runn
     paths = NodePaths("demo", directory / node.host[0])
     paths.services.mkdir(parents=True)
     paths.logs.mkdir(parents=True)
+    if node.role == "head":
+        paths.tables.mkdir(parents=True)
     for secret in (paths.ray_token, paths.api_key):
         secret.write_text(token)
         secret.chmod(0o600)

@@ -29,7 +29,7 @@ FORMED = 180.0
 
 SERVICE = ServiceDocument(
     name="chat", model="tiny", served_name="tiny",
-    argv=[sys.executable, str(PROGRAMS / "ranks_in_ray.py"), "21900", "2"],
+    argv=[sys.executable, str(PROGRAMS / "ranks_in_ray.py"), "21900", "2", "127.0.0.2"],
     env={}, host="127.0.0.2", port=21900, tensor_parallel=2, pipeline_parallel=1, gpus=2,
     fingerprint="1", ready_timeout=180, shutdown_timeout=5,
 )  # fmt: skip

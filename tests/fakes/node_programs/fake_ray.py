@@ -1,6 +1,7 @@
 """Stands for `ray start --block`: says that it started, leaves a child in a group of its own.
 
 Settings in ROOT/ray.json: `exit` (status to end with at once), `silent` (never says it runs),
+`leaves` (ends once it has started all, as without --block),
 `parts` (what its processes are called; their pids, in that order, go into ROOT/ray.parts).
 """
 
@@ -30,5 +31,7 @@ parts = [
 (root / "ray.parts").write_text(json.dumps([part.pid for part in parts]))
 if not settings.get("silent"):
     print("Ray runtime started.", flush=True)
+if settings.get("leaves"):
+    os._exit(0)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 signal.pause()

@@ -18,7 +18,7 @@ import ray
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-HEAD = "127.0.0.2"
+OWN = sys.argv[3]  # The node that it runs on
 
 
 class Worker:
@@ -49,7 +49,7 @@ port, ranks = int(sys.argv[1]), int(sys.argv[2])
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
 # The first rank sits beside its driver, as vLLM asks for it.
-beside = {f"node:{HEAD}": 0.001}
+beside = {f"node:{OWN}": 0.001}
 group = placement_group([{"GPU": 1, **(beside if rank == 0 else {})} for rank in range(ranks)])
 ray.get(group.ready())
 remote: Any = ray.remote(num_gpus=1, num_cpus=0)(Worker)
@@ -61,7 +61,7 @@ workers = [
     for rank in range(ranks)
 ]
 runs = [worker.wait.remote() for worker in workers]
-server = ThreadingHTTPServer((HEAD, port), Handler)
+server = ThreadingHTTPServer((OWN, port), Handler)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 ray.wait(runs, num_returns=1)
 print("EngineDeadError: a worker died", flush=True)

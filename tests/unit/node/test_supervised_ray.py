@@ -12,7 +12,9 @@ import pytest
 
 from clusterctl.node.children import session_members
 from clusterctl.node.documents import ExpectedNode
+from clusterctl.node.gcs_store import FAILED_STARTS
 from clusterctl.node.ray_process import supported_argv
+from tests.contract.transport.sshd import is_alive
 from tests.fakes.node_bench import Bench, await_value
 from tests.fakes.ports import listening, port_of, reserved
 
@@ -207,18 +209,78 @@ def test_a_worker_waits_for_its_head(worker: Bench) -> None:
         worker.await_ray("up")
 
 
-def test_a_worker_whose_head_was_replaced_rejoins_at_once(worker: Bench) -> None:
+def test_a_worker_goes_on_while_its_head_is_away(worker: Bench) -> None:
+    worker.declare(node_ips=["10.0.0.1"], gpus=1, tensor_parallel=1)
     with listening(worker.gcs_port):
         worker.start()
-        worker.await_ray("up")
-    state = worker.await_ray("waiting")
-    assert not session_members(worker.starts("ray")[0]["pid"])
+        worker.await_service("ready")
+    (worker.root / "gcs.silent").touch()
+    before = worker.state()
+    await_value(lambda: worker.state() != before, "another look")
 
     with listening(worker.gcs_port):
+        (worker.root / "gcs.silent").unlink()
         state = worker.await_ray("up")
 
-    assert state.ray_restarts == 1
-    assert "backing-off" not in worker.events("ray")
+    assert state.ray_restarts == 0
+    worker.await_service("ready", restarts=0)
+    assert len(worker.starts("ray")) == len(worker.starts("vllm")) == 1
+
+
+def with_tables(bench: Bench, parts: list[str]) -> None:
+    bench.paths.tables.mkdir(parents=True)
+    bench.behaviour("ray", {"parts": parts, "leaves": True})
+    bench.declare_node(ray_argv=[*bench.document().ray_argv, "--block"])
+
+
+def test_a_gcs_with_tables_that_ends_is_started_again_alone(bench: Bench) -> None:
+    program = bench.root / "gcs" / "gcs_server"
+    program.parent.mkdir()
+    program.symlink_to("/bin/sleep")
+    with_tables(bench, [str(program), PARTS["raylet"]])
+    bench.declare()
+    bench.start()
+    bench.await_service("ready")
+    gcs, raylet = json.loads((bench.root / "ray.parts").read_text())
+    assert bench.starts("ray")[0]["env"]["RAY_gcs_storage_path"] == str(bench.paths.tables)
+    assert "--block" not in bench.starts("ray")[0]["argv"]
+
+    os.kill(gcs, signal.SIGKILL)
+
+    again = await_value(lambda: revived(bench), "the GCS alone")
+    assert (
+        Path(f"/proc/{again}/cmdline").read_bytes() == "\0".join([str(program), "600", ""]).encode()
+    )
+    bench.await_service("ready", restarts=0)
+    assert is_alive(raylet)
+    assert len(bench.starts("ray")) == 1
+
+    os.kill(again, signal.SIGKILL)  # At once, as one does whose tables cannot be written
+    bench.await_ray("up", restarts=1)
+    assert not is_alive(raylet)
+
+
+def revived(bench: Bench) -> int:
+    """The pid of the GCS that was started again, or 0."""
+    words = [text for text in bench.told("ray") if "is started again alone" in text]
+    return int(words[-1].rpartition(" ")[2]) if words else 0
+
+
+def test_tables_that_ray_does_not_start_with_are_deleted(bench: Bench) -> None:
+    with_tables(bench, [PARTS["raylet"]])
+    bench.start()
+    bench.await_ray("up")
+    table = bench.paths.tables / "MANIFEST-1"
+    table.write_text("damaged")
+
+    bench.behaviour("ray", {"exit": 1, "words": "Failed to open RocksDB"})
+    os.kill(json.loads((bench.root / "ray.parts").read_text())[0], signal.SIGKILL)
+    await_value(lambda: not table.exists(), "an empty directory")
+
+    assert len(bench.starts("ray")) >= 1 + FAILED_STARTS
+    assert "Ray did not start with them 3 times in a row" in " ".join(bench.told("ray"))
+    bench.behaviour("ray", {"leaves": True})
+    bench.await_ray("up")
 
 
 def test_a_worker_keeps_the_services_that_are_declared_on_it(worker: Bench) -> None:

@@ -191,10 +191,15 @@ def test_what_is_mounted() -> None:
         Mount("/run/clusterctl/demo", "/run/clusterctl/demo"),
         Mount(package.install_dir(), package.install_dir(), read_only=True),
         Mount("/var/lib/clusterctl/caches/demo", "/var/lib/clusterctl/caches/demo"),
+        Mount("/var/lib/clusterctl/tables/demo", "/var/lib/clusterctl/tables/demo"),
         Mount("/data/models", "/data/models", read_only=True),
         Mount("/data/extra", "/extra", read_only=True),
         Mount("/data/own", "/own"),
     )
+
+
+def test_the_tables_of_ray_are_mounted_on_the_head_alone() -> None:
+    assert "tables" not in str(spec(cluster(), "gpu2").mounts)
 
 
 def test_gpus_by_cdi_where_there_is_a_spec_else_by_flag_else_not_at_all() -> None:
@@ -252,6 +257,7 @@ def test_the_container_writes_to_places_of_its_own_cluster_only() -> None:
         "/var/log/clusterctl/demo",
         "/run/clusterctl/demo",
         "/var/lib/clusterctl/caches/demo",
+        "/var/lib/clusterctl/tables/demo",
         "/data/own",  # the inventory says so
     ]
     private = {directory.path: directory.mode for directory in node_directories("demo", "1")}
