@@ -22,9 +22,8 @@ lock requirements/dev.txt pyproject.toml "$project" --python-version 3.11 --extr
 lock requirements/run.txt pyproject.toml "$project" --python-version 3.11 \
     --constraint requirements/dev.txt "$@"
 
-# The releases that clusterctl/steps/node_image.py installs, from the oldest Python that both have.
-for ray in 2.56.1 2.60.0; do
-    echo "ray[default]==$ray" |
-        lock "clusterctl/steps/ray_locks/$ray.txt" - \
-            '# For Python 3.10 and later. Made by scripts/lock.sh.' --python-version 3.10 "$@"
-done
+# The release that clusterctl/steps/node_image.py installs.
+ray=2.60.0
+echo "ray[default]==$ray" |
+    lock "clusterctl/steps/ray_locks/$ray.txt" - \
+        '# For Python 3.10 and later. Made by scripts/lock.sh.' --python-version 3.10 "$@"

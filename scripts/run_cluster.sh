@@ -304,7 +304,7 @@ require_ray() {
         125) fail 6 "Docker starts no container of $image: $found" "docker run --rm --entrypoint python3 $image" ;;
         *)
             fail 5 "$image has no Ray" \
-                "printf 'FROM $image\nRUN uv pip install --system \"ray[default]==2.56.1\"\n' | docker build -t vllm-with-ray -, then use vllm-with-ray, on every host"
+                "printf 'FROM $image\nRUN uv pip install --system \"ray[default]==2.60.0\"\n' | docker build -t vllm-with-ray -, then use vllm-with-ray, on every host"
             ;;
     esac
     found=${found##*$'\n'}

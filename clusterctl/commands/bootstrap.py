@@ -21,7 +21,6 @@ from clusterctl.operations.bootstrap_stages import (
     Target,
     bring_about,
     host_stages,
-    plan_for,
 )
 from clusterctl.steps.engines import Engines
 from clusterctl.survey.cluster import Cluster, require_fit, single
@@ -54,7 +53,10 @@ def make_plan(
         for node in cluster.topology.nodes:
             for reason in node.explain:
                 sink(Note(reason, node.host))
-        return plan_for(cluster, tuple(host.name for host in hosts)), ()
+        target = Target.of(cluster, tuple(host.name for host in hosts))
+        for text in target.roll.notes():
+            sink(Note(text))
+        return target.plan, ()
 
 
 def run(
@@ -85,6 +87,8 @@ def run(
 
         def ask(found: Target) -> None:
             note_left_out(found.cluster, sink)
+            for text in found.roll.notes():
+                sink(Note(text))
             agree(found.plan)
 
         def act(found: Target, lock: ClusterLock | None) -> Bootstrapped:

@@ -82,6 +82,12 @@ class Child:
         if self.exit_status() is None:
             self._process.send_signal(signal.SIGUSR2)
 
+    def finish(self) -> None:
+        """Send SIGUSR1 to the leader: HAProxy then takes no new connections, and ends with the last
+        request."""
+        if self.exit_status() is None:
+            self._process.send_signal(signal.SIGUSR1)
+
     def kill_all(self) -> None:
         """Send SIGKILL to the leader and to every remaining process of its session.
 

@@ -401,6 +401,7 @@ class NodeState:
     ray_since: float
     ray_restarts: int
     ray_detail: str = ""
+    keeps_tables: bool = False  # Head only: its GCS comes back as itself
     ray_version: str = ""
     python_version: str = ""
     vllm_version: str = ""

@@ -240,13 +240,17 @@ class Gateway:
         it runs itself, by port."""
         self._documents, self._keys, self._local = documents, keys, local
 
-    def stop(self) -> None:
-        """End HAProxy. Blocks until it has ended."""
+    def stop(self, patience: float = 0.0) -> None:
+        """End HAProxy, whose requests get `patience` seconds. Blocks until it has ended."""
         self._ended.set()
         self._thread.join(self._timing.gateway_stop)
         for watch in self._watches.values():
             watch.stop()
         if self._child:
+            self._child.finish()
+            until = time.monotonic() + patience
+            while self._child.exit_status() is None and time.monotonic() < until:
+                time.sleep(self._timing.tick)
             self._child.kill_all()
         self._keep_counts(time.monotonic(), at_once=True)
 

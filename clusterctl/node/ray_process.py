@@ -79,6 +79,10 @@ class RayProcess:
         self.restarts = 0
         self.detail = ""
 
+    @property
+    def keeps_tables(self) -> bool:
+        return bool(self._tables)
+
     def _new_probe(self) -> Optional[HeadProbe]:
         if self._document.role == "head":
             return None

@@ -132,6 +132,7 @@ class Supervisor:
         while not self._stopping.wait(self._timing.tick):
             self._round(time.monotonic())
         # Services stop in parallel, each within its own deadline; then ray-watch and Ray.
+        until = time.monotonic() + self._timing.stop_limit
         for service in self._services.values():
             service.stop(time.monotonic())
         while not all(service.stopped for service in self._services.values()):
@@ -141,7 +142,8 @@ class Supervisor:
             self._state_file.write(self.state())
             time.sleep(self._timing.tick)
         if self._gateway:
-            self._gateway.stop()  # After the services, whose last answers pass through it
+            # After the services, whose last answers pass through it, as others' do
+            self._gateway.stop(until - time.monotonic())
         self._view.stop()
         self._ray.stop()
         self._recorder.close()
@@ -255,6 +257,7 @@ class Supervisor:
             ray_since=self._ray.since,
             ray_restarts=self._ray.restarts,
             ray_detail=self._ray.detail,
+            keeps_tables=self._ray.keeps_tables,
             ray_version=self._versions.ray,
             python_version=self._versions.python,
             vllm_version=self._versions.vllm,

@@ -20,7 +20,7 @@ from clusterctl.engine.executor import Execution
 from clusterctl.engine.plan import OnFailure, Plan, Stage
 from clusterctl.engine.plan import plan as plan_stages
 from clusterctl.engine.step import HostView, Step
-from clusterctl.errors import ClusterctlError, raise_all
+from clusterctl.errors import raise_all
 from clusterctl.facts.container_networks import free_bridge, site_networks
 from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host, Inventory
@@ -31,13 +31,7 @@ from clusterctl.network.pairs.probe import IN_USE
 from clusterctl.node.documents import config_dir
 from clusterctl.node.files import NodePaths
 from clusterctl.operations.nodes import firewall_stage
-from clusterctl.operations.rolling import (
-    ReturnToGateway,
-    Rolling,
-    interrupts,
-    left_out,
-    spares,
-)
+from clusterctl.operations.roll import Roll
 from clusterctl.packages.bundle import Bundle, open_bundles
 from clusterctl.ray_cluster.node_files import (
     directories_present,
@@ -150,14 +144,17 @@ class Target(HostTarget):
     def heads(self) -> tuple[str, ...]:
         return tuple(name for name in self.names if name == self.inventory.head.name)
 
+    def heads_together(self) -> tuple[str, ...]:
+        return tuple(name for name in self.heads() if name not in self.roll.hosts)
+
     def workers(self) -> tuple[str, ...]:
         return tuple(name for name in self.names if name != self.inventory.head.name)
 
     def together(self) -> tuple[str, ...]:
-        return tuple(name for name in self.names if name not in self.one_by_one)
+        return tuple(name for name in self.names if name not in self.roll.hosts)
 
     def workers_together(self) -> tuple[str, ...]:
-        return tuple(name for name in self.workers() if name not in self.one_by_one)
+        return tuple(name for name in self.workers() if name not in self.roll.hosts)
 
     def workers_with_gateway(self) -> tuple[str, ...]:
         return tuple(name for name in self.workers() if name in self._gateways)
@@ -177,30 +174,10 @@ class Target(HostTarget):
         return {host.name for host in self.inventory.gateways}
 
     @cached_property
-    def one_by_one(self) -> dict[str, Sequence[Step]]:
-        """The steps of workers that are changed by themselves, in order.
-
-        While Ray's head stays, a worker whose replicas others can stand in for is changed after
-        they have left the gateway: where the head's Ray restarts, all services do anyway.
-        """
+    def roll(self) -> Roll:
         steps = (*self.node_files(), *self.container())
-        views = self.cluster.views
-        try:
-            changes = [step.check(views[name]) for name in self.heads() for step in steps]
-        except ClusterctlError:
-            return {}
-        if any(interrupts(change) for change in changes):
-            return {}
-
-        found: dict[str, Sequence[Step]] = {}
-        left = left_out(self.cluster.survey)
-        for name in self.workers():
-            rolling = Rolling(self.cluster, name, self.lock, self.sink)
-            if spares(self.cluster, name):
-                found[name] = rolling.around(steps)
-            elif name in left:
-                found[name] = (*steps, ReturnToGateway(rolling))
-        return found
+        names, image, engines = self.names, self.images.node, self.images.engines
+        return Roll(self.cluster, names, image, engines, steps, self.lock, self.sink)
 
     # Which steps
 
@@ -208,7 +185,7 @@ class Target(HostTarget):
         return (firewall_stage(self.cluster, self.names),)
 
     def image_stages(self) -> Sequence[Stage]:
-        _ = self.one_by_one  # Decided by what runs before images change
+        _ = self.roll.turns  # Decided by what runs before images change
         return self.images.stages()
 
     def directories(self) -> Sequence[Step]:
@@ -303,11 +280,8 @@ class Target(HostTarget):
 
         return (NodeContainer(cluster, self.spec, self.images.engines, why_anew=why_anew),)
 
-    def rolling_workers(self) -> Sequence[Stage]:
-        return [
-            Stage(f"Ray worker {name}", (name,), tuple(steps))
-            for name, steps in self.one_by_one.items()
-        ]
+    def rolling_hosts(self) -> Sequence[Stage]:
+        return self.roll.stages()
 
     def old_files(self) -> Sequence[Step]:
         own = config_dir(self.inventory.cluster)
@@ -352,6 +326,9 @@ class Run:
         unrated = IN_USE if cluster.survey.running else ""
         require_links(cluster.gate_scope, self.sink, unrated=unrated, notes=judgement.notes)
         self.links_proven = True
+
+    def prove_image(self) -> None:
+        self.target.roll.require_same_ray()
 
     def await_ray(self) -> None:
         raise_all(self.done.set_aside.values())
@@ -421,6 +398,8 @@ STAGES: tuple[OnHosts | OnNodes | Several | Between, ...] = (
     # Options of containers depend on the engine.
     Between(Run.look_again, when=lambda run: run.done.changed > run.seen),
     Several(Target.image_stages),
+    # What the image holds is known once the head has it.
+    Between(Run.prove_image, when=lambda run: run.changes and bool(run.target.roll.turns)),
     OnNodes("Directories", Target.all_hosts, Target.directories),
     OnNodes("Tables of Ray", Target.heads, Target.tables),
     OnNodes("Tables of an earlier head", Target.workers, Target.no_tables),
@@ -442,9 +421,9 @@ STAGES: tuple[OnHosts | OnNodes | Several | Between, ...] = (
     ),
     # Before the containers: systemd reads its units again.
     OnNodes("Restarts of Docker", Target.all_hosts, Target.started_after_engine),
-    OnNodes("Ray head", Target.heads, Target.container),
+    OnNodes("Ray head", Target.heads_together, Target.container),
     OnNodes("Ray workers", Target.workers_together, Target.container, OnFailure.SET_HOST_ASIDE),
-    Several(Target.rolling_workers),
+    Several(Target.rolling_hosts),
     # No container uses them any more.
     OnNodes("Files of an earlier version", Target.all_hosts, Target.old_files),
     Between(Run.await_ray),

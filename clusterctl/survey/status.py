@@ -241,7 +241,7 @@ def assess(
         ),
         services=services,
         ray_version=state.ray_version if state else "",
-        vllm_version=state.vllm_version if state else "",
+        vllm_version=_vllm_of(survey, state.vllm_version) if state else "",
         strangers=survey.strangers,
         gateway=as_one(tuple(gateways.values())) if state and has_replicas else None,
         other_gateways={host: one for host, one in gateways.items() if host != head.name},
@@ -270,6 +270,17 @@ def odd_mtus(survey: Survey) -> dict[str, RequirementsNotMet]:
         for host, nic in found.items()
         if usual and nic.mtu != usual
     }
+
+
+def _vllm_of(survey: Survey, head: str) -> str:
+    """Return vLLM's release on the head, and others with their hosts, while another image is
+    tried."""
+    others = [
+        f"{state.vllm_version} on {name}"
+        for name in survey.answers
+        if (state := survey.fresh_state(name)) and state.vllm_version not in ("", head)
+    ]
+    return ", ".join([head, *others])
 
 
 def secrets_apart(survey: Survey, host: str) -> list[str]:

@@ -48,10 +48,12 @@ class ClusterImages(Closing):
         self._outside = outside_of(inventory)
         held = (name for name in cluster.held if name in cluster.views)
         self._facts = {name: cluster.views[name].facts for name in held}
-        self._inventory, self.names, self.engines = inventory, names, engines
+        self._inventory, self.engines = inventory, engines
         self._head = inventory.head.name
-        self._heads = (self._head,) if self._head in names else ()
+        # The node image is made on the head, and every host's comes from there.
+        self._heads = (self._head,)
         self._workers = tuple(name for name in names if name != self._head)
+        self.names = (*self._heads, *self._workers)
         self._drivers = {name: engines(view) for name, view in cluster.views.items()}
         self.node = NodeImage(inventory.image, engines, cluster.head, inventory.packages.pip_index)
         route = Route(
@@ -75,7 +77,7 @@ class ClusterImages(Closing):
         self._base = ImageReceiver(
             finder.find,
             self._drivers,
-            names,
+            self.names,
             route,
             before=lambda view: record_installed(view, [inventory.image], IMAGES),
         )

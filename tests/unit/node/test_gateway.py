@@ -620,3 +620,22 @@ def test_an_emptied_key_changes_nothing_for_clients(gate: GatewayBench) -> None:
     found, problems = marks(gate.paths)
     assert "api.key" not in found
     assert "is empty; clusterctl bootstrap repairs that" in problems[0]
+
+
+def test_requests_end_before_a_gateway_that_is_stopped(gate: GatewayBench) -> None:
+    slow = [ModelServer(CLUSTER_KEY, words=20, pause=0.1) for _ in gate.replicas]
+    gate.documents = {"tiny": gate.service("tiny", slow)}
+    gate.proofs = {replica.port: READY for replica in slow}
+    gate.follow()
+    gate.await_up()
+    url, found = f"http://127.0.0.1:{gate.port}", list[LoadReport]()
+    load = Load(url, "tiny", rate=10, seconds=0.5, key=CLUSTER_KEY, streamed=1.0)
+    asking = threading.Thread(target=lambda: found.append(run_load(load)))
+    asking.start()
+    time.sleep(1.0)
+
+    gate.gateway.stop(30.0)
+
+    asking.join()
+    assert found[0].lost == 0
+    assert gate.health() == 0

@@ -144,11 +144,11 @@ def give_node_image(host: FakeHost, *, layer: str = "ray") -> None:
     base = image("base", REFERENCE)
     labels = {
         BASE_LABEL: content(base),
-        RAY_LABEL: "2.56.1",
+        RAY_LABEL: "2.60.0",
         GATEWAY_LABEL: GATEWAY,
         REFERENCE_LABEL: REFERENCE,
     }
-    tag = "clusterctl/vllm-openai:v0.33.0-ray2.56.1"
+    tag = "clusterctl/vllm-openai:v0.33.0-ray2.60.0"
     node = replace(image("node", tag, layers=(*base.layers, layer)), labels=labels)
     host.engine.images |= {"node": node}
 

@@ -14,7 +14,7 @@ from clusterctl.inventory.model import Host, Inventory, Packages, PackageSource
 from clusterctl.steps.fetching import to_be_fetched
 from tests.fakes.host_facts import host_facts
 
-NODE_IMAGE = "clusterctl/vllm-openai:v0.33.0-ray2.56.1"
+NODE_IMAGE = "clusterctl/vllm-openai:v0.33.0-ray2.60.0"
 
 
 def bare() -> HostFacts:

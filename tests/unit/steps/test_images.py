@@ -14,8 +14,7 @@ from clusterctl.steps.node_image import (
     GATEWAY,
     GATEWAY_LABEL,
     NO_GATEWAY,
-    OTHERWISE,
-    RAY_FOR_VLLM,
+    RAY,
     RAY_LABEL,
     REFERENCE_LABEL,
     ImagePulled,
@@ -29,7 +28,6 @@ from clusterctl.steps.node_image import (
     has_tokens,
     index_arguments,
     lock_of,
-    ray_for,
     tag_for,
 )
 from tests.fakes.chain import RELAY
@@ -91,7 +89,7 @@ def test_ray_is_added_where_it_lacks(made: Cluster) -> None:
     give_base(made.head)
     ray_step(made).apply(made.head_view, Change(""))
     node = made.node_image.on(made.head_view)
-    assert node.tags == ("clusterctl/vllm-openai:v0.33.0-ray2.56.1",)
+    assert node.tags == ("clusterctl/vllm-openai:v0.33.0-ray2.60.0",)
     assert node.layers == ("layer-base", "ray")
     assert node.labels[REFERENCE_LABEL] == REFERENCE
 
@@ -105,7 +103,7 @@ def test_an_image_with_ray_and_haproxy_gets_labels_and_no_layer(made: Cluster) -
     assert node.layers == ("layer-base",)
 
 
-@pytest.mark.parametrize(("ray", "complete"), [("2.56.1", True), ("2.40.0", False)])
+@pytest.mark.parametrize(("ray", "complete"), [("2.60.0", True), ("2.40.0", False)])
 def test_a_node_image_in_the_inventory_is_used_as_it_is(ray: str, complete: bool) -> None:
     """As `image bundle --with-ray` writes it: nothing is built, so nothing is fetched."""
     made = cluster()
@@ -190,14 +188,6 @@ def test_the_start_of_the_build_leaves_no_name_behind(made: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("vllm", "ray"),
-    [("0.33.0", "2.56.1"), ("0.32.0+cpu", "2.60.0"), ("0.99.1", "2.56.1"), (None, "2.56.1")],
-)
-def test_ray_goes_with_vllm(vllm: str | None, ray: str) -> None:
-    assert ray_for(vllm) == ray
-
-
-@pytest.mark.parametrize(
     ("ray", "knows"), [("2.51.9", False), ("2.52.0", True), ("2.60.0rc1", True), ("3.0.0", True)]
 )
 def test_tokens_came_with_ray_2_52(ray: str, knows: bool) -> None:
@@ -207,13 +197,13 @@ def test_tokens_came_with_ray_2_52(ray: str, knows: bool) -> None:
 @pytest.mark.parametrize(
     ("reference", "tag"),
     [
-        ("vllm/vllm-openai:v0.33.0", "clusterctl/vllm-openai:v0.33.0-ray2.56.1"),
-        ("registry:5000/acme/vllm", "clusterctl/vllm:latest-ray2.56.1"),
-        ("acme/vllm@sha256:" + "ab" * 32, "clusterctl/vllm:abababababab-ray2.56.1"),
+        ("vllm/vllm-openai:v0.33.0", "clusterctl/vllm-openai:v0.33.0-ray2.60.0"),
+        ("registry:5000/acme/vllm", "clusterctl/vllm:latest-ray2.60.0"),
+        ("acme/vllm@sha256:" + "ab" * 32, "clusterctl/vllm:abababababab-ray2.60.0"),
     ],
 )
 def test_the_node_images_name_says_what_it_is_made_of(reference: str, tag: str) -> None:
-    assert tag_for(reference, "2.56.1") == tag
+    assert tag_for(reference, "2.60.0") == tag
 
 
 def test_an_index_over_plain_http_is_trusted_by_name() -> None:
@@ -228,17 +218,16 @@ def test_an_index_over_plain_http_is_trusted_by_name() -> None:
 
 
 def test_the_recipe_installs_the_pinned_ray() -> None:
-    text = dockerfile("base:1", {"a": "b"}, add_ray("2.56.1"))
+    text = dockerfile("base:1", {"a": "b"}, add_ray("2.60.0"))
     assert text.startswith("FROM base:1\n")
-    assert "lock_install.py 'ray[default]==2.56.1' " in text
+    assert "lock_install.py 'ray[default]==2.60.0' " in text
     assert text.endswith('LABEL a="b"\n')
     assert dockerfile("base:1", {"a": "b"}, "") == 'FROM base:1\nLABEL a="b"\n'
 
 
-@pytest.mark.parametrize("ray", sorted({*RAY_FOR_VLLM.values(), OTHERWISE}))
-def test_every_ray_that_is_installed_has_a_lock(ray: str) -> None:
-    """scripts/lock.sh makes them."""
-    assert f"\nray=={ray} " in lock_of(ray)
+def test_the_ray_that_is_installed_has_a_lock() -> None:
+    """scripts/lock.sh makes it."""
+    assert f"\nray=={RAY} " in lock_of(RAY)
 
 
 def test_content_is_the_same_wherever_the_image_is() -> None:

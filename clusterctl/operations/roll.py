@@ -1,0 +1,222 @@
+"""Which hosts a `bootstrap` changes one after the other, and with another image all of them: the
+hosts done have the new one, the others serve with the old one. One Ray holds both, as long as Ray
+and Python are the same in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from clusterctl.containers.spec import ContainerSpec
+from clusterctl.engine.events import EventSink
+from clusterctl.engine.plan import Stage
+from clusterctl.engine.step import HostView, Step
+from clusterctl.errors import ClusterctlError, RequirementsNotMet
+from clusterctl.node.documents import NodeState
+from clusterctl.operations.rolling import (
+    LeaveGateway,
+    ReturnToGateway,
+    Rolling,
+    groups,
+    interrupts,
+    left_out,
+    replicas_on,
+)
+from clusterctl.ray_cluster.nodes import container_spec
+from clusterctl.steps.engines import Engines
+from clusterctl.steps.node_container import NodeContainer
+from clusterctl.steps.node_image import Contents, NodeImage, NodeImageMissing, release
+from clusterctl.survey.cluster import Cluster
+from clusterctl.transport.lock import ClusterLock
+
+
+@dataclass(frozen=True)
+class Roll:
+    """The turns of the hosts `names`. `steps`: what changes a node, its container last. `lock` is
+    None for a plan."""
+
+    cluster: Cluster
+    names: tuple[str, ...]
+    image: NodeImage
+    engines: Engines
+    steps: Sequence[Step]
+    lock: ClusterLock | None
+    sink: EventSink
+
+    @cached_property
+    def turns(self) -> tuple[Rolling, ...]:
+        """Hosts that are changed by themselves, in order, and together where a replica has ranks on
+        several: those whose replicas others can stand in for, which leave the gateway before; and
+        all with replicas if the image is another one, which has to prove itself.
+
+        None where all services end anyway, with the head's Ray. Raises RequirementsNotMet where
+        --limit would tear a replica or the cluster apart.
+        """
+        self._require_whole()
+        if (self._ends_head or self.other_image) and self.why_all_stop:
+            return ()
+
+        found, left = list[Rolling](), left_out(self.cluster.survey)
+        for hosts in groups(self.cluster, self.names):
+            turn = self._turn(hosts)
+            if turn.spared or turn.old or left & set(hosts):
+                found.append(turn)
+        head = self.cluster.inventory.head.name
+        if head in self.other_image and not any(head in turn.hosts for turn in found):
+            found.append(self._turn((head,)))
+        return tuple(found)
+
+    @cached_property
+    def hosts(self) -> frozenset[str]:
+        """The hosts with a turn."""
+        return frozenset(name for turn in self.turns for name in turn.hosts)
+
+    @cached_property
+    def other_image(self) -> frozenset[str]:
+        """The hosts whose containers get another image."""
+        containers = self.cluster.survey.containers
+        return frozenset(
+            name for name in self.names if name in containers and not self._has_image(name)
+        )
+
+    @cached_property
+    def why_all_stop(self) -> str:
+        """Why the services of all hosts end when the head's container is replaced, or one host gets
+        another image; empty if they do not."""
+        state = self._head_state
+        if state is None or not state.keeps_tables:
+            return "the head's Ray keeps its tables in memory"
+        if not self.other_image:
+            return ""
+        for each in self.cluster.survey.replicas.values():
+            if each.placed_by_ray:
+                return f"Ray chose the hosts of {each.name}, which needs all of them"
+        return why_not_beside(self.image.contents(), state)
+
+    def require_same_ray(self) -> None:
+        """Raise RequirementsNotMet if the image, which the head has now, cannot be rolled out."""
+        if not self.other_image or self._head_state is None:
+            return
+        if why := why_not_beside(self.image.contents(), self._head_state):
+            inventory = self.cluster.inventory
+            raise RequirementsNotMet(
+                f"{inventory.image} cannot be given to one host after the other: {why}. The hosts "
+                "have the image, and nothing that runs was changed",
+                hint=f"clusterctl plan {inventory.file}, in which all services stop",
+            )
+
+    def stages(self) -> list[Stage]:
+        """Return the stages of each turn."""
+        found = []
+        for turn in self.turns:
+            names, first = ", ".join(turn.hosts), turn.hosts[:1]
+            leave, back = LeaveGateway(turn, self.steps), ReturnToGateway(turn)
+            inner = turn.around(self.steps)
+            if len(turn.hosts) == 1:
+                found.append(Stage(f"Ray on {names}", first, (leave, *inner, back)))
+                continue
+            # All its hosts are changed before a replica can start again.
+            found.append(Stage(f"Replicas on {names}", first, (leave,)))
+            found.append(Stage(f"Ray on {names}", turn.hosts, inner))
+            found.append(Stage(f"Replicas on {names} again", first, (back,)))
+        return found
+
+    def notes(self) -> Iterator[str]:
+        """Yield what users notice of another image, a sentence each."""
+        if not self.other_image:
+            return
+        if self.why_all_stop:
+            yield f"another image, for which all services stop: {self.why_all_stop}"
+            return
+        yield f"another image, host after host: {', '.join(self._in_order)}"
+        for service in self.cluster.survey.services.values():
+            serving = {each.name for each in service.replicas if each.serves}
+            with_it = [
+                {each.name for each in replicas_on(self.cluster, turn.hosts)} for turn in self.turns
+            ]
+            number = f"{len(service.replicas)} replica{'s' * (len(service.replicas) != 1)}"
+            if serving and all(serving - leaving for leaving in with_it):
+                yield f"{service.name} ({number}) serves throughout"
+            else:
+                states = (each.state for each in service.replicas)
+                longest = max((each.ready_seconds for each in states if each), default=0.0)
+                last = f", which took {longest:.0f} s" if longest else ""
+                yield f"{service.name} ({number}) is away until vLLM is ready again{last}"
+        gateways = [host.name for host in self.cluster.inventory.gateways]
+        for name in gateways if self.cluster.survey.services else ():
+            if name in self.other_image:
+                others = " and those of other gateways are not" if len(gateways) > 1 else ""
+                yield f"clients of the gateway on {name} are cut off while it restarts{others}"
+
+    @property
+    def _in_order(self) -> list[str]:
+        alone = sorted(self.other_image - self.hosts, key=self.names.index)
+        return [*alone, *(name for turn in self.turns for name in turn.hosts)]
+
+    def _turn(self, hosts: tuple[str, ...]) -> Rolling:
+        anew = self.other_image & set(hosts)
+        return Rolling(self.cluster, hosts, self.lock, self.sink, self._old if anew else None)
+
+    @cached_property
+    def _old(self) -> Step:
+        """The step that gives a host its container with the image of before again."""
+        cluster = self.cluster
+
+        def spec(view: HostView) -> ContainerSpec:
+            node = cluster.topology.node(view.host.name)
+            image = cluster.survey.containers[view.host.name].image
+            return container_spec(node, image, cluster.inventory, view.facts, cluster.topology)
+
+        return NodeContainer(cluster.inventory.cluster, spec, self.engines)
+
+    @cached_property
+    def _head_state(self) -> NodeState | None:
+        return self.cluster.survey.fresh_state(self.cluster.inventory.head.name)
+
+    @cached_property
+    def _ends_head(self) -> bool:
+        head = self.cluster.inventory.head.name
+        try:
+            changes = [step.check(self.cluster.head) for step in self.steps if head in self.names]
+        except ClusterctlError:
+            return True
+        return any(interrupts(change) for change in changes)
+
+    def _has_image(self, name: str) -> bool:
+        running = self.cluster.survey.containers[name].image
+        try:
+            return self.image.on(self.cluster.views[name]).id == running
+        except NodeImageMissing:
+            return False
+
+    def _require_whole(self) -> None:
+        """Raise RequirementsNotMet where --limit would give one host of a replica another image
+        than its other hosts have, or the cluster two releases of Ray."""
+        inventory, names = self.cluster.inventory, set(self.names)
+        every = [host.name for host in inventory.hosts]
+        for hosts in groups(self.cluster, every):
+            if self.other_image & set(hosts) and set(hosts) - names:
+                whole = ",".join(hosts)
+                raise RequirementsNotMet(
+                    f"replicas have ranks on {whole}, which get another image together",
+                    hint=f"clusterctl bootstrap {inventory.file} --limit {whole}",
+                )
+        if self.other_image and set(self.cluster.survey.containers) - names and self.why_all_stop:
+            alone = ", ".join(sorted(self.other_image))
+            raise RequirementsNotMet(
+                f"the image cannot be tried on {alone} alone: {self.why_all_stop}",
+                hint=f"clusterctl plan {inventory.file}, without --limit",
+            )
+
+
+def why_not_beside(image: Contents | None, running: NodeState) -> str:
+    """Return why nodes of an image cannot be in one Ray with those that run, or "": ranks and Ray's
+    nodes need the same Ray, and the same minor release of Python. None: it is not made yet."""
+    if image is None:
+        return ""
+    if image.ray and release(image.ray)[:3] != release(running.ray_version)[:3]:
+        return f"it has Ray {image.ray}, and the hosts run {running.ray_version}"
+    if image.python and release(image.python)[:2] != release(running.python_version)[:2]:
+        return f"it has Python {image.python}, and the hosts run {running.python_version}"
+    return ""
