@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from clusterctl.containers.drivers import driver_for
 from clusterctl.engine.carry_out import carry_out
-from clusterctl.engine.events import EventSink, Note, one_at_a_time
+from clusterctl.engine.events import EventSink, one_at_a_time
 from clusterctl.engine.executor import execute_held
 from clusterctl.engine.plan import OnFailure, Plan, Stage
 from clusterctl.engine.plan import plan as plan_stages
 from clusterctl.engine.step import Unknown
 from clusterctl.errors import StepFailed, raise_all
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.inventory.outside import outside_of
+from clusterctl.ray_cluster.topology import Node
 from clusterctl.steps.engines import Engines
-from clusterctl.steps.image_digest import read_record
 from clusterctl.steps.node_image import ImagePulled
 from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transfer.image_receiver import ImageReceiver
-from clusterctl.transfer.image_sources import HOST, ImageFinder, PulledFirst, operators_engine
+from clusterctl.transfer.image_sources import HOST, ImageFinder, PulledFirst
 from clusterctl.transfer.transfer import Route, Transfer
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
@@ -111,27 +110,19 @@ class _Delivery:
         self._push, self._transports, self._sink = push, transports, sink
         self._names = tuple(host.name for host in push.hosts)
         drivers = {name: driver_for(transport) for name, transport in transports.items()}
-        inventory = push.inventory
-        finder = ImageFinder(
-            push.reference,
-            drivers,
-            tuple(host.name for host in push.involved),
+        order = tuple(host.name for host in push.involved)
+        finder = replace(
+            ImageFinder.of(push.inventory, push.reference, drivers, transports, order, sink),
             chosen=push.chosen,
-            archive=inventory.image_archive if push.reference == inventory.image else None,
-            operator=operators_engine(),
-            ca=outside_of(inventory).ca,
             pullers=self._names,
             ask=credentials.ask,
-            say=lambda text: sink(Note(text)),
-            recorded=lambda name: read_record(transports[name], push.reference),
         )
-        route = Route(
+        route = Route.over(
             transports,
-            lambda name: self.survey.topology.node(name).node_ip,
+            self._node,
+            sink,
             push.limit_rate,
             push.compress,
-            speed=lambda name: self.survey.topology.node(name).speed,
-            say=lambda host, text: sink(Note(text, host)),
         )
         self.images = ImageReceiver(finder.find, drivers, self._names, route)
         self.transfer = Transfer(self.images, route)
@@ -150,6 +141,9 @@ class _Delivery:
             if not facts.engine.installed
         )
         return survey
+
+    def _node(self, name: str) -> Node:
+        return self.survey.topology.node(name)
 
     def plan(self) -> Plan:
         return plan_stages(self.stages(), self.survey.views)

@@ -4,16 +4,16 @@ from it on the head. Both are sent through a chain: every byte leaves its source
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 from clusterctl.containers.driver import EngineUnavailable
-from clusterctl.engine.events import EventSink, Note
+from clusterctl.engine.events import EventSink
 from clusterctl.engine.plan import Stage
 from clusterctl.engine.step import Unknown
 from clusterctl.errors import raise_all
 from clusterctl.inventory.outside import outside_of
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.files import IMAGES, record_installed
-from clusterctl.steps.image_digest import read_record
 from clusterctl.steps.node_image import ImagePulled, NodeImage, RayInImage, node_tag
 from clusterctl.survey.cluster import Cluster, image_problems
 from clusterctl.transfer.engine_state import environment
@@ -24,7 +24,6 @@ from clusterctl.transfer.image_sources import (
     Origin,
     PulledFirst,
     host_origin,
-    operators_engine,
 )
 from clusterctl.transfer.transfer import Route, Transfer
 from clusterctl.transport.base import Closing
@@ -56,24 +55,13 @@ class ClusterImages(Closing):
         self.names = (*self._heads, *self._workers)
         self._drivers = {name: engines(view) for name, view in cluster.views.items()}
         self.node = NodeImage(inventory.image, engines, cluster.head, inventory.packages.pip_index)
-        route = Route(
-            {name: view.transport for name, view in cluster.views.items()},
-            lambda name: topology.node(name).node_ip,
-            speed=lambda name: topology.node(name).speed,
-            say=lambda host, text: sink(Note(text, host)),
-        )
+        transports = {name: view.transport for name, view in cluster.views.items()}
+        route = Route.over(transports, topology.node, sink)
         others = (name for name in self._drivers if name != self._head)
-        finder = ImageFinder(
-            inventory.image,
-            self._drivers,
-            (self._head, *others),
-            archive=inventory.image_archive,
-            ca=self._outside.ca,
-            pullers=(*self._heads, *self._workers),
-            operator=operators_engine(),
-            say=lambda text: sink(Note(text)),
-            recorded=lambda name: read_record(cluster.views[name].transport, inventory.image),
+        finder = ImageFinder.of(
+            inventory, inventory.image, self._drivers, transports, (self._head, *others), sink
         )
+        finder = replace(finder, pullers=(*self._heads, *self._workers))
         self._base = ImageReceiver(
             finder.find,
             self._drivers,

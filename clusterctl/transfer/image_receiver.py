@@ -25,11 +25,13 @@ from clusterctl.transfer.chain import Chain
 from clusterctl.transfer.chain_link import LinkProgress, fetch_limit
 from clusterctl.transfer.content import ImageContent, ImageSource, digest_of
 from clusterctl.transfer.engine_image import HostImage
-from clusterctl.transfer.engine_state import EngineState, HeldImage, inspect_engine
-from clusterctl.transfer.image_plan import (
+from clusterctl.transfer.engine_state import (
+    EngineState,
+    HeldImage,
     ImageDelivery,
     Method,
     choose_delivery,
+    inspect_engine,
     problems,
     same_image,
     uncompressed,

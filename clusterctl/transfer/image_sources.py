@@ -1,4 +1,9 @@
-"""Origins of an image: a host that has it, an archive, Docker on this machine, or its registry."""
+"""Where an image comes from: a host that has it, an archive, Docker on this machine, or its
+registry, read by the first host that reaches it or by this machine.
+
+To add a place: a method of `ImageFinder` that returns an `Origin`, or None; its turn in `_nearest`;
+and its value of `--from` in `find`.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +17,25 @@ from typing import NoReturn
 from clusterctl.containers.driver import ContainerDriver, EngineUnavailable, Say
 from clusterctl.containers.drivers import driver_for
 from clusterctl.containers.reference import parse, tagged
+from clusterctl.engine.events import EventSink, Note
 from clusterctl.engine.step import Unknown
 from clusterctl.errors import ClusterctlError, StepFailed, UsageError
-from clusterctl.inventory.model import Host
-from clusterctl.steps.image_digest import DigestRecord
+from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.outside import outside_of
+from clusterctl.steps.image_digest import DigestRecord, read_record
 from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.content import ImageContent, ImageSource, digest_of
 from clusterctl.transfer.engine_image import engine_image, overlay_image, save_on_host
-from clusterctl.transfer.engine_state import EngineState, HeldImage, inspect_engine, settings
-from clusterctl.transfer.image_plan import WantedImage
+from clusterctl.transfer.engine_state import (
+    EngineState,
+    HeldImage,
+    WantedImage,
+    inspect_engine,
+    settings,
+)
 from clusterctl.transfer.registry.client import NoSuchImage
+from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Ask, nobody
 from clusterctl.transport.fanout import fan_out, values
 from clusterctl.transport.local import LocalTransport
@@ -138,6 +151,28 @@ class ImageFinder:
     # The host that pulls, once that is decided: registries are asked once in a run.
     _pulls: list[PulledFirst] = field(default_factory=list)
 
+    @classmethod
+    def of(
+        cls,
+        inventory: Inventory,
+        reference: str,
+        drivers: Mapping[str, ContainerDriver],
+        transports: Mapping[str, Transport],
+        order: tuple[str, ...],
+        sink: EventSink,
+    ) -> ImageFinder:
+        """Return the finder of an image for hosts of `inventory`, which `transports` reach."""
+        return cls(
+            reference,
+            drivers,
+            order,
+            archive=inventory.image_archive if reference == inventory.image else None,
+            operator=operators_engine(),
+            ca=outside_of(inventory).ca,
+            say=lambda text: sink(Note(text)),
+            recorded=lambda name: read_record(transports[name], reference),
+        )
+
     def find(self, engines: EngineStates) -> Origin | Unknown:
         """Return the origin. Raises StepFailed, RequirementsNotMet, UsageError if there is none."""
         if self.chosen is None:
@@ -160,6 +195,16 @@ class ImageFinder:
         """Return the nearest origin. An archive in the inventory decides which image it is; a host
         that has the same image still comes first, as it is nearer to the others."""
         archived = self._from_archive(self.archive, engines, None) if self.archive else None
+        return (
+            self._from_any_host(engines, archived)
+            or archived
+            or self._from_docker()
+            or self._pulled_by_a_host(engines)
+            or self._from_registry_or_by_its_login(engines)
+        )
+
+    def _from_any_host(self, engines: EngineStates, archived: Origin | None) -> Origin | None:
+        """Return the first host that has the image: the one of `archived`, if there is one."""
         layers = archived.wanted.layers if archived else None
         wanted = parse(self.reference).digest
         for name in self.order:
@@ -169,39 +214,39 @@ class ImageFinder:
                 found = self._from_host(name, engine, held)
                 if found.digest is None or wanted in (None, found.digest):
                     return found
-        nearby = archived or self._from_docker()
-        if nearby:
-            return nearby
-        if self._pulls:
-            return self._pulls[0]
+        return None
 
-        pulls = self._host_that_reaches_the_registry(engines)
-        if pulls is None:
-            try:
-                return self._from_registry(engines)
-            except NoSuchImage:
-                raise
-            except ClusterctlError as error:
-                # The engine of a host may have a login that was not used so far.
-                host = (*self.pullers, *self.order)[0]
-                pulls = PulledFirst(f"{host} pulls it first: from here, {error.summary}", host)
-        self._pulls.append(pulls)
-        return pulls
-
-    def _host_that_reaches_the_registry(self, engines: EngineStates) -> PulledFirst | None:
+    def _pulled_by_a_host(self, engines: EngineStates) -> PulledFirst | None:
         """Return the first host whose engine is told the image's digest by its registry. The bytes
         then never cross the uplink of this machine, which may be at home."""
+        if self._pulls:
+            return self._pulls[0]
         asked = [name for name in self.pullers if name in engines and engines[name].python][:ASKED]
-        answers = fan_out(
-            {name: name for name in asked},
-            lambda name: self.drivers[name].published(self.reference),
+        digests = values(
+            fan_out(
+                {name: name for name in asked},
+                lambda name: self.drivers[name].published(self.reference),
+            )
         )
-        digests = values(answers)
-        for name in asked:
-            if name in digests:
-                why = f"{name} pulls it first, as {digests[name]}: its engine reaches the registry"
-                return PulledFirst(why, name)
+        for name in filter(digests.__contains__, asked):
+            why = f"{name} pulls it first, as {digests[name]}: its engine reaches the registry"
+            self._pulls.append(PulledFirst(why, name))
+            return self._pulls[0]
         return None
+
+    def _from_registry_or_by_its_login(self, engines: EngineStates) -> Origin | PulledFirst:
+        """Return the registry, as this machine reads it; or a host, whose engine may have a login
+        that was not used so far."""
+        try:
+            return self._from_registry(engines)
+        except NoSuchImage:
+            raise
+        except ClusterctlError as error:
+            host = (*self.pullers, *self.order)[0]
+            self._pulls.append(
+                PulledFirst(f"{host} pulls it first: from here, {error.summary}", host)
+            )
+            return self._pulls[0]
 
     def _from_host(self, name: str, engine: EngineState, held: HeldImage) -> Origin:
         record = self.recorded(name)

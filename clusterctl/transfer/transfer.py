@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from clusterctl.containers.driver import Say
+from clusterctl.engine.events import EventSink, Note
 from clusterctl.engine.step import Change, HostView, Unknown
 from clusterctl.errors import ClusterctlError, Problems, StepFailed
 from clusterctl.transfer.chain import Chain
@@ -24,6 +25,17 @@ from clusterctl.transport.base import Closing, Transport
 # Bytes per second of a link below which uncompressed layers are compressed: a core compresses some
 # 60 to 100 MB/s.
 SLOW_LINK = 500_000_000 // 8
+
+
+class NetworkPlace(Protocol):
+    """A host's place in the cluster's network."""
+
+    @property
+    def node_ip(self) -> str: ...
+
+    @property
+    def speed(self) -> int | None:
+        """Mbit/s, if known."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,25 @@ class Route:
     cache: Callable[[str], str] = lambda _: CACHE  # Directory of the relay's cache
     say: Callable[[str, str], None] = lambda _host, _text: None  # Gets host and sentence
     chain: Callable[..., Chain] = Chain
+
+    @classmethod
+    def over(
+        cls,
+        transports: Mapping[str, Transport],
+        node: Callable[[str], NetworkPlace],
+        sink: EventSink,
+        limit_rate: int | None = None,
+        compress: bool | None = None,
+    ) -> Route:
+        """Return the route over the cluster's network; `node` returns a host's place in it."""
+        return cls(
+            transports,
+            lambda name: node(name).node_ip,
+            limit_rate,
+            compress,
+            speed=lambda name: node(name).speed,
+            say=lambda host, text: sink(Note(text, host)),
+        )
 
     @property
     def compresses(self) -> bool:

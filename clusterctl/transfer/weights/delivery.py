@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from clusterctl.engine.carry_out import carry_out
-from clusterctl.engine.events import EventSink, Note, one_at_a_time
+from clusterctl.engine.events import EventSink, one_at_a_time
 from clusterctl.engine.executor import execute_held
 from clusterctl.engine.plan import OnFailure, Plan, Stage
 from clusterctl.engine.plan import plan as plan_stages
@@ -117,13 +117,7 @@ class _ModelDelivery:
         """Collect the hosts' facts and find the model."""
         involved = to.inventory.model_copy(update={"hosts": to.involved})
         survey = take_survey(involved, transports).require_answers()
-        self._route = Route(
-            transports,
-            lambda name: survey.topology.node(name).node_ip,
-            limit_rate=to.limit_rate,
-            speed=lambda name: survey.topology.node(name).speed,
-            say=lambda host, text: sink(Note(text, host)),
-        )
+        self._route = Route.over(transports, survey.topology.node, sink, to.limit_rate)
         self.views = {host.name: survey.views[host.name] for host in to.hosts}
         self._models = to.inventory.models
         self._use(find(survey.views))

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import StepFailed
-from clusterctl.transfer.engine_state import inspect_engine, settings
-from clusterctl.transfer.image_plan import WantedImage, same_image
+from clusterctl.transfer.engine_state import WantedImage, inspect_engine, same_image, settings
 from clusterctl.transfer.image_receiver import image_id, load_from_cache, prove
 from tests.contract.containers.dockerd import Engine
 from tests.contract.containers.newer_engine import WITH_NEWER_ENGINE

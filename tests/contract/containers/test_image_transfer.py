@@ -15,8 +15,7 @@ from clusterctl.engine.events import Event, StepProgress
 from clusterctl.engine.executor import execute
 from clusterctl.engine.plan import Stage, plan
 from clusterctl.engine.step import Change, HostView
-from clusterctl.transfer.engine_state import inspect_engine
-from clusterctl.transfer.image_plan import Method, choose_delivery
+from clusterctl.transfer.engine_state import Method, choose_delivery, inspect_engine
 from clusterctl.transfer.image_receiver import ImageReceiver
 from clusterctl.transfer.image_sources import EngineStates, Origin, host_origin, local_origin
 from clusterctl.transfer.transfer import Route, Transfer

@@ -13,7 +13,7 @@ import pytest
 from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.content import Blob
-from clusterctl.transfer.image_plan import WORTH_COMPRESSING, uncompressed
+from clusterctl.transfer.engine_state import WORTH_COMPRESSING, uncompressed
 from clusterctl.transfer.relay import wire
 from clusterctl.transfer.relay.upstream import Source, Standing
 from clusterctl.transfer.source_multiplexer import (

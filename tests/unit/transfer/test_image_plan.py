@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from clusterctl.transfer.content import Blob, ImageContent
-from clusterctl.transfer.engine_state import EngineState, HeldImage
-from clusterctl.transfer.image_plan import (
+from clusterctl.transfer.engine_state import (
+    EngineState,
+    HeldImage,
     ImageDelivery,
     Method,
     WantedImage,
