@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from clusterctl import deadlines
 from clusterctl.inventory.model import Inventory
@@ -10,7 +11,7 @@ from clusterctl.monitoring.samples import samples
 from clusterctl.monitoring.targets import monitoring_files
 from clusterctl.survey.drift import drift
 from clusterctl.survey.status import assess
-from clusterctl.survey.survey import connected, take_survey
+from clusterctl.survey.survey import connected, look_twice, take_survey
 from clusterctl.transport.credentials import Credentials
 
 
@@ -30,5 +31,6 @@ def state(inventory: Inventory, credentials: Credentials) -> bytes:
     with connected(
         inventory.hosts, credentials, connect_timeout=deadlines.STATUS_CONNECT
     ) as transports:
-        survey = take_survey(inventory, transports, limit=2, timeout=deadlines.STATUS_LOOK)
+        look = partial(take_survey, inventory, limit=2, timeout=deadlines.STATUS_LOOK)
+        survey = look_twice(look, transports)
         return samples(assess(survey, drift(survey)), time.time())

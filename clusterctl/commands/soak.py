@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from threading import Event
 from typing import TypeVar
 
@@ -20,7 +21,7 @@ from clusterctl.serving.soak import SoakRound
 from clusterctl.survey.cluster import require_fit, single
 from clusterctl.survey.load import ServiceCounters, service_counters, service_load
 from clusterctl.survey.status import assess
-from clusterctl.survey.survey import Survey, connected, take_survey
+from clusterctl.survey.survey import Survey, connected, look_twice, take_survey
 from clusterctl.transport.credentials import Credentials
 
 T = TypeVar("T")
@@ -89,7 +90,7 @@ def _round(
     before = service_counters(head, replicas, time.time)
     result = tried(lambda: measure(survey, document, load, key, cancelled, sink))
     after = service_counters(head, replicas, time.time)
-    now = take_survey(inventory, transports)
+    now = look_twice(partial(take_survey, inventory), transports)
     proof = None
     if len(inventory.hosts) > 1:
         proof = tried(

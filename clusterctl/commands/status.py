@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 from clusterctl import deadlines
@@ -21,10 +20,9 @@ from clusterctl.survey.load import (
     service_load,
 )
 from clusterctl.survey.status import ClusterStatus, assess, with_causes, with_loads
-from clusterctl.survey.survey import Survey, connected, take_survey
+from clusterctl.survey.survey import Survey, connected, look_twice, take_survey
 from clusterctl.transfer.weights.comparison import kept_file, look_at, told_apart
 from clusterctl.transfer.weights.on_host import KEPT
-from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import fan_out, values
 
@@ -68,20 +66,6 @@ def read(
             return with_load(found, survey) if wide else found
 
         yield once
-
-
-def look_twice(
-    look: Callable[[Mapping[str, Transport]], Survey],
-    transports: Mapping[str, Transport],
-    pause: float = deadlines.SECOND_LOOK,
-) -> Survey:
-    """Return what `look` finds; hosts whose node container seems to have gone are asked again."""
-    survey = look(transports)
-    if not survey.vanished:
-        return survey
-    time.sleep(pause)
-    again = look({name: transports[name] for name in survey.vanished})
-    return replace(survey, outcomes={**survey.outcomes, **again.outcomes})
 
 
 def causes_of_failures(found: ClusterStatus, survey: Survey) -> dict[str, str]:

@@ -3,7 +3,8 @@ Survey. Changes nothing on hosts."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -119,6 +120,20 @@ def take_survey(
         )
 
     return Survey(inventory, transports, fan_out(transports, look))
+
+
+def look_twice(
+    look: Callable[[Mapping[str, Transport]], Survey],
+    transports: Mapping[str, Transport],
+    pause: float = deadlines.SECOND_LOOK,
+) -> Survey:
+    """Return what `look` finds; hosts whose node container seems to have gone are asked again."""
+    survey = look(transports)
+    if not survey.vanished:
+        return survey
+    time.sleep(pause)
+    again = look({name: transports[name] for name in survey.vanished})
+    return replace(survey, outcomes={**survey.outcomes, **again.outcomes})
 
 
 @dataclass(frozen=True)

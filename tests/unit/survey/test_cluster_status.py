@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from clusterctl.commands.status import causes_of_failures, look_twice, weights_apart
+from clusterctl.commands.status import causes_of_failures, weights_apart
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import Disk, HostFacts
 from clusterctl.facts.parse import parse_probe
@@ -35,7 +35,7 @@ from clusterctl.node.documents import (
 from clusterctl.reporting.status_view import status_document, status_screen
 from clusterctl.serving.declaration import members_file
 from clusterctl.survey.status import ClusterStatus, assess, with_causes
-from clusterctl.survey.survey import Survey, drained_file
+from clusterctl.survey.survey import Survey, drained_file, look_twice
 from clusterctl.transfer.weights.comparison import kept_file
 from clusterctl.transport.base import Transport
 from tests.fakes.host_facts import nic
