@@ -162,19 +162,19 @@ def _document(report: Report) -> dict[str, Any]:
         "fabric": asdict(report.fabric) if report.fabric else None,
         "pairs": [
             {  # null where a value was not measured
-                "from": way.sender.host,
-                "to": way.receiver.host,
-                "for": list(way.lane.purposes),
-                "from_nic": way.sender.nic,
-                "to_address": way.receiver.ip,
-                "leaves_by": way.route,
-                "closed_ports": sorted(port for port, word in way.tcp.items() if word != "ok"),
+                "from": link.sender.host,
+                "to": link.receiver.host,
+                "for": list(link.lane.purposes),
+                "from_nic": link.sender.nic,
+                "to_address": link.receiver.ip,
+                "leaves_by": link.route,
+                "closed_ports": sorted(port for port, word in link.tcp.items() if word != "ok"),
                 "round_trip_ms": None
-                if way.round_trip is None
-                else round(way.round_trip * 1000, 3),
-                "mbit_s": None if way.rate is None else round(way.rate),
+                if link.round_trip is None
+                else round(link.round_trip * 1000, 3),
+                "mbit_s": None if link.rate is None else round(link.rate),
             }
-            for way in report.ways
+            for link in report.links
         ],
         "notes": list(report.notes),
         "problems": error_document(Problems(report.errors))["problems"],

@@ -15,7 +15,7 @@ from clusterctl.inventory.load import load
 from clusterctl.network.fabric_choice import Option, Undecided
 from clusterctl.reporting.console import Progress
 from clusterctl.reporting.text import columns, count, each_below_itself, line_width
-from clusterctl.survey.inventory_text import Found, Wishes, inventory_text, named_hosts
+from clusterctl.survey.inventory_text import Found, InitOptions, inventory_text, named_hosts
 from clusterctl.transport.known_hosts import OfferedKey
 
 STDOUT = Path("-")
@@ -42,14 +42,14 @@ def insist_on_room(output: Path, *, force: bool) -> None:
         ) from error
 
 
-def look(words: list[str], wishes: Wishes, *, accept_new: bool) -> Found:
+def look(words: list[str], options: InitOptions, *, accept_new: bool) -> Found:
     """Probe the hosts, and ask the user about anything left open."""
-    ssh = wishes.ssh.model_copy(update={"accept_new": True}) if accept_new else wishes.ssh
+    ssh = options.ssh.model_copy(update={"accept_new": True}) if accept_new else options.ssh
     hosts = named_hosts(words, ssh)
-    with logged(wishes.cluster, "init"), Progress(sys.stderr) as progress:
+    with logged(options.cluster, "init"), Progress(sys.stderr) as progress:
         progress(Note(f"looking at {count(len(hosts), 'host')}"))
         return run(
-            wishes,
+            options,
             hosts,
             credentials(progress),
             accept_keys=lambda keys: _accepted(keys, progress),
@@ -89,9 +89,9 @@ def decide(question: Undecided, progress: Progress) -> Option | None:
                 return question.options[int(line) - 1]
 
 
-def deliver(wishes: Wishes, found: Found, output: Path) -> None:
+def deliver(options: InitOptions, found: Found, output: Path) -> None:
     """Write the inventory, or print it; print to stderr what the user should check in it."""
-    text = inventory_text(wishes, found)
+    text = inventory_text(options, found)
     for line in each_below_itself("note: ", found.doubts, line_width(sys.stderr)):
         print(line, file=sys.stderr)
     if output == STDOUT:

@@ -82,9 +82,9 @@ def init(
     """Look at hosts over SSH and write their inventory. Comments explain every choice."""
     from clusterctl.cli.discovery import deliver, insist_on_room, look
     from clusterctl.commands.init import ssh_of
-    from clusterctl.survey.inventory_text import Wishes
+    from clusterctl.survey.inventory_text import InitOptions
 
     insist_on_room(output, force=force)
     ssh = ssh_of(user=user, port=port, identity_file=identity, known_hosts=known_hosts)
-    wishes = Wishes(cluster, image, models, accelerator, subnet, ssh)
-    deliver(wishes, look(hosts, wishes, accept_new=accept_new), output)
+    asked = InitOptions(cluster, image, models, accelerator, subnet, ssh)
+    deliver(asked, look(hosts, asked, accept_new=accept_new), output)

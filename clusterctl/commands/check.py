@@ -27,7 +27,7 @@ from clusterctl.network.gate import FabricRecord, ensure_proven
 from clusterctl.network.lookups import lookup_notes
 from clusterctl.network.outside import unreached
 from clusterctl.network.pairs import judgement
-from clusterctl.network.pairs.model import PairResults, Way, default_route_notes
+from clusterctl.network.pairs.model import HostLink, PairResults, default_route_notes
 from clusterctl.network.pairs.probe import IN_USE, NOT_SEEN, probe_pairs, ray_ports
 from clusterctl.node.documents import RayNode
 from clusterctl.operations.bootstrap_stages import plan_for
@@ -66,7 +66,9 @@ class Report:
     choices: dict[str, tuple[str, ...]]  # Address and interfaces of each host, with the reasons
     notes: tuple[str, ...]
     errors: tuple[ClusterctlError, ...]
-    ways: tuple[Way, ...] = ()  # Results of the links between hosts, both directions of every pair
+    links: tuple[
+        HostLink, ...
+    ] = ()  # Results of the links between hosts, both directions of every pair
     fabric: FabricRecord | None = None  # Result of the gate, where requested
     ray: tuple[RayNode, ...] = ()  # What Ray's head says of its nodes; empty if it is not up
 
@@ -131,7 +133,7 @@ def run(
     )
     errors, state = (*found, *between, *unlike), survey.fresh_state(inventory.head.name)
     nodes = tuple(state.nodes) if state else ()
-    return Report(survey.facts, choices, noted, errors, seen.ways, ray=nodes)
+    return Report(survey.facts, choices, noted, errors, seen.links, ray=nodes)
 
 
 def security(

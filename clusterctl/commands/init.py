@@ -24,7 +24,13 @@ from clusterctl.inventory.values import shown, value_problem
 from clusterctl.network.choice import resolve
 from clusterctl.network.fabric_choice import NoNetwork, Option, Undecided
 from clusterctl.ray_cluster.topology import Topology
-from clusterctl.survey.inventory_text import Found, Wishes, choose_head, doubts, inventory_names
+from clusterctl.survey.inventory_text import (
+    Found,
+    InitOptions,
+    choose_head,
+    doubts,
+    inventory_names,
+)
 from clusterctl.transport.connect import Connections
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import Outcome, failures, fan_out, values
@@ -39,7 +45,7 @@ _NO_SUBNET = "without --subnet, init chooses"
 
 
 def run(
-    wishes: Wishes,
+    options: InitOptions,
     hosts: Sequence[Host],
     credentials: Credentials,
     *,
@@ -48,11 +54,11 @@ def run(
 ) -> Found:
     """Probe `hosts` and choose. Changes only known_hosts, if `accept_keys` returns True.
 
-    Raises ConnectionFailed of all hosts together, UsageError for wishes that are invalid in an
+    Raises ConnectionFailed of all hosts together, UsageError for options that are invalid in an
     inventory, RequirementsNotMet if no network is shared, or a tie that the user does not decide.
     """
-    _inventory(wishes, (Host(name="any", address="any", role="head"),))  # before hosts are asked
-    answers = _ask(hosts, wishes, credentials, accept_keys)
+    _inventory(options, (Host(name="any", address="any", role="head"),))  # before hosts are asked
+    answers = _ask(hosts, options, credentials, accept_keys)
     names = inventory_names({word: answer.facts for word, answer in answers.items()})
     facts = {names[word]: answer.facts for word, answer in answers.items()}
     words = {name: word for word, name in names.items()}
@@ -66,33 +72,33 @@ def run(
         )
         for host in hosts
     ]
-    inventory, topology = choose_networks(_inventory(wishes, renamed), facts, decide)
+    inventory, topology = choose_networks(_inventory(options, renamed), facts, decide)
     return Found(
         inventory,
         facts,
         topology,
         words,
         reason,
-        tuple(doubts(words, facts, counted=accelerator_named(wishes.accelerator).counted)),
+        tuple(doubts(words, facts, counted=accelerator_named(options.accelerator).counted)),
     )
 
 
-def _inventory(wishes: Wishes, hosts: Sequence[Host]) -> Inventory:
+def _inventory(options: InitOptions, hosts: Sequence[Host]) -> Inventory:
     try:
         checked = Inventory.model_validate(
             {
-                "cluster": wishes.cluster,
-                "image": wishes.image,
-                "models": wishes.models,
-                "accelerator": wishes.accelerator,
-                "network": {"subnet": wishes.subnet},
+                "cluster": options.cluster,
+                "image": options.image,
+                "models": options.models,
+                "accelerator": options.accelerator,
+                "network": {"subnet": options.subnet},
                 "hosts": (Host(name="any", address="any"),),
             }
         )
     except ValidationError as error:
         raise_all(_refused(item) for item in error.errors(include_url=False))
         raise
-    return checked.model_copy(update={"ssh": wishes.ssh, "hosts": tuple(hosts)})
+    return checked.model_copy(update={"ssh": options.ssh, "hosts": tuple(hosts)})
 
 
 def ssh_of(**values: str | int | Path | None) -> Ssh:
@@ -118,14 +124,14 @@ def _refused(error: Mapping[str, Any]) -> UsageError:
 
 
 def _ask(
-    hosts: Sequence[Host], wishes: Wishes, credentials: Credentials, accept_keys: AcceptKeys
+    hosts: Sequence[Host], options: InitOptions, credentials: Credentials, accept_keys: AcceptKeys
 ) -> dict[str, Probe]:
     """Probe the hosts, and probe again those whose key the user accepted. Returns the answers by
     the word that named each host."""
 
     def look(names: Collection[str]) -> dict[str, Outcome[Probe]]:
         asked = {host.name: connections.to(host) for host in hosts if host.name in names}
-        disks, gpus = ("/", wishes.models), accelerator_named(wishes.accelerator).gpu_probe
+        disks, gpus = ("/", options.models), accelerator_named(options.accelerator).gpu_probe
         return fan_out(asked, lambda it: probe(it, disks=disks, gpu_probe=gpus, sudo=False))
 
     with Connections(credentials) as connections:

@@ -115,17 +115,17 @@ def _pairs(survey: Survey, *, bandwidth: bool) -> dict[str, Any]:
     in_use = survey.running or survey.states
     unrated = IN_USE if in_use and not bandwidth else ""
     seen = probe_pairs(survey.inventory, topology, facts, asked, unrated=unrated)
-    ways = [
+    links = [
         {
-            "lane": ", ".join(CARRIES[purpose] for purpose in way.lane.purposes),
-            "from": way.sender.host,
-            "to": way.receiver.host,
-            "mbit_s": way.rate,
-            "ms": None if way.round_trip is None else way.round_trip * 1e3,
+            "lane": ", ".join(CARRIES[purpose] for purpose in link.lane.purposes),
+            "from": link.sender.host,
+            "to": link.receiver.host,
+            "mbit_s": link.rate,
+            "ms": None if link.round_trip is None else link.round_trip * 1e3,
         }
-        for way in seen.ways
+        for link in seen.links
     ]
-    return {"pairs": ways, "pairs_note": seen.unrated}
+    return {"pairs": links, "pairs_note": seen.unrated}
 
 
 def _memory(survey: Survey) -> list[dict[str, Any]]:

@@ -215,18 +215,7 @@ def failures(
                 )
             ]
         case _:  # import, store, or a backend
-            # The hosts of the ranks that failed: hosts whose pairs all failed, if some other pair
-            # succeeded; else hosts with a rank that reported an error; else those of the ranks that
-            # made the least progress.
-            tried = {host for pair in report.pairs for host in (pair.first, pair.second)}
-            sound = {host for p in report.pairs if p.ok for host in (p.first, p.second)}
-            progress = [(_progress(rank, report.failed), rank.host) for rank in report.ranks]
-            least = min(progress, default=(0, ""))[0]
-            hosts = (
-                (tried - sound if sound else set())
-                or {rank.host for rank in report.ranks if rank.error}
-                or {host for reached, host in progress if reached == least}
-            )
+            hosts = _culprits(report)
             by_host: dict[str, list[RankReport]] = {}
             for rank in report.ranks:
                 if rank.host in hosts:
@@ -235,6 +224,22 @@ def failures(
                 _failed_ranks(report, host, ranks, topology, facts, file)
                 for host, ranks in by_host.items()
             ]
+
+
+def _culprits(report: FabricReport) -> set[str]:
+    """Return the hosts whose pairs all failed, if another pair succeeded; else those with a rank
+    that reported an error; else those of the ranks that made the least progress."""
+    tried = {host for pair in report.pairs for host in (pair.first, pair.second)}
+    worked = {host for pair in report.pairs if pair.ok for host in (pair.first, pair.second)}
+    if worked and tried - worked:
+        return tried - worked
+
+    if broken := {rank.host for rank in report.ranks if rank.error}:
+        return broken
+
+    progress = [(_progress(rank, report.failed), rank.host) for rank in report.ranks]
+    least = min(progress, default=(0, ""))[0]
+    return {host for reached, host in progress if reached == least}
 
 
 def backend_name(backend: str) -> str:
@@ -268,53 +273,65 @@ def _failed_ranks(
     facts: Mapping[str, HostFacts],
     file: str,
 ) -> ClusterctlError:
+    what = _BEFORE_COLLECTIVES.get(
+        report.failed, f"the all-reduce over {backend_name(report.failed)} failed"
+    )
+    numbers = ", ".join(str(rank.rank) for rank in ranks)
+    text = f"{what}: rank {numbers} {_lag(ranks[0], report)}"
+
     complaints = [text for rank in ranks for text in (rank.error, *warnings(rank.log)) if text]
-    # The host and NIC that hold the address which a library could not reach
+    if where := _unreached(complaints, facts):
+        text += f"; what it could not reach is {where}"
+
+    said = [f"rank {rank.rank}: {line}" for rank in ranks for line in rank.tail[-8:]]
+    return RequirementsNotMet(
+        text,
+        host=host,
+        hint=_fix(report.failed, host, topology, file),
+        detail="\n".join([*dict.fromkeys(complaints), *said]) or None,
+    )
+
+
+def _lag(rank: RankReport, report: FabricReport) -> str:
+    """Return how far the rank came, or its error."""
+    if rank.error:
+        return f"said: {rank.error.splitlines()[0][:200]}"
+    if rank.phase == "started":
+        return f"did not import torch ({report.error})"
+    if _progress(rank, report.failed) < _PHASES.index("joined"):
+        return f"did not join ({report.error})"
+    return f"joined and got no further ({report.error})"
+
+
+def _unreached(complaints: Sequence[str], facts: Mapping[str, HostFacts]) -> str:
+    """Return the first address that a library names and a host has: `gpu2's ens3, 10.0.0.2 port
+    40123`; empty if there is none."""
     owners = {
-        address.ip: (name, nic.name)
-        for name, of_host in facts.items()
+        address.ip: f"{host}'s {nic.name}"
+        for host, of_host in facts.items()
         for nic in of_host.nics
         for address in nic.addresses
         if nic.kind != "loopback"
     }
-    named = (peer for text in complaints for peer in peers(text))
-    ip, port = next((peer for peer in named if peer[0] in owners), ("", 0))
-    where = ""
-    if ip:
-        owner, nic = owners[ip]
-        where = f"what it could not reach is {owner}'s {nic}, {ip} port {port}"
-    numbers = ", ".join(str(rank.rank) for rank in ranks)
-    first = ranks[0]
-    if first.error:
-        lag = f"said: {first.error.splitlines()[0][:200]}"
-    elif first.phase == "started":
-        lag = f"did not import torch ({report.error})"
-    elif _progress(first, report.failed) < _PHASES.index("joined"):
-        lag = f"did not join ({report.error})"
-    else:
-        lag = f"joined and got no further ({report.error})"
-    what = _BEFORE_COLLECTIVES.get(
-        report.failed, f"the all-reduce over {backend_name(report.failed)} failed"
-    )
-    text = f"{what}: rank {numbers} {lag}"
-    if report.failed == "import":
-        fix = "the image must have torch that works on this host: clusterctl exec -- nvidia-smi"
-    elif report.failed == "store":
-        fix = (
-            f"look at its load, and at its name servers, since torch asks for the name of its "
+    for text in complaints:
+        for ip, port in peers(text):
+            if ip in owners:
+                return f"{owners[ip]}, {ip} port {port}"
+    return ""
+
+
+def _fix(step: str, host: str, topology: Topology, file: str) -> str:
+    """Return the hint for ranks of `host` that failed in `step`."""
+    if step == "import":
+        return "the image must have torch that works on this host: clusterctl exec -- nvidia-smi"
+    if step == "store":
+        return (
+            "look at its load, and at its name servers, since torch asks for the name of its "
             f"address first: clusterctl check {file}; {_load(host)}"
         )
-    else:
-        node = topology.node(host)
-        nics = node.gloo_nic if report.failed == "gloo" else ", ".join(node.nccl_nics)
-        without = "; without RDMA: network.rdma: false" if node.rdma else ""
-        fix = f"clusterctl check {file} tries {nics} of {host} with every other host{without}"
-        if len(topology.nodes) == 1:
-            fix = _INSIDE
-    seen = [f"rank {rank.rank}: {line}" for rank in ranks for line in rank.tail[-8:]]
-    return RequirementsNotMet(
-        text + (f"; {where}" if where else ""),
-        host=host,
-        hint=fix,
-        detail="\n".join([*dict.fromkeys(complaints), *seen]) or None,
-    )
+    if len(topology.nodes) == 1:
+        return _INSIDE
+    node = topology.node(host)
+    nics = node.gloo_nic if step == "gloo" else ", ".join(node.nccl_nics)
+    without = "; without RDMA: network.rdma: false" if node.rdma else ""
+    return f"clusterctl check {file} tries {nics} of {host} with every other host{without}"

@@ -31,7 +31,7 @@ from clusterctl.units import GIB
 
 
 @dataclass(frozen=True)
-class Wishes:
+class InitOptions:
     """The user's choices for the cluster; everything else is found out from the hosts."""
 
     cluster: str
@@ -172,18 +172,18 @@ models: {models}
 """
 
 
-def inventory_text(wishes: Wishes, found: Found) -> str:
+def inventory_text(options: InitOptions, found: Found) -> str:
     """Return YAML that `load` accepts."""
     blocks = [
         _HEAD.format(
-            cluster=scalar(wishes.cluster),
-            image=scalar(wishes.image),
-            models=scalar(wishes.models),
+            cluster=scalar(options.cluster),
+            image=scalar(options.image),
+            models=scalar(options.models),
         ).rstrip("\n")
     ]
-    if note := accelerator_named(wishes.accelerator).inventory_note:
-        blocks.append(f"# {note}\naccelerator: {wishes.accelerator}")
-    if ssh := _ssh_values(wishes.ssh):
+    if note := accelerator_named(options.accelerator).inventory_note:
+        blocks.append(f"# {note}\naccelerator: {options.accelerator}")
+    if ssh := _ssh_values(options.ssh):
         lines = (f"  {key}: {value}" for key, value in ssh.items())
         heading = "# How to reach all hosts. What is left out comes from ~/.ssh/config.\nssh:"
         blocks.append("\n".join([heading, *lines]))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.cluster_requirements import clocks_apart, usual_mtu
 from clusterctl.network.pairs.host_program import SMALL
-from clusterctl.network.pairs.model import End, Lane, PairResults, Way, network
+from clusterctl.network.pairs.model import End, HostLink, Lane, PairResults, network
 
 RED = 0.5  # of the link's speed; one TCP connection fills 94 % of a working Ethernet link
 
@@ -33,31 +33,31 @@ def problems(seen: PairResults, ports: Mapping[int, str]) -> list[RequirementsNo
     # Ignore MACs that answer for several hosts: those of a router that answers for all, as in cloud
     # networks.
     answers: dict[str, set[str]] = defaultdict(set)
-    for way in seen.ways:
-        for mac in set(way.neighbours) - way.receiver.macs:
-            answers[mac].add(way.receiver.host)
+    for link in seen.links:
+        for mac in set(link.neighbours) - link.receiver.macs:
+            answers[mac].add(link.receiver.host)
     faults: list[PairFault] = []
     mtus: dict[tuple[str, ...], dict[str, int]] = defaultdict(dict)
-    for way in seen.ways:
-        mtus[way.lane.purposes] |= {end.host: end.mtu for end in (way.sender, way.receiver)}
+    for link in seen.links:
+        mtus[link.lane.purposes] |= {end.host: end.mtu for end in (link.sender, link.receiver)}
     usual = {lane: usual_mtu(of.values()) for lane, of in mtus.items()}
-    for way in seen.ways:
-        own = tuple(mac for mac in way.neighbours if len(answers.get(mac, ())) < 2)
-        if fault := fault_of(replace(way, neighbours=own), ports, usual[way.lane.purposes]):
+    for link in seen.links:
+        own = tuple(mac for mac in link.neighbours if len(answers.get(mac, ())) < 2)
+        if fault := fault_of(replace(link, neighbours=own), ports, usual[link.lane.purposes]):
             faults.append(fault)
     # Drop faults that follow from others: silence follows from a wrong route in the other
     # direction, and any fault of an address from another machine that uses it.
     strayed = {
-        (fault.way.receiver, fault.way.sender) for fault in faults if fault.kind.endswith("route")
+        (fault.link.receiver, fault.link.sender) for fault in faults if fault.kind.endswith("route")
     }
-    taken = {fault.way.receiver for fault in faults if fault.kind == "taken address"}
+    taken = {fault.link.receiver for fault in faults if fault.kind == "taken address"}
     groups: dict[tuple[str, ...], list[PairFault]] = defaultdict(list)
     for fault in faults:
-        ends = (fault.way.sender, fault.way.receiver)
+        ends = (fault.link.sender, fault.link.receiver)
         silenced = fault.kind == "silence" and ends in strayed
         robbed = fault.kind != "taken address" and not taken.isdisjoint(ends)
         if not silenced and not robbed:
-            groups[fault.kind, "".join(fault.way.lane.purposes)].append(fault)
+            groups[fault.kind, "".join(fault.link.lane.purposes)].append(fault)
     found = [problem for group in groups.values() for problem in _of_group(group)]
     offsets = {host: clock.offset for host, clock in seen.clocks.items()}
     limits = {host: CLOCKS_WITHIN + clock.error for host, clock in seen.clocks.items()}
@@ -72,83 +72,85 @@ class PairFault:
 
     kind: str
     culprit: str  # the host at fault; "" if that depends on the other pairs
-    way: Way
+    link: HostLink
     summary: str
     hint: str
 
 
-def fault_of(way: Way, ports: Mapping[int, str], usual: int | None = None) -> PairFault | None:
+def fault_of(
+    link: HostLink, ports: Mapping[int, str], usual: int | None = None
+) -> PairFault | None:
     """Return the first fault that applies to this direction, or None. `ports`: Ray's ports by
     number; the system chose all others. `usual`: the MTU of most hosts."""
-    sender, receiver = way.sender, way.receiver
+    sender, receiver = link.sender, link.receiver
     known = [speed for speed in (sender.speed, receiver.speed) if speed]
-    if way.route is not None and way.route != sender.nic:
-        if apart(way):
-            return _different_networks(way)
+    if link.route is not None and link.route != sender.nic:
+        if apart(link):
+            return _different_networks(link)
         route = f"sudo ip route replace {network(receiver)} dev {sender.nic} src {sender.ip}"
-        carries = carried(way.lane)
-        if way.route:
+        carries = carried(link.lane)
+        if link.route:
             summary = (
-                f"packets to {{others}} leave by {way.route}, not by {sender.nic}, which carries "
+                f"packets to {{others}} leave by {link.route}, not by {sender.nic}, which carries "
                 f"{carries}"
             )
-            return PairFault("other route", sender.host, way, summary, route)
+            return PairFault("other route", sender.host, link, summary, route)
         summary = f"has no route from {sender}, which carries {carries}, to {{others}}"
-        return PairFault("no route", sender.host, way, summary, route)
+        return PairFault("no route", sender.host, link, summary, route)
     # Another MAC answers for the receiver's address, beside its own or without it.
-    strange = [mac for mac in way.neighbours if mac not in receiver.macs]
-    if strange and (len(strange) < len(way.neighbours) or way.broken):
+    strange = [mac for mac in link.neighbours if mac not in receiver.macs]
+    if strange and (len(strange) < len(link.neighbours) or link.broken):
         return PairFault(
-            "taken address", receiver.host, way,
+            "taken address", receiver.host, link,
             f"another machine has its address {receiver.ip}: {{others}} finds {strange[0]} there, "
             f"and {receiver.nic} has {receiver.mac}",
             f"find the port of {strange[0]} in the switch's table of MAC addresses, and give that "
             f"machine another address; who answers: sudo arping -D -I {receiver.nic} {receiver.ip}",
         )  # fmt: skip
-    if way.silent:
-        if apart(way):
-            return _different_networks(way)
+    if link.silent:
+        if apart(link):
+            return _different_networks(link)
         return PairFault(
-            "silence", "", way,
-            f"{{nic}}, which carries {carried(way.lane)}, and {{others}} do not reach each other",
+            "silence", "", link,
+            f"{{nic}}, which carries {carried(link.lane)}, and {{others}} do not reach each other",
             "check the cable, switch port and VLAN, then the firewall: ip -br link show {nic}; "
             "ping -I {nic} {address}",
         )  # fmt: skip
-    if "another program answers" in way.tcp.values():
+    if "another program answers" in link.tcp.values():
         return PairFault(
-            "stranger", receiver.host, way,
+            "stranger", receiver.host, link,
             f"another machine or a proxy answers at its address {receiver.ip} to {{others}}",
             f"find who has the address too: sudo arping -D -I {receiver.nic} {receiver.ip}",
         )  # fmt: skip
-    shut = sorted(port for port, word in way.tcp.items() if word not in ("ok", "no data"))
+    shut = sorted(port for port, word in link.tcp.items() if word not in ("ok", "no data"))
     if shut:
         # `6380 (ray_ports.node_manager), ephemeral ports`
         named = [f"{port} ({ports[port]})" for port in shut if port in ports]
         named += ["ephemeral ports"] if len(named) < len(shut) else []
-        drops = all(way.tcp[port] == "no answer" for port in shut)
+        drops = all(link.tcp[port] == "no answer" for port in shut)
         return PairFault(
-            "firewall", receiver.host, way,
+            "firewall", receiver.host, link,
             f"a firewall {'drops' if drops else 'refuses'} connections from {{others}} to "
-            f"{', '.join(named) if 'ok' in way.tcp.values() else 'all ports tried'} on "
+            f"{', '.join(named) if 'ok' in link.tcp.values() else 'all ports tried'} on "
             f"{receiver.nic}",
             _opening(receiver.firewall, network(sender)),
         )  # fmt: skip
-    if lost := _lost_packets(way, usual):
+    if lost := _lost_packets(link, usual):
         return lost
     # Without echo replies, judge by what was transferred: connecting takes small packets only.
-    answered = way.echo and way.round_trip is not None
-    stuck = way.rated and way.rate is None and not answered
-    if stuck or "no data" in way.tcp.values():
+    answered = link.echo and link.round_trip is not None
+    stuck = link.rated and link.rate is None and not answered
+    if stuck or "no data" in link.tcp.values():
         return PairFault(
-            "black hole", "", way,
+            "black hole", "", link,
             "{nic} and {others} connect, and no data arrives: an MTU black hole, or a firewall "
             "that inspects connections",
             f"ping -M do -s {sender.mtu - 28} -I {{nic}} {{address}}",
         )  # fmt: skip
-    if way.rate is not None and known and way.rate < RED * min(*known, CERTAIN):
+    if link.rate is not None and known and link.rate < RED * min(*known, CERTAIN):
         return PairFault(
-            "slow", "", way,
-            f"{way.rate:.0f} Mbit/s between {{nic}} and {{others}}, over a link of {min(known)} "
+            "slow", "", link,
+            f"{link.rate:.0f} Mbit/s between {{nic}} and {{others}}, over a link of {min(known)} "
             "Mbit/s",
             "check the negotiated speed and error counters: ethtool {nic}; ip -s link show {nic}",
         )  # fmt: skip
@@ -158,7 +160,7 @@ def fault_of(way: Way, ports: Mapping[int, str], usual: int | None = None) -> Pa
 def _opening(firewall: str, network: str) -> str:
     """Return how to let a network in, by what rules over incoming connections. An accept in one
     chain of nftables ends no other, so that a rule helps only where the refusing one is."""
-    ways = {
+    fixes = {
         "firewalld": f"sudo firewall-cmd --permanent --zone=trusted --add-source={network} && "
         "sudo firewall-cmd --reload",
         "ufw": f"sudo ufw allow from {network}",
@@ -168,9 +170,9 @@ def _opening(firewall: str, network: str) -> str:
         "input` that refuses it, in the file that nftables.service loads: systemctl cat nftables; "
         "sudo nft list ruleset",
     }
-    if firewall in ways:
-        return ways[firewall]
-    named = "; ".join(f"with {name}: {ways[name]}" for name in ("firewalld", "ufw"))
+    if firewall in fixes:
+        return fixes[firewall]
+    named = "; ".join(f"with {name}: {fixes[name]}" for name in ("firewalld", "ufw"))
     return (
         "find who refuses it: systemctl is-active firewalld ufw; sudo nft list ruleset; sudo "
         f"iptables -S INPUT; {named}; with iptables alone: sudo iptables -I INPUT -s {network} "
@@ -183,46 +185,46 @@ def carried(lane: Lane) -> str:
     return " and ".join(CARRIES.get(purpose, purpose) for purpose in lane.purposes)
 
 
-def apart(way: Way) -> bool:
+def apart(link: HostLink) -> bool:
     """Whether the ends are in different networks: a mistake unless a router connects them."""
-    return network(way.sender) != network(way.receiver)
+    return network(link.sender) != network(link.receiver)
 
 
-def _different_networks(way: Way) -> PairFault:
-    purpose = way.lane.purposes[0]
+def _different_networks(link: HostLink) -> PairFault:
+    purpose = link.lane.purposes[0]
     return PairFault(
-        "apart", "", way,
-        f"its {carried(way.lane)} interface {{nic}} is in {{network}}, and {{other_nic}} of "
+        "apart", "", link,
+        f"its {carried(link.lane)} interface {{nic}} is in {{network}}, and {{other_nic}} of "
         "{other} in {other_network}: they do not reach each other directly",
         f"name interfaces of one network under nics.{purpose} of both hosts in the inventory; "
         "which there are: ip -br addr",
     )  # fmt: skip
 
 
-def _lost_packets(way: Way, usual: int | None) -> PairFault | None:
-    echo = way.echo or {}
+def _lost_packets(link: HostLink, usual: int | None) -> PairFault | None:
+    echo = link.echo or {}
     lost = sorted(size for size, seen in echo.items() if seen is None)
     if echo.get(SMALL) is None or not lost:
         return None
-    sender, receiver = way.sender, way.receiver
+    sender, receiver = link.sender, link.receiver
     if lost[0] > receiver.mtu and usual == sender.mtu:
         return PairFault(
-            "low MTU", receiver.host, way,
+            "low MTU", receiver.host, link,
             f"its MTU on {receiver.nic} is {receiver.mtu}, and {sender.mtu} on {{others}}: larger "
             "packets are lost",
             f"sudo ip link set {receiver.nic} mtu {sender.mtu}",
         )  # fmt: skip
     if lost[0] > receiver.mtu:
         return PairFault(
-            "jumbo on one side", sender.host, way,
+            "jumbo on one side", sender.host, link,
             f"its MTU on {sender.nic} is {sender.mtu}, and {receiver.mtu} on {receiver.nic} of "
             "{other}: larger packets are lost",
             f"sudo ip link set {sender.nic} mtu {receiver.mtu}; or give all hosts, and the switch, "
             f"{sender.mtu}",
         )  # fmt: skip
-    passed = way.largest or SMALL
+    passed = link.largest or SMALL
     return PairFault(
-        "black hole", "", way,
+        "black hole", "", link,
         f"packets of {lost[0]} bytes between {{nic}} and {{others}} are lost silently, "
         f"{passed} bytes pass: an MTU black hole",
         f"sudo ip link set {{nic}} mtu {passed}, on all hosts; or raise the MTU of the switch or "
@@ -235,7 +237,7 @@ def _of_group(faults: Sequence[PairFault]) -> Iterator[RequirementsNotMet]:
     problem covers all pairs of its host that no earlier problem covers."""
 
     def blamed(fault: PairFault) -> tuple[str, ...]:
-        ends = (fault.way.sender.host, fault.way.receiver.host)
+        ends = (fault.link.sender.host, fault.link.receiver.host)
         return (fault.culprit,) if fault.culprit else ends
 
     left = list(faults)
@@ -248,8 +250,8 @@ def _of_group(faults: Sequence[PairFault]) -> Iterator[RequirementsNotMet]:
         left = [fault for fault in left if fault not in own]
         # Ring neighbours were tried on more ports than others: the longest summary is complete.
         first = max(own, key=lambda fault: len(fault.summary))
-        end, other = _ends(first.way, host)
-        peers = dict.fromkeys(_ends(fault.way, host)[1] for fault in own)
+        end, other = _ends(first.link, host)
+        peers = dict.fromkeys(_ends(fault.link, host)[1] for fault in own)
         # `gpu1 (10.0.0.1), gpu2 (10.0.0.2) and 5 more`
         names = [f"{peer.host} ({peer.ip})" for peer in peers]
         if len(names) <= NAMED + 1:
@@ -270,23 +272,23 @@ def _of_group(faults: Sequence[PairFault]) -> Iterator[RequirementsNotMet]:
         )
 
 
-def _ends(way: Way, host: str) -> tuple[End, End]:
-    """Return both ends of the way, first the one on `host`."""
-    mine = way.sender.host == host
-    return (way.sender, way.receiver) if mine else (way.receiver, way.sender)
+def _ends(link: HostLink, host: str) -> tuple[End, End]:
+    """Return both ends of the link, first the one on `host`."""
+    mine = link.sender.host == host
+    return (link.sender, link.receiver) if mine else (link.receiver, link.sender)
 
 
 def unproven(seen: PairResults) -> Iterator[str]:
     """Yield what could not be tried, and what works but not as intended."""
     for host, why in seen.unverified.items():
         yield f"{host}: not proven: {why}"
-    if any(way.echo is None for way in seen.ways):
+    if any(link.echo is None for link in seen.links):
         yield "packet sizes are not proven: raw sockets need root on the hosts"
-    for way in seen.ways:
-        nic, peer = way.sender.nic, way.receiver
-        if way.unbound not in (None, "", nic):
+    for link in seen.links:
+        nic, peer = link.sender.nic, link.receiver
+        if link.unbound not in (None, "", nic):
             yield (
-                f"{way.sender.host} reaches {peer.nic} of {peer.host} by {way.unbound}, not by "
+                f"{link.sender.host} reaches {peer.nic} of {peer.host} by {link.unbound}, not by "
                 f"{nic}, unless a program binds its address, as NCCL does not: ip route get "
                 f"{peer.ip}"
             )
@@ -297,18 +299,18 @@ def notes(seen: PairResults) -> Iterator[str]:
     yield from unproven(seen)
     if seen.unrated:
         yield seen.unrated
-    lanes: dict[tuple[str, ...], list[Way]] = defaultdict(list)
-    for way in seen.ways:
-        lanes[way.lane.purposes].append(way)
-    for ways in lanes.values():
-        trips = [way.round_trip for way in ways if way.round_trip is not None]
-        speeds = [way.rate for way in ways if way.rate is not None]
+    lanes: dict[tuple[str, ...], list[HostLink]] = defaultdict(list)
+    for link in seen.links:
+        lanes[link.lane.purposes].append(link)
+    for links in lanes.values():
+        trips = [link.round_trip for link in links if link.round_trip is not None]
+        speeds = [link.rate for link in links if link.rate is not None]
         words = [f"round trip at most {max(trips) * 1000:.2f} ms"] if trips else []
         if speeds:
             words.append(f"{min(speeds):.0f} to {max(speeds):.0f} Mbit/s")
         if words:
             # `between hosts, for Ray: round trip at most 0.10 ms, 9410 to 9420 Mbit/s`
             distant = trips and max(trips) > DISTANT
-            yield f"between hosts, for {carried(ways[0].lane)}: {', '.join(words)}" + (
+            yield f"between hosts, for {carried(links[0].lane)}: {', '.join(words)}" + (
                 "; a local network has less than 1 ms" if distant else ""
             )

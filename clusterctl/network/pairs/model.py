@@ -8,7 +8,7 @@ from ipaddress import ip_interface
 
 from clusterctl.facts.candidates import speed_of
 from clusterctl.facts.model import HostFacts
-from clusterctl.ray_cluster.topology import Topology
+from clusterctl.ray_cluster.topology import Node, Topology
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Way:
+class HostLink:
     """Measurements of `sender` towards `receiver`: one direction of a pair."""
 
     lane: Lane
@@ -97,7 +97,7 @@ class Clock:
 class PairResults:
     """Everything measured between hosts."""
 
-    ways: tuple[Way, ...]
+    links: tuple[HostLink, ...]
     clocks: Mapping[str, Clock]
     unverified: Mapping[str, str]  # Hosts that could not be queried, and why
     unrated: str = ""  # Why throughput was measured for some of the pairs only, or for none
@@ -107,41 +107,45 @@ def lanes(topology: Topology, facts: Mapping[str, HostFacts]) -> tuple[Lane, ...
     """Return one lane for each set of interfaces; purposes that share interfaces share a lane.
     Hosts without facts are left out."""
     nodes = [node for node in topology.nodes if node.host in facts]
+    wanted = [("control", [node.control_nic for node in nodes])]
     # NCCL may have several NICs per node: one lane each, up to the smallest number on any node.
     rails = range(min((len(node.nccl_nics) for node in nodes), default=0))
-    by_purpose = [
-        ("control", [node.control_nic for node in nodes]),
-        *(("nccl", [node.nccl_nics[rail] for node in nodes]) for rail in rails),
-        ("gloo", [node.gloo_nic for node in nodes]),
-    ]
-    found: dict[tuple[tuple[str, str, str], ...], tuple[list[str], Lane]] = {}
-    for purpose, nics in by_purpose:
+    wanted += (("nccl", [node.nccl_nics[rail] for node in nodes]) for rail in rails)
+    wanted.append(("gloo", [node.gloo_nic for node in nodes]))
+
+    found: list[Lane] = []
+    for purpose, nics in wanted:
         ends = {}
-        for node, name in zip(nodes, nics, strict=True):
-            # The address on that NIC of the node IP's family, the node IP itself if it is there
-            nic, six = facts[node.host].nic(name), ":" in node.node_ip
-            offered = nic.addresses if nic else ()
-            held = [a for a in offered if (":" in a.ip) == six and (not six or a.scope == "global")]
-            if nic and held:
-                speed = speed_of(facts[node.host], name)
-                macs = frozenset(each.mac for each in facts[node.host].nics)
-                first = next((a for a in held if a.ip == node.node_ip), held[0])
-                ends[node.host] = End(
-                    node.host,
-                    name,
-                    first.ip,
-                    first.prefix,
-                    nic.mtu,
-                    speed,
-                    nic.mac,
-                    macs,
-                    facts[node.host].firewall,
-                )
-        key = tuple((end.host, end.nic, end.ip) for end in ends.values())
-        purposes, _ = found.setdefault(key, ([], Lane((), ends)))
-        purposes.append(purpose)
-    return tuple(
-        Lane(tuple(dict.fromkeys(purposes)), lane.ends) for purposes, lane in found.values()
+        for node, nic in zip(nodes, nics, strict=True):
+            if end := _end(node, nic, facts[node.host]):
+                ends[node.host] = end
+        same = next((lane for lane in found if lane.ends == ends), None)
+        if same is None:
+            found.append(Lane((purpose,), ends))
+        elif purpose not in same.purposes:
+            found[found.index(same)] = Lane((*same.purposes, purpose), ends)
+    return tuple(found)
+
+
+def _end(node: Node, name: str, facts: HostFacts) -> End | None:
+    """Return the node's end on the NIC `name`: the node IP if it is there, else the first address
+    of its family. None if there is no such address."""
+    nic, six = facts.nic(name), ":" in node.node_ip
+    offered = nic.addresses if nic else ()
+    held = [a for a in offered if (":" in a.ip) == six and (not six or a.scope == "global")]
+    if nic is None or not held:
+        return None
+    first = next((a for a in held if a.ip == node.node_ip), held[0])
+    return End(
+        node.host,
+        name,
+        first.ip,
+        first.prefix,
+        nic.mtu,
+        speed_of(facts, name),
+        nic.mac,
+        frozenset(each.mac for each in facts.nics),
+        facts.firewall,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from clusterctl.facts.claims import finite
 from clusterctl.network.pairs.host_program import SMALL
-from clusterctl.network.pairs.model import End, Lane, Way, network
+from clusterctl.network.pairs.model import End, HostLink, Lane, network
 
 # Seconds: ramp-up to ignore, time to measure, and from one round to the next. TCP reaches 10 Gbit/s
 # after some 10 ms in a local network; 0.18 s are 22 MB on 1 Gbit/s.
@@ -104,14 +104,14 @@ def _ports(table: Table, lane: int, host: str, peer: str) -> list[int]:
 
 def read_rates(_host: str, answer: Any) -> Mapping[tuple[int, int], float]:
     """Parse the answer to `rates` to bit/s by (position of the lane among the host's, number of the
-    sender). Like `read_ways`, raises TypeError, ValueError or LookupError for a malformed
+    sender). Like `read_links`, raises TypeError, ValueError or LookupError for a malformed
     answer."""
     return _keyed(answer, finite)
 
 
-def read_ways(table: Table, host: str, answer: Any) -> list[Way]:
-    """Parse the answer to `reach` to the ways that start at `host`. Raises TypeError, ValueError or
-    LookupError for a malformed answer."""
+def read_links(table: Table, host: str, answer: Any) -> list[HostLink]:
+    """Return the links that start at `host`, from its answer to `reach`. Raises TypeError,
+    ValueError or LookupError for a malformed answer."""
     routes = _keyed(answer["routes"], str)  # (to, source) to NIC
     neighbours = _keyed(answer["neighbours"] or (), list)  # (source, to) to MACs
     tcp = _keyed(answer["tcp"], str)  # (source, to, port) to the result
@@ -120,25 +120,28 @@ def read_ways(table: Table, host: str, answer: Any) -> list[Way]:
     passed: dict[tuple[str, str], list[int]] = {}
     for source, to, size in echo or ():
         passed.setdefault((source, to), []).append(size)
+
     found = []
     for number, end, peer in _others(table, host):
-        ports = _ports(table, number, host, peer.host)
-        sizes = passed.get((end.ip, peer.ip), [])
-        lost = min((size for size in packet_sizes(end, peer) if size not in sizes), default=0)
-        way = Way(
+        tried = [(end.ip, peer.ip, port) for port in _ports(table, number, host, peer.host)]
+        asked = packet_sizes(end, peer)
+        arrived = passed.get((end.ip, peer.ip), [])
+        lost = min((size for size in asked if size not in arrived), default=0)
+
+        link = HostLink(
             table.lanes[number],
             end,
             peer,
             route=routes.get((peer.ip, end.ip)),
             unbound=routes.get((peer.ip, "")),
             neighbours=tuple(neighbours.get((end.ip, peer.ip), ())),
-            tcp={port: tcp[key] for port in ports if (key := (end.ip, peer.ip, port)) in tcp},
-            echo=None
-            if echo is None
-            else {size: echo.get((end.ip, peer.ip, size)) for size in packet_sizes(end, peer)},
-            largest=max((size for size in sizes if size < lost), default=None),
+            tcp={key[2]: tcp[key] for key in tried if key in tcp},
+            largest=max((size for size in arrived if size < lost), default=None),
         )
-        found.append(way)
+        if echo is not None:
+            trips = {size: echo.get((end.ip, peer.ip, size)) for size in asked}
+            link = replace(link, echo=trips)
+        found.append(link)
     return found
 
 
@@ -149,9 +152,9 @@ def _keyed(rows: Any, kind: Callable[[Any], Any]) -> dict[Any, Any]:
 
 @dataclass(frozen=True)
 class Rounds:
-    """The throughput rounds: when each way is measured, in seconds from the start."""
+    """The throughput rounds: when each link is measured, in seconds from the start."""
 
-    slots: Sequence[tuple[float, Way]]
+    slots: Sequence[tuple[float, HostLink]]
     end: float
     pairs_each: int  # Number of peers that every host sends to on each lane
 
@@ -165,36 +168,36 @@ def rounds(hosts: int, most: int) -> Sequence[int]:
     return tuple(shifts[number * len(shifts) // count] for number in range(count))
 
 
-def plan_rounds(table: Table, found: Sequence[Way]) -> Rounds:
+def plan_rounds(table: Table, found: Sequence[HostLink]) -> Rounds:
     """Plan all pairs, or as many as fit into ROUNDS_WITHIN."""
     hosts = [host for host in table.hosts if host in table.members]
     shifts = rounds(len(hosts), max(1, int(ROUNDS_WITHIN / SLOT / len(table.lanes))))
     slots = []
-    for way in found:
-        sender, receiver = way.sender.host, way.receiver.host
-        if receiver not in table.members or "ok" not in way.tcp.values():
+    for link in found:
+        sender, receiver = link.sender.host, link.receiver.host
+        if receiver not in table.members or "ok" not in link.tcp.values():
             continue
         shift = (hosts.index(receiver) - hosts.index(sender)) % len(hosts)
         if shift in shifts:
-            number = table.lanes.index(way.lane) * len(shifts) + shifts.index(shift)
-            slots.append((number * SLOT, way))
+            number = table.lanes.index(link.lane) * len(shifts) + shifts.index(shift)
+            slots.append((number * SLOT, link))
     return Rounds(slots, len(table.lanes) * len(shifts) * SLOT, len(shifts))
 
 
 def rates_order(table: Table, planned: Rounds, host: str, start: float) -> Any:
     """Build the order for `host`; `start` is in seconds of that host's monotonic clock."""
     slots = sorted(
-        (start + moment, way.sender.ip, way.receiver.ip,
-         table.members[way.receiver.host].counting[table.lanes.index(way.lane)])
-        for moment, way in planned.slots
-        if way.sender.host == host
+        (start + moment, link.sender.ip, link.receiver.ip,
+         table.members[link.receiver.host].counting[table.lanes.index(link.lane)])
+        for moment, link in planned.slots
+        if link.sender.host == host
     )  # fmt: skip
     return {
         "slots": slots,
         "index": table.hosts.index(host),
         # The receiver's window starts with the first bytes.
         "seconds": WARM_UP + WINDOW + 0.03,
-        "expected": sum(way.receiver.host == host for _, way in planned.slots),
+        "expected": sum(link.receiver.host == host for _, link in planned.slots),
         "end": start + planned.end + LATE,
     }
 
@@ -202,21 +205,21 @@ def rates_order(table: Table, planned: Rounds, host: str, start: float) -> Any:
 def with_rates(
     table: Table,
     planned: Rounds,
-    found: Sequence[Way],
+    found: Sequence[HostLink],
     answers: Mapping[str, Mapping[tuple[int, int], float]],
-) -> list[Way]:
-    """Return the same ways with the rates that receivers counted, from the answers to `rates`."""
-    tried = {id(way) for _, way in planned.slots}
+) -> list[HostLink]:
+    """Return the same links with the rates that receivers counted, from the answers to `rates`."""
+    tried = {id(link) for _, link in planned.slots}
 
-    def rate(way: Way) -> float | None:
-        counted = answers.get(way.receiver.host) or {}
-        number = held(table.lanes, way.receiver.host).index(table.lanes.index(way.lane))
-        bits = counted.get((number, table.hosts.index(way.sender.host)))
+    def rate(link: HostLink) -> float | None:
+        counted = answers.get(link.receiver.host) or {}
+        number = held(table.lanes, link.receiver.host).index(table.lanes.index(link.lane))
+        bits = counted.get((number, table.hosts.index(link.sender.host)))
         return None if bits is None else bits / 1e6
 
     return [
-        replace(way, rated=way.receiver.host in answers, rate=rate(way))
-        if id(way) in tried
-        else way
-        for way in found
+        replace(link, rated=link.receiver.host in answers, rate=rate(link))
+        if id(link) in tried
+        else link
+        for link in found
     ]

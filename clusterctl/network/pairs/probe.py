@@ -22,7 +22,7 @@ from clusterctl.facts.model import HostFacts
 from clusterctl.facts.network_requirements import EVERY_NODE
 from clusterctl.inventory.model import Inventory
 from clusterctl.network.pairs import orders
-from clusterctl.network.pairs.model import Clock, PairResults, Way
+from clusterctl.network.pairs.model import Clock, HostLink, PairResults
 from clusterctl.network.pairs.model import lanes as lanes_of
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.transport import python
@@ -146,13 +146,13 @@ class _Participants:
         able = {host: host for host in table.hosts if host not in self.unverified}
         self._table = replace(table, members=self._values(fan_out(able, start)))
 
-    def reach(self) -> list[Way]:
+    def reach(self) -> list[HostLink]:
         table = self._table
         order = {host: orders.reach_order(table, host) for host in table.members}
-        answers = self._ask("reach", order, partial(orders.read_ways, table))
-        return [way for found in answers.values() for way in found]
+        answers = self._ask("reach", order, partial(orders.read_links, table))
+        return [link for found in answers.values() for link in found]
 
-    def rates(self, found: list[Way]) -> tuple[list[Way], str]:
+    def rates(self, found: list[HostLink]) -> tuple[list[HostLink], str]:
         """Measure throughput; also return why some pairs were left out, or ""."""
         planned = orders.plan_rounds(self._table, found)
         start = time.monotonic() + LEAD

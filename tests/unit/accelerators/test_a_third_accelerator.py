@@ -31,7 +31,7 @@ from clusterctl.ray_cluster.nodes import container_spec, expected_nodes, node_do
 from clusterctl.serving.arguments import BatchLimits, batch_limits
 from clusterctl.steps.engines import Engines
 from clusterctl.survey.cluster import Cluster, requirements
-from clusterctl.survey.inventory_text import Found, Wishes, inventory_text
+from clusterctl.survey.inventory_text import Found, InitOptions, inventory_text
 from clusterctl.units import GIB
 from tests.fakes.abacus import LISTING, Nothing
 from tests.fakes.container_engine import image
@@ -165,8 +165,8 @@ def test_a_plan_counts_its_memory_and_vllm_gets_its_defaults(tmp_path: Path) -> 
 
 def test_init_writes_it_down(tmp_path: Path) -> None:
     demo = inventory(tmp_path)
-    wishes = Wishes("demo", "vllm:v0.33.0", "/data/models", accelerator="abacus")
+    options = InitOptions("demo", "vllm:v0.33.0", "/data/models", accelerator="abacus")
     found = Found(demo, FACTS, resolve(demo, FACTS), {"a": "a", "b": "b"}, "the first named", ())
-    text = inventory_text(wishes, found)
+    text = inventory_text(options, found)
     assert "# Beads on rods.\naccelerator: abacus\n" in text
     assert text.count("- {model: Great Abacus, memory: 16.0 GiB}") == 4

@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.network.pairs.judgement import notes, problems
-from clusterctl.network.pairs.model import Clock, End, Lane, PairResults, Way
+from clusterctl.network.pairs.model import Clock, End, HostLink, Lane, PairResults
 
 PORTS = {6379: "ray_ports.gcs", 6380: "ray_ports.node_manager"}
 EPHEMERAL = 41234
@@ -25,9 +25,9 @@ def lane(count: int = 2, **changes: Any) -> Lane:
     return Lane(("nccl", "gloo"), {f"gpu{n}": end(n, **changes) for n in range(1, count + 1)})
 
 
-def way(sender: End, receiver: End, **changes: Any) -> Way:
+def link(sender: End, receiver: End, **changes: Any) -> HostLink:
     """One that is as it should be."""
-    made = Way(
+    made = HostLink(
         lane(),
         sender,
         receiver,
@@ -40,12 +40,14 @@ def way(sender: End, receiver: End, **changes: Any) -> Way:
     return replace(made, **changes)
 
 
-def judged(ways: Iterable[Way], clocks: dict[str, Clock] | None = None) -> list[RequirementsNotMet]:
-    return problems(PairResults(tuple(ways), clocks or {}, {}), PORTS)
+def judged(
+    links: Iterable[HostLink], clocks: dict[str, Clock] | None = None
+) -> list[RequirementsNotMet]:
+    return problems(PairResults(tuple(links), clocks or {}, {}), PORTS)
 
 
-def the_one(*ways: Way) -> RequirementsNotMet:
-    (found,) = judged(ways)
+def the_one(*links: HostLink) -> RequirementsNotMet:
+    (found,) = judged(links)
     return found
 
 
@@ -55,11 +57,11 @@ SILENT: dict[str, Any] = {"tcp": LOST, "echo": {84: None, 1500: None}, "rate": N
 
 
 def test_a_pair_as_it_should_be_has_no_problem() -> None:
-    assert judged([way(A, B), way(B, A)]) == []
+    assert judged([link(A, B), link(B, A)]) == []
 
 
 def test_packets_that_leave_by_another_interface() -> None:
-    found = the_one(way(A, B, route="eth0"), way(B, A))
+    found = the_one(link(A, B, route="eth0"), link(B, A))
     assert str(found) == (
         "gpu1: packets to gpu2 (10.78.0.12) leave by eth0, not by eth1, which carries NCCL and Gloo"
     )
@@ -67,24 +69,24 @@ def test_packets_that_leave_by_another_interface() -> None:
 
 
 def test_programs_that_bind_no_address_may_leave_by_another_interface() -> None:
-    seen = PairResults((way(A, B, unbound="eth0"), way(B, A, unbound=B.nic)), {}, {})
+    seen = PairResults((link(A, B, unbound="eth0"), link(B, A, unbound=B.nic)), {}, {})
     assert problems(seen, PORTS) == []
     assert next(notes(seen)).startswith("gpu1 reaches eth2 of gpu2 by eth0, not by eth1, unless")
 
 
 def test_no_route_is_told_once_though_both_are_silent() -> None:
-    found = the_one(way(A, B, route="", **SILENT), way(B, A, **SILENT))
+    found = the_one(link(A, B, route="", **SILENT), link(B, A, **SILENT))
     assert found.host == "gpu1"
     assert "has no route from eth1 (10.78.0.11)" in found.summary
 
 
 def test_a_route_that_could_not_be_asked_is_no_problem() -> None:
-    assert judged([way(A, B, route=None)]) == []
+    assert judged([link(A, B, route=None)]) == []
 
 
 def test_interfaces_of_different_networks() -> None:
     far = end(2, nic="ens2", ip="10.77.0.12")
-    found = the_one(way(A, far, route="eth0"), way(far, A, route="ens3"))
+    found = the_one(link(A, far, route="eth0"), link(far, A, route="ens3"))
     assert str(found) == (
         "gpu2: its NCCL and Gloo interface ens2 is in 10.77.0.0/24, and eth1 of gpu1 in "
         "10.78.0.0/24: they do not reach each other directly"
@@ -99,14 +101,14 @@ REFUSED = {EPHEMERAL: "refused", 6380: "refused"}
 
 @pytest.mark.parametrize(
     ("neighbours", "tcp"),
-    [((OTHERS, OWN), way(A, B).tcp), ((OTHERS, OWN), REFUSED), ((OTHERS,), REFUSED)],
+    [((OTHERS, OWN), link(A, B).tcp), ((OTHERS, OWN), REFUSED), ((OTHERS,), REFUSED)],
     ids=["both answer", "both answer and it refuses", "only the other one answers"],
 )
 def test_another_machine_that_has_the_address_is_told_once_with_its_mac(
     neighbours: tuple[str, ...], tcp: dict[int, str]
 ) -> None:
     """Nothing comes back to gpu2 either: gpu1's answers go to the other machine."""
-    found = the_one(way(A, TAKEN, neighbours=neighbours, tcp=tcp), way(TAKEN, A, **SILENT))
+    found = the_one(link(A, TAKEN, neighbours=neighbours, tcp=tcp), link(TAKEN, A, **SILENT))
     assert str(found) == (
         "gpu2: another machine has its address 10.78.0.12: gpu1 (10.78.0.11) finds "
         "02:00:00:00:00:99 there, and eth2 has 02:00:00:00:00:02"
@@ -120,34 +122,34 @@ def test_another_machine_that_has_the_address_is_told_once_with_its_mac(
         ((OWN,), REFUSED),
         (("02:00:00:00:00:22",), REFUSED),
         ((), REFUSED),
-        ((OTHERS,), way(A, B).tcp),
+        ((OTHERS,), link(A, B).tcp),
     ],
     ids=["its own", "its other NIC's", "not asked", "a router's, and all is well"],
 )
 def test_a_neighbour_that_proves_no_other_machine(
     neighbours: tuple[str, ...], tcp: dict[int, str]
 ) -> None:
-    found = judged([way(A, TAKEN, neighbours=neighbours, tcp=tcp), way(TAKEN, A)])
+    found = judged([link(A, TAKEN, neighbours=neighbours, tcp=tcp), link(TAKEN, A)])
     assert not any("another machine" in problem.summary for problem in found)
 
 
 def test_a_router_that_answers_for_all_is_no_machine_with_their_addresses() -> None:
     found = the_one(
-        way(A, TAKEN, neighbours=(OTHERS,), tcp=REFUSED), way(TAKEN, A, neighbours=(OTHERS,))
+        link(A, TAKEN, neighbours=(OTHERS,), tcp=REFUSED), link(TAKEN, A, neighbours=(OTHERS,))
     )
     assert "a firewall refuses" in found.summary
 
 
 def test_a_router_between_two_networks_is_no_problem() -> None:
     far = end(2, ip="10.99.0.12")
-    assert judged([way(A, far), way(far, A)]) == []
+    assert judged([link(A, far), link(far, A)]) == []
 
 
 def test_silence_is_told_of_the_host_that_all_silent_pairs_share() -> None:
     ends = [end(n) for n in range(1, 7)]
-    ways = [way(a, b, **(SILENT if "gpu3" in (a.host, b.host) else {}))
+    links = [link(a, b, **(SILENT if "gpu3" in (a.host, b.host) else {}))
             for a in ends for b in ends if a != b]  # fmt: skip
-    found = the_one(*ways)
+    found = the_one(*links)
     assert str(found) == (
         "gpu3: eth3, which carries NCCL and Gloo, and gpu1 (10.78.0.11), gpu2 (10.78.0.12), "
         "gpu4 (10.78.0.14) and 2 more do not reach each other"
@@ -177,13 +179,13 @@ def test_silence_is_told_of_the_host_that_all_silent_pairs_share() -> None:
     ],
 )
 def test_a_firewall_is_the_receivers(tcp: dict[int, str], words: str) -> None:
-    found = the_one(way(A, B, tcp=tcp), way(B, A))
+    found = the_one(link(A, B, tcp=tcp), link(B, A))
     assert (found.host, found.summary) == ("gpu2", words)
     assert "iptables" in (found.hint or "")
 
 
 def test_another_machine_with_the_address() -> None:
-    found = the_one(way(A, B, tcp={EPHEMERAL: "another program answers"}))
+    found = the_one(link(A, B, tcp={EPHEMERAL: "another program answers"}))
     assert found.host == "gpu2"
     assert "10.78.0.12" in found.summary
 
@@ -191,7 +193,7 @@ def test_another_machine_with_the_address() -> None:
 def test_jumbo_frames_on_one_side() -> None:
     big = end(1, mtu=9000)
     lost = {84: 0.0001, 1500: 0.0001, 9000: None}
-    found = the_one(way(big, B, echo=lost, largest=1500), way(B, big))
+    found = the_one(link(big, B, echo=lost, largest=1500), link(B, big))
     assert str(found) == (
         "gpu1: its MTU on eth1 is 9000, and 1500 on eth2 of gpu2: larger packets are lost"
     )
@@ -201,7 +203,7 @@ def test_jumbo_frames_on_one_side() -> None:
 def test_an_mtu_that_only_one_host_has_is_mended_there() -> None:
     """Not on the healthy hosts, which each see packets lost."""
     small, lost = end(2, mtu=500), {84: 0.0001, 500: 0.0001, 1500: None}
-    found = the_one(way(A, small, echo=lost, largest=500), way(small, A))
+    found = the_one(link(A, small, echo=lost, largest=500), link(small, A))
     assert (
         str(found)
         == "gpu2: its MTU on eth2 is 500, and 1500 on gpu1 (10.78.0.11): larger packets are lost"
@@ -210,28 +212,28 @@ def test_an_mtu_that_only_one_host_has_is_mended_there() -> None:
 
     jumbo, other, odd = end(1, mtu=9000), end(3, mtu=9000), end(2, mtu=1500)
     lost = {84: 0.0001, 1500: 0.0001, 9000: None}
-    ways = [way(each, odd, echo=lost, largest=1500) for each in (jumbo, other)]
-    found = the_one(*ways, way(jumbo, other), way(other, jumbo))
+    links = [link(each, odd, echo=lost, largest=1500) for each in (jumbo, other)]
+    found = the_one(*links, link(jumbo, other), link(other, jumbo))
     assert (found.host, found.hint) == ("gpu2", "sudo ip link set eth2 mtu 9000")
 
 
 def test_a_black_hole_says_what_passes() -> None:
     lost = {84: 0.0001, 1500: None}
-    found = the_one(way(A, B, echo=lost, largest=1400), way(B, A, echo=lost, largest=1400))
+    found = the_one(link(A, B, echo=lost, largest=1400), link(B, A, echo=lost, largest=1400))
     assert "1400 bytes pass: an MTU black hole" in found.summary
     assert "mtu 1400" in (found.hint or "")
 
 
 def test_a_transfer_that_sticks_where_echo_is_forbidden() -> None:
-    found = the_one(way(A, B, echo=None, rate=None), way(B, A, echo=None))
+    found = the_one(link(A, B, echo=None, rate=None), link(B, A, echo=None))
     assert "no data arrives: an MTU black hole" in found.summary
 
 
 def test_connections_that_carry_nothing_while_services_forbid_a_transfer() -> None:
     stuck = {EPHEMERAL: "no data", 6380: "ok"}
-    found = the_one(way(A, B, tcp=stuck, rate=None, rated=False), way(B, A))
+    found = the_one(link(A, B, tcp=stuck, rate=None, rated=False), link(B, A))
     assert "connect, and no data arrives: an MTU black hole" in found.summary
-    alone = way(A, B, tcp={EPHEMERAL: "no data"}, echo=dict.fromkeys((84, 1500)), rated=False)
+    alone = link(A, B, tcp={EPHEMERAL: "no data"}, echo=dict.fromkeys((84, 1500)), rated=False)
     assert "no data arrives" in the_one(alone).summary
 
 
@@ -241,11 +243,11 @@ def test_connections_that_carry_nothing_while_services_forbid_a_transfer() -> No
 )
 def test_half_of_the_link_is_the_least(speed: int | None, rate: float, red: bool) -> None:
     slow, other = end(1, speed=speed), end(2, speed=None)
-    assert bool(judged([way(slow, other, rate=rate)])) is red
+    assert bool(judged([link(slow, other, rate=rate)])) is red
 
 
 def test_the_slower_link_counts() -> None:
-    found = the_one(way(A, end(2, speed=1000), rate=300.0))
+    found = the_one(link(A, end(2, speed=1000), rate=300.0))
     assert "300 Mbit/s between eth2 and gpu1 (10.78.0.11), over a link of 1000" in found.summary
 
 
@@ -265,7 +267,7 @@ def test_clocks_differ_by_a_second_less_what_is_uncertain(clock: Clock, off: lis
 
 def test_what_was_measured_and_what_not_is_noted() -> None:
     seen = PairResults(
-        (way(A, B, rate=940.4), way(B, A, echo=None)), {}, {"gpu3": "it has no python3"}
+        (link(A, B, rate=940.4), link(B, A, echo=None)), {}, {"gpu3": "it has no python3"}
     )
     assert list(notes(seen)) == [
         "gpu3: not proven: it has no python3",
@@ -286,7 +288,7 @@ def test_what_was_measured_and_what_not_is_noted() -> None:
 )
 def test_a_firewall_is_opened_by_what_rules_there(firewall: str, fix: str) -> None:
     """https://github.com/firewalld/firewalld/issues/527, ray-project/ray/issues/35254"""
-    shut = way(end(1), end(2, firewall=firewall), tcp={EPHEMERAL: "no answer", 6380: "no answer"})
+    shut = link(end(1), end(2, firewall=firewall), tcp={EPHEMERAL: "no answer", 6380: "no answer"})
     (found,) = problems(PairResults((shut,), {}, {}), PORTS)
     assert found.host == "gpu2"
     assert fix in (found.hint or "")

@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from clusterctl.network.pairs.model import End, Lane, Way
+from clusterctl.network.pairs.model import End, HostLink, Lane
 from clusterctl.network.pairs.orders import (
     ROUNDS_WITHIN,
     SLOT,
@@ -15,7 +15,7 @@ from clusterctl.network.pairs.orders import (
     packet_sizes,
     plan_rounds,
     reach_order,
-    read_ways,
+    read_links,
     rounds,
 )
 
@@ -44,9 +44,9 @@ def table(count: int, lanes: int = 1) -> Table:
     return Table(made, names, members, "hello")
 
 
-def all_ways(made: Table) -> list[Way]:
+def all_ways(made: Table) -> list[HostLink]:
     return [
-        Way(lane, lane.ends[a], lane.ends[b], None, tcp={40_000: "ok"})
+        HostLink(lane, lane.ends[a], lane.ends[b], None, tcp={40_000: "ok"})
         for lane in made.lanes
         for a, b in permutations(lane.ends, 2)
     ]
@@ -73,9 +73,9 @@ def test_rounds_are_disjoint_bounded_and_complete_where_they_can_be(count: int, 
     planned = plan_rounds(made, all_ways(made))
     assert planned.end <= ROUNDS_WITHIN + SLOT
     for moment in {moment for moment, _ in planned.slots}:
-        at_once = [way for other, way in planned.slots if other == moment]
-        assert len({way.sender for way in at_once}) == len(at_once)
-        assert len({way.receiver for way in at_once}) == len(at_once)
+        at_once = [link for other, link in planned.slots if other == moment]
+        assert len({link.sender for link in at_once}) == len(at_once)
+        assert len({link.receiver for link in at_once}) == len(at_once)
     if count < 10:
         assert len(planned.slots) == count * (count - 1) * lanes
 
@@ -83,7 +83,7 @@ def test_rounds_are_disjoint_bounded_and_complete_where_they_can_be(count: int, 
 def test_a_way_on_which_nothing_connects_is_not_measured() -> None:
     made = table(2)
     lane = made.lanes[0]
-    dead = Way(lane, lane.ends["h0"], lane.ends["h1"], None, tcp={40_000: "no answer"})
+    dead = HostLink(lane, lane.ends["h0"], lane.ends["h1"], None, tcp={40_000: "no answer"})
     assert plan_rounds(made, [dead]).slots == []
 
 
@@ -101,11 +101,11 @@ def test_the_largest_packet_that_passes_is_below_the_smallest_that_is_lost() -> 
     echo = [[[a, b, size], 0.001] for size in (84, 576, 1400)]
     echo += [[[a, c, size], 0.001] for size in (84, 1500)]
     answer = {"routes": [], "neighbours": None, "tcp": [], "echo": echo}
-    ways = read_ways(made, "h0", answer)
-    assert [(way.receiver.host, way.largest) for way in ways] == [("h1", 1400), ("h2", None)]
-    assert ways[0].echo == {84: 0.001, 1500: None}
-    unprivileged = read_ways(made, "h0", {**answer, "echo": None})
-    assert {(way.echo, way.largest) for way in unprivileged} == {(None, None)}
+    links = read_links(made, "h0", answer)
+    assert [(link.receiver.host, link.largest) for link in links] == [("h1", 1400), ("h2", None)]
+    assert links[0].echo == {84: 0.001, 1500: None}
+    unprivileged = read_links(made, "h0", {**answer, "echo": None})
+    assert {(link.echo, link.largest) for link in unprivileged} == {(None, None)}
 
 
 def test_shifts_are_spread_evenly_where_there_is_no_time_for_all() -> None:

@@ -86,15 +86,18 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_hosts_try_everything_both_ways() -> None:
     found = seen()
     assert found.unverified == {}
-    assert [(way.sender.host, way.receiver.host) for way in found.ways] == [("a", "b"), ("b", "a")]
-    for way in found.ways:
-        assert way.lane.purposes == ("control", "nccl", "gloo")
-        assert set(way.tcp.values()) == {"ok"}
-        assert way.rate  # how much depends on what else this machine does
+    assert [(link.sender.host, link.receiver.host) for link in found.links] == [
+        ("a", "b"),
+        ("b", "a"),
+    ]
+    for link in found.links:
+        assert link.lane.purposes == ("control", "nccl", "gloo")
+        assert set(link.tcp.values()) == {"ok"}
+        assert link.rate  # how much depends on what else this machine does
         if os.geteuid() == 0:
-            assert way.echo is not None
-            assert None not in way.echo.values()
-    assert 26379 in found.ways[1].tcp
+            assert link.echo is not None
+            assert None not in link.echo.values()
+    assert 26379 in found.links[1].tcp
     assert all(abs(clock.offset) <= clock.error + 0.01 for clock in found.clocks.values())
 
 
@@ -120,20 +123,20 @@ def test_a_host_without_python_is_told_and_tried_by_the_others() -> None:
         found = probe_pairs(inventory(), topology(), by_name, reached)
     assert list(found.unverified) == ["b"]
     assert "no Python 3.9" in found.unverified["b"]
-    (there,) = found.ways
+    (there,) = found.links
     assert (there.sender.host, there.tcp, there.route) == ("a", {}, "lo")
 
 
 @pytest.mark.parametrize("answer", ["[]", "7", '{"routes": [[1, 2, 3]]}', '{"routes": null}'])
 def test_an_answer_that_is_none_is_noticed(answer: str) -> None:
     with pytest.raises((TypeError, ValueError, LookupError)):
-        orders.read_ways(orders.Table([], [], {}, ""), "a", json.loads(answer))
+        orders.read_links(orders.Table([], [], {}, ""), "a", json.loads(answer))
 
 
 def test_one_host_alone_has_no_ways() -> None:
     with transports() as reached:
         found = probe_pairs(inventory(), topology(), {"a": facts(IPS["a"])}, reached)
-    assert found.ways == ()
+    assert found.links == ()
 
 
 def test_a_program_that_breaks_says_why() -> None:

@@ -15,35 +15,37 @@ from clusterctl.inventory.load import load
 from clusterctl.inventory.model import Host, Inventory, Ssh
 from clusterctl.network.choice import resolve
 from clusterctl.network.fabric_choice import Option, Undecided
-from clusterctl.survey.inventory_text import Found, Wishes, inventory_text
+from clusterctl.survey.inventory_text import Found, InitOptions, inventory_text
 from tests.fakes.host_facts import gpus, host_facts, nic, rdma
 
-WISHES = Wishes("demo", "vllm/vllm-openai:v0.33.0", "/data/models")
+WISHES = InitOptions("demo", "vllm/vllm-openai:v0.33.0", "/data/models")
 
 
 def first(question: Undecided) -> Option | None:
     return question.options[0]
 
 
-def found(facts: dict[str, HostFacts], addresses: dict[str, str], wishes: Wishes = WISHES) -> Found:
+def found(
+    facts: dict[str, HostFacts], addresses: dict[str, str], options: InitOptions = WISHES
+) -> Found:
     hosts = tuple(
         Host(
             name=name,
             address=addresses[name],
-            ssh=wishes.ssh,
+            ssh=options.ssh,
             role="worker" if number else "head",
         )
         for number, name in enumerate(facts)
     )
     inventory = Inventory.model_validate(
         {
-            "cluster": wishes.cluster,
-            "image": wishes.image,
-            "accelerator": wishes.accelerator,
-            "network": {"subnet": wishes.subnet},
+            "cluster": options.cluster,
+            "image": options.image,
+            "accelerator": options.accelerator,
+            "network": {"subnet": options.subnet},
             "hosts": hosts,
         }
-    ).model_copy(update={"ssh": wishes.ssh})
+    ).model_copy(update={"ssh": options.ssh})
     decided, topology = choose_networks(inventory, facts, first)
     return Found(decided, facts, topology, addresses, "the first host named", ())
 
@@ -127,13 +129,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("facts", "addresses", "wishes"), CASES)
+@pytest.mark.parametrize(("facts", "addresses", "options"), CASES)
 def test_the_file_loads_and_means_what_was_chosen(
-    tmp_path: Path, facts: dict[str, HostFacts], addresses: dict[str, str], wishes: Wishes
+    tmp_path: Path, facts: dict[str, HostFacts], addresses: dict[str, str], options: InitOptions
 ) -> None:
-    made = found(facts, addresses, wishes)
+    made = found(facts, addresses, options)
     file = tmp_path / "inventory.yaml"
-    file.write_text(inventory_text(wishes, made))
+    file.write_text(inventory_text(options, made))
     read = load(file)
     again = resolve(read, facts)
     assert [
@@ -143,7 +145,7 @@ def test_the_file_loads_and_means_what_was_chosen(
         (n.host, n.role, n.node_ip, n.control_nic, n.nccl_nics, n.gloo_nic, n.rdma)
         for n in made.topology.nodes
     ]
-    assert inventory_text(wishes, made) == file.read_text(), "the same hosts give the same text"
+    assert inventory_text(options, made) == file.read_text(), "the same hosts give the same text"
     assert max(map(len, file.read_text().splitlines())) <= 130
 
 
@@ -258,8 +260,8 @@ def test_hosts_with_addresses_of_the_internet_get_a_firewall(
     private = {name: (slow(f"10.0.0.{n}"),) if subnet else () for n, name in enumerate("ab", 1)}
     facts = {name: host_facts(*private[name], fast(f"8.8.{n}.8")) for n, name in enumerate("ab", 1)}
     addresses = {name: f"8.8.{n}.8" for n, name in enumerate("ab", 1)}
-    wishes = replace(WISHES, subnet=subnet)
-    text = inventory_text(wishes, found(facts, addresses, wishes))
+    options = replace(WISHES, subnet=subnet)
+    text = inventory_text(options, found(facts, addresses, options))
     (tmp_path / "i.yaml").write_text(text)
     assert load(tmp_path / "i.yaml").network.firewall
     assert "Addresses of the Internet: a 8.8.1.8, b 8.8.2.8." in text
