@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Callable, List, Optional, Sequence
 
 from clusterctl.node.documents import BrokenNic, GpuListing, NodeDocument
-from clusterctl.node.fabric_nics import Interface, interfaces, places
+from clusterctl.node.nics import Interface, broken_nics, interfaces
 from clusterctl.node.ray_watch import VERSION_LABELS
 from clusterctl.node.timing import Timing
 
@@ -132,11 +132,7 @@ class Links:
             found = self._look()
         except OSError:
             return  # try again next time
-        self.broken = [
-            BrokenNic(place.nic, place.purpose, place.problem)
-            for place in places(document.env, document.node_ip, found)
-            if place.problem
-        ]
+        self.broken = broken_nics(document.env, document.node_ip, found)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
 from paramiko.auth_strategy import (
     AuthFailure,
     AuthResult,
@@ -26,6 +27,13 @@ from paramiko.auth_strategy import (
 
 from clusterctl.transport.credentials import SSH_PASSPHRASE, SSH_PASSWORD, Credentials
 from clusterctl.transport.host_key import AttentiveTransport, plain
+
+# Raised for the content of a key file: by Paramiko, and by cryptography, which has the second line
+# for some damaged ones
+NOT_A_KEY = (
+    *(ValueError, UnsupportedAlgorithm, paramiko.SSHException, paramiko.pkey.UnknownKeyType),
+    *(NotImplementedError, AssertionError),
+)
 
 # Tried in ~/.ssh when no identity file is named.
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
@@ -57,9 +65,7 @@ class KeyRing:
                     self._keys[path] = paramiko.PKey.from_path(path)
                 except TypeError:  # raised by cryptography for an encrypted key
                     self._keys[path] = None
-                except OSError:
-                    raise
-                except Exception as error:  # cryptography's, of a kind of key that it cannot load
+                except NOT_A_KEY as error:
                     raise _unusable(path, error) from error
             return self._keys[path] is None
 
@@ -76,7 +82,7 @@ class KeyRing:
                         key = paramiko.PKey.from_path(path, passphrase.encode())  # type: ignore[arg-type]
                     except ValueError as error:
                         raise ValueError("the passphrase is wrong") from error
-                    except Exception as error:
+                    except NOT_A_KEY as error:
                         raise _unusable(path, error) from error
                     self._keys[path] = key
         found = self._keys[path]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import shlex
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from paramiko.auth_strategy import AuthResult
 
 from clusterctl.inventory.model import Host, Ssh
@@ -23,6 +29,30 @@ from clusterctl.transport.ssh import SshTransport
 from clusterctl.transport.target import jump_target, target_of
 
 NOBODY = SshLogin("ann", "gpu1", keys=KeyRing(Credentials()), identities=Identities())
+
+
+@pytest.fixture(scope="module")
+def key() -> bytes:
+    """A private key as ssh-keygen writes it, without the armor."""
+    text = Ed25519PrivateKey.generate().private_bytes(
+        Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()
+    )
+    return base64.b64decode(b"".join(text.splitlines()[1:-1]))
+
+
+@given(data=st.data())
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_damaged_key_is_an_error_of_its_file(
+    key: bytes, tmp_path: Path, data: st.DataObject
+) -> None:
+    """Byte 50 on is what is not the name of a cipher or of a key derivation."""
+    at = data.draw(st.integers(50, len(key) - 1))
+    damaged = key[:at] + data.draw(st.binary(max_size=8)) + key[at + 1 :]
+    file = tmp_path / "id_ed25519"
+    armor = b"-----%s OPENSSH PRIVATE KEY-----\n"
+    file.write_bytes(armor % b"BEGIN" + base64.encodebytes(damaged) + armor % b"END")
+    with suppress(ValueError):
+        KeyRing(Credentials()).key(file)
 
 
 def test_openssh_gets_the_same_options() -> None:

@@ -1,9 +1,4 @@
-"""Which interfaces the environment selects on this node, and whether they are usable.
-
-The syntax is that of the libraries. Gloo takes a comma-separated list of exact names. NCCL takes
-prefixes; a leading `=` makes all names exact, a leading `^` excludes them (src/os/linux.cc of
-NCCL). With `^` or without the variable NCCL chooses by itself, and no interface is checked.
-"""
+"""The NICs of this node, and which of those that the cluster uses are broken."""
 
 from __future__ import annotations
 
@@ -11,7 +6,9 @@ import fcntl
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+from clusterctl.node.documents import BrokenNic
 
 _SIOCGIFFLAGS = 0x8913
 _UP = 0x1
@@ -32,16 +29,6 @@ class Interface:
     running: bool  # Up, and with a carrier
 
 
-@dataclass(frozen=True)
-class FabricAddress:
-    """An address that other nodes must reach, and what for."""
-
-    purpose: str  # `control`, `gloo`, `nccl`, or several joined: `gloo, nccl`
-    nic: str
-    ip: str
-    problem: str = ""  # missing | down | no address
-
-
 def interfaces() -> List[Interface]:
     """Return the interfaces of this network namespace, with IPv4 and global IPv6 addresses."""
     held: Dict[int, List[str]] = {}  # By interface index
@@ -55,44 +42,36 @@ def interfaces() -> List[Interface]:
         ]
 
 
-def places(env: Mapping[str, str], node_ip: str, found: Sequence[Interface]) -> List[FabricAddress]:
-    """Return every address that others must reach, one entry per address with all its purposes."""
+def broken_nics(
+    env: Mapping[str, str], node_ip: str, found: Sequence[Interface]
+) -> List[BrokenNic]:
+    """Return the NICs that Ray, Gloo and NCCL are given, and that cannot carry traffic now. `env`:
+    the node's environment; `found`: the NICs that it has."""
     # The loopback interface owns all of 127.0.0.0/8, but lists one address.
     loopback = "lo" if node_ip.startswith("127.") else ""
     holder = next((one.name for one in found if node_ip in one.addresses), loopback)
-    wanted = [("control", holder, node_ip)]
-    gloo = env.get("GLOO_SOCKET_IFNAME", "").split(",")
-    wanted += [("gloo", name, "") for name in gloo if name]
-    wanted += [("nccl", name, "") for name in _nccl(env, [one.name for one in found])]
+    wanted = {holder: ["control"]}
+    for purpose, variable in (("gloo", "GLOO_SOCKET_IFNAME"), ("nccl", "NCCL_SOCKET_IFNAME")):
+        # NCCL's list begins with = for exact names.
+        for name in filter(None, env.get(variable, "").lstrip("=").split(",")):
+            wanted.setdefault(name, []).append(purpose)
+
     known = {one.name: one for one in found}
-    joined: Dict[Tuple[str, str, str], List[str]] = {}
-    for purpose, name, ip in wanted:
-        interface = known.get(name)
-        if interface is None:
-            address, problem = ip, "missing"
-        else:
-            same_family = [a for a in interface.addresses if (":" in a) == (":" in node_ip)]
-            address = ip or next(iter(same_family), "")
-            problem = "down" if not interface.running else "" if address else "no address"
-        joined.setdefault((name, address, problem), []).append(purpose)
-    return [
-        FabricAddress(", ".join(dict.fromkeys(purposes)), name, ip, problem)
-        for (name, ip, problem), purposes in joined.items()
-    ]
+    broken = []
+    for name, purposes in wanted.items():
+        problem = _problem(known.get(name), six=":" in node_ip)
+        if problem:
+            broken.append(BrokenNic(name, ", ".join(purposes), problem))
+    return broken
 
 
-def _nccl(env: Mapping[str, str], names: Sequence[str]) -> List[str]:
-    """Return the interfaces selected by NCCL_SOCKET_IFNAME. A word that matches none is kept, so
-    that it is reported as missing."""
-    text = env.get("NCCL_SOCKET_IFNAME", "")
-    if not text or text.startswith("^"):
-        return []
-    exact = text.startswith("=")
-    chosen: List[str] = []
-    for word in text.lstrip("=").split(","):
-        fitting = [name for name in names if name == word or (not exact and name.startswith(word))]
-        chosen += fitting or [word]
-    return chosen
+def _problem(nic: Optional[Interface], *, six: bool) -> str:
+    """Return `missing`, `down`, `no address` (of the wanted family), or an empty text."""
+    if nic is None:
+        return "missing"
+    if not nic.running:
+        return "down"
+    return "" if any((":" in address) == six for address in nic.addresses) else "no address"
 
 
 def _running(asked: socket.socket, name: str) -> bool:
