@@ -27,7 +27,7 @@ def apply(
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
-    """Bring all services to what FILE says. A second run changes nothing."""
+    """Make the services match FILE. A second run changes nothing."""
     from clusterctl.cli.session import confirm, session
     from clusterctl.commands.apply import run
     from clusterctl.errors import CHANGES_PENDING, UsageError

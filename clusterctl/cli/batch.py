@@ -21,7 +21,7 @@ def batch(
         Path,
         typer.Argument(
             metavar="REQUESTS",
-            help="JSON lines in OpenAI's batch format, or only bodies with `prompt` or `messages`.",
+            help="JSON lines in OpenAI's batch format, or just request bodies.",
         ),
     ],
     output: Annotated[
@@ -35,7 +35,7 @@ def batch(
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
-    """Answer a file of requests. A second run sends what has no answer yet, or failed."""
+    """Send a file of requests. A second run sends those without an answer, or that failed."""
     from clusterctl.cli.session import session
     from clusterctl.commands.batch import run
     from clusterctl.errors import StepFailed

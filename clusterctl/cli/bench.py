@@ -31,15 +31,15 @@ def bench(
         ),
     ] = None,
     prompt: Annotated[
-        int, typer.Option("--in", metavar="N", min=1, help="Tokens of a prompt; default: 256.")
+        int, typer.Option("--in", metavar="N", min=1, help="Prompt tokens; default: 256.")
     ] = 256,
     output: Annotated[
-        int, typer.Option("--out", metavar="N", min=1, help="Tokens of an answer; default: 128.")
+        int, typer.Option("--out", metavar="N", min=1, help="Answer tokens; default: 128.")
     ] = 128,
     requests: Annotated[
         int | None,
         typer.Option(
-            "--requests", metavar="N", min=1, help="Requests of each load; default: 4 per place."
+            "--requests", metavar="N", min=1, help="Requests per load; default: 4 x the load."
         ),
     ] = None,
     sweep: Annotated[
@@ -48,7 +48,7 @@ def bench(
     runs: Annotated[
         int,
         typer.Option(
-            "--runs", metavar="N", min=1, max=20, help="Runs of each load; several tell the noise."
+            "--runs", metavar="N", min=1, max=20, help="Runs per load; several show the noise."
         ),
     ] = 1,
     inventory: options.Inventory = None,

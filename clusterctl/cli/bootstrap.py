@@ -33,7 +33,7 @@ def bootstrap(
         typer.Option(
             "--plan",
             metavar="FILE",
-            help="Make only the changes of this file of `plan -o`; refuse any other.",
+            help="Apply only the changes saved by `plan -o FILE`; refuse any others.",
         ),
     ] = None,
     install_driver: Annotated[

@@ -34,7 +34,7 @@ def check(
     security: Annotated[
         bool,
         typer.Option(
-            "--security", help="Show the promises of docs/security.md with their state instead."
+            "--security", help="Show which promises of docs/security.md hold on this cluster."
         ),
     ] = False,
 ) -> None:

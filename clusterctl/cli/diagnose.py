@@ -30,7 +30,7 @@ def diagnose(
         typer.Option(
             "--bundle",
             metavar="FILE.tar.zst",
-            help="Also write what a maintainer needs into an archive, without secrets and prompts.",
+            help="Also write a support bundle, with secrets and prompts removed.",
             show_default=False,
         ),
     ] = None,

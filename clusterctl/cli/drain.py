@@ -69,7 +69,7 @@ def undrain(
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
-    """Let HOST have replicas again."""
+    """Allow replicas on HOST again."""
     from clusterctl.cli.session import session
     from clusterctl.commands.drain import undrain as run
 

@@ -19,7 +19,7 @@ _Ask = Annotated[
     bool,
     typer.Option(
         "--ask",
-        help="Take weights and KV cache from the image's vLLM, as where they are unproven (30 s).",
+        help="Ask the image's vLLM for weights and KV cache even where the formula is proven.",
     ),
 ]
 
@@ -36,7 +36,7 @@ _Arguments = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="-- FLAG",
-        help="Flags of `vllm serve`; most need no -- before them.",
+        help="vLLM flags; -- is needed only where names clash.",
     ),
 ]
 _Gpus = Annotated[
@@ -44,7 +44,7 @@ _Gpus = Annotated[
     typer.Option(
         "--gpus",
         metavar="GPUS",
-        help="A host's GPUs, without a cluster: 2xH200, or NAME:GiB; once for each unlike host.",
+        help="A host's GPUs, without a cluster: 2xH200, or NAME:GiB; repeat for hosts that differ.",
     ),
 ]
 _Vllm = Annotated[
@@ -58,7 +58,9 @@ _Vllm = Annotated[
 _Network = Annotated[
     str | None,
     typer.Option(
-        "--network", metavar="RATE", help="Link between hosts: 25Gbit; default: theirs, or 4GB/s."
+        "--network",
+        metavar="RATE",
+        help="Link speed between hosts: 25Gbit; default: measured, or 4GB/s.",
     ),
 ]
 _MaxModelLen = Annotated[

@@ -52,7 +52,7 @@ def push(
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Bring an image to every host, once over your link. A second run moves nothing."""
+    """Copy an image to every host, over your link at most once. A second run moves nothing."""
     from clusterctl.cli.session import agreement, session, show_plan
     from clusterctl.commands.image_push import ImagePush, make_plan, run
 
@@ -185,7 +185,7 @@ def bundle(
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
-    """Write images to one file, for hosts that reach no registry. Needs no cluster."""
+    """Write images to one file, for hosts without access to a registry. Needs no cluster."""
     from clusterctl.cli.session import credentials, load_inventory
     from clusterctl.commands.image_bundle import ImageBundle, run
     from clusterctl.engine.events import StepProgress

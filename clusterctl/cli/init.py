@@ -55,7 +55,7 @@ else:
     _AcceleratorName = Literal[tuple(MODULES)]
 _Accelerator = Annotated[
     _AcceleratorName,
-    typer.Option("--accelerator", help="What models run on; cpu is for trying out."),
+    typer.Option("--accelerator", help="Device that models run on; cpu is for trying things out."),
 ]
 _Subnet = Annotated[
     str | None,
@@ -79,7 +79,7 @@ def init(
     accelerator: _Accelerator = DEFAULT,
     subnet: _Subnet = None,
 ) -> None:
-    """Look at hosts over SSH and write their inventory. Comments explain every choice."""
+    """Probe hosts over SSH and write their inventory. Comments explain every choice."""
     from clusterctl.cli.discovery import deliver, insist_on_room, look
     from clusterctl.commands.init import ssh_of
     from clusterctl.survey.inventory_text import InitOptions

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 app = Commands("Named API keys of the gateway: make, list and revoke them.")
 
-_Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the user or program that gets it.")]
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="User or program that the key is for.")]
 
 
 @app.command("create")
@@ -28,16 +28,16 @@ def create(
     name: _Name,
     requests: Annotated[
         str | None,
-        typer.Option("--requests", metavar="N/min", help="Most requests a minute; default: any."),
+        typer.Option("--requests", metavar="N/min", help="Requests per minute; default: no limit."),
     ] = None,
     tokens: Annotated[
         str | None,
-        typer.Option("--tokens", metavar="N/day", help="Most tokens a day (UTC); 1M/day."),
+        typer.Option("--tokens", metavar="N/day", help="Tokens per day (UTC): 1M/day."),
     ] = None,
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
-    """Make an API key and print it, once: only its hash is kept."""
+    """Create an API key and print it once; only its hash is stored."""
     from clusterctl.cli.session import session
     from clusterctl.commands.key import create as run
     from clusterctl.serving.keys import limit
@@ -59,7 +59,7 @@ def create(
 @app.command("ls")
 @guarded
 def ls(inventory: options.Inventory = None, as_json: options.Json = False) -> None:
-    """List the keys with their limits, and what was asked with them."""
+    """List the keys with their limits and usage."""
     from clusterctl.cli.session import session
     from clusterctl.commands.key import list_keys
     from clusterctl.reporting.text import columns
@@ -98,11 +98,11 @@ def ls(inventory: options.Inventory = None, as_json: options.Json = False) -> No
 @app.command("revoke")
 @guarded
 def revoke(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="As `key ls` shows it.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Key name, as shown by `key ls`.")],
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
-    """Revoke an API key: the gateway refuses it from now on."""
+    """Revoke an API key: the gateway rejects it from now on."""
     from clusterctl.cli.session import session
     from clusterctl.commands.key import revoke as run
 
@@ -171,7 +171,7 @@ def _note(followed: KeysInEffect) -> None:
     if gateway.state == "absent":
         text = "the node image has no HAProxy, so there is no gateway: docs/gateway.md says how"
     elif gateway.state == "idle":
-        text = "no service is behind the gateway now; serve --replicas puts one there"
+        text = "no service is behind the gateway now; serve --replicas N puts one behind it"
     else:
         why = f" ({gateway.detail})" if gateway.detail else ""
         text = f"the gateway is {gateway.state}{why} and follows the keys once it is up"

@@ -37,7 +37,7 @@ def up(
         typer.Option("--for", metavar="MODEL", help="Model that must fit into memory."),
     ] = "tiny",
     gpus: Annotated[
-        bool, typer.Option("--gpus", help="Share out this machine's GPUs among the hosts.")
+        bool, typer.Option("--gpus", help="Divide this machine's GPUs among the hosts.")
     ] = False,
     image: Annotated[
         str | None,
@@ -45,7 +45,7 @@ def up(
     ] = None,
     image_archive: Annotated[
         Path | None,
-        typer.Option("--image-archive", metavar="FILE", help="With --gpus: that image as a file."),
+        typer.Option("--image-archive", metavar="FILE", help="With --gpus: the image as a file."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:

@@ -45,7 +45,7 @@ def logs(
         int, typer.Option("--lines", "-n", metavar="N", min=0, help="Lines per host.")
     ] = 40,
 ) -> None:
-    """Print logs of all hosts, each line with its host's name."""
+    """Print the logs of all hosts, each line prefixed with the host's name."""
     from clusterctl.cli.session import session
     from clusterctl.commands.logs import read
 

@@ -21,7 +21,9 @@ def metrics(
     textfile: Annotated[
         Path | None,
         typer.Option(
-            "--textfile", metavar="FILE", help="Write the status as samples to FILE, nothing else."
+            "--textfile",
+            metavar="FILE",
+            help="Only write the status to FILE, in Prometheus format.",
         ),
     ] = None,
     inventory: options.Inventory = None,

@@ -70,7 +70,7 @@ def search_(
         typer.Option("--gpus", metavar="LIST", help="Only what fits these GPUs: 2xRTX5090."),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also what does not fit the cluster's GPUs.")
+        bool, typer.Option("--all", help="Include models that do not fit the cluster's GPUs.")
     ] = False,
     inventory: options.Inventory = None,
     as_json: options.Json = False,
@@ -184,7 +184,7 @@ def pull(
         str | None,
         typer.Option(
             metavar="HOST",
-            help="Host that downloads, with your token; default: the first that needs none.",
+            help="Host that downloads, with your token; default: one that needs no token.",
             autocompletion=options.complete_hosts,
         ),
     ] = None,

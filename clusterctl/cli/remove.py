@@ -29,7 +29,7 @@ def remove(
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
-    """Take a worker, also a dead one, out of a cluster that serves."""
+    """Remove a worker, even a dead one, from a running cluster."""
     from clusterctl.cli.session import confirm, session
     from clusterctl.commands.remove import run
     from clusterctl.errors import CHANGES_PENDING, UsageError

@@ -27,7 +27,7 @@ def report(
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
-    """Write a page: hosts, links, memory, benchmarks, what happened."""
+    """Write an HTML report: hosts, links, memory, benchmarks and events."""
     from clusterctl.cli.session import session
     from clusterctl.commands.report import run
     from clusterctl.reporting.output_file import write_file

@@ -18,14 +18,12 @@ if TYPE_CHECKING:
 @guarded
 def scale(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Service, as `status` shows it.")],
-    replicas: Annotated[
-        int, typer.Argument(metavar="N", min=1, help="Replicas that it is to have.")
-    ],
+    replicas: Annotated[int, typer.Argument(metavar="N", min=1, help="Number of replicas.")],
     dry_run: options.DryRun = False,
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
-    """Start or stop replicas of a service. Those that stay keep their flags, and serve on."""
+    """Start or stop replicas of a service. The others keep their flags and go on serving."""
     from clusterctl.cli.session import session
     from clusterctl.commands.scale import run
     from clusterctl.errors import CHANGES_PENDING

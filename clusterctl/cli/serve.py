@@ -27,7 +27,7 @@ _Model = Annotated[
 ]
 _Arguments = Annotated[
     list[str] | None,
-    typer.Argument(metavar="-- FLAG", help="Flags of `vllm serve`; most need no -- before them."),
+    typer.Argument(metavar="-- FLAG", help="vLLM flags; -- is needed only where names clash."),
 ]
 _Name = Annotated[
     str | None,
@@ -59,7 +59,7 @@ _Replicas = Annotated[
     typer.Option(
         "--replicas",
         metavar="N|max",
-        help="Copies of the model, each on its own GPUs; default: as many as there are, or 1.",
+        help="Number of replicas; default: the current number, or 1.",
     ),
 ]
 
@@ -70,7 +70,7 @@ _DataParallel = Annotated[
         "--dp",
         metavar="N",
         min=1,
-        help="Data parallel size: vLLM's own copies, for mixtures of experts; default: 1.",
+        help="Data parallel size (vLLM's own), for mixtures of experts; default: 1.",
     ),
 ]
 _ExpertParallel = Annotated[

@@ -28,7 +28,7 @@ def ssh(
     ],
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="COMMAND", help="Run this instead of a shell."),
+        typer.Argument(metavar="COMMAND", help="Command to run instead of a shell."),
     ] = None,
     inventory: options.Inventory = None,
     node: Annotated[bool, typer.Option("--node", help="Inside the node container.")] = False,

@@ -30,12 +30,8 @@ def soak(
     at_once: Annotated[
         int, typer.Option("--at-once", metavar="N", min=1, help="Requests at once.")
     ] = 8,
-    prompt: Annotated[
-        int, typer.Option("--in", metavar="N", min=1, help="Tokens of a prompt.")
-    ] = 256,
-    output: Annotated[
-        int, typer.Option("--out", metavar="N", min=1, help="Tokens of an answer.")
-    ] = 128,
+    prompt: Annotated[int, typer.Option("--in", metavar="N", min=1, help="Prompt tokens.")] = 256,
+    output: Annotated[int, typer.Option("--out", metavar="N", min=1, help="Answer tokens.")] = 128,
     requests: Annotated[
         int | None,
         typer.Option(
@@ -45,7 +41,7 @@ def soak(
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
-    """Load a service in rounds; say what failed and who was slow."""
+    """Keep a service under load in rounds, and report failures and slow hosts."""
     from clusterctl.cli.session import session
     from clusterctl.commands.soak import run
     from clusterctl.reporting.escaping import one_line

@@ -17,7 +17,7 @@ def stop(
     inventory: options.Inventory = None,
     dry_run: options.DryRun = False,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Accepted as elsewhere: stop never asks.")
+        bool, typer.Option("--yes", "-y", help="Accepted for consistency: stop never asks.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:

@@ -16,7 +16,7 @@ from clusterctl.reporting.error_view import error_lines
 @guarded
 def tunnel(
     target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="`dashboard`, or a service.", show_default=False)
+        str, typer.Argument(metavar="TARGET", help="`dashboard` or a service.", show_default=False)
     ] = "",
     port: Annotated[
         int | None,

@@ -23,7 +23,7 @@ def version_line() -> str:
 @guarded
 def version(
     cluster: Annotated[
-        bool, typer.Option("--cluster", help="What every host and service has, and what changed.")
+        bool, typer.Option("--cluster", help="Show the versions on every host, and what changed.")
     ] = False,
     inventory: options.Inventory = None,
     as_json: options.Json = False,

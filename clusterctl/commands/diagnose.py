@@ -85,7 +85,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def of_bundle(path: Path) -> list[Cause]:
-    """Return the causes in an archive as they were told to whoever made it. Raises UsageError if it
+    """Return the causes in an archive as they were shown to its author. Raises UsageError if it
     cannot be read."""
     files, question = read_bundle(path)
     return _answer(files, question)

@@ -127,10 +127,10 @@ def _change(
             deadlines.wait_until(in_effect, deadlines.KEY_IN_EFFECT, every=0.2)
         raise_all(
             StepFailed(
-                "the keys are written, but the gateway there does not follow them within "
+                "the keys were saved, but the gateway did not load them within "
                 f"{deadlines.KEY_IN_EFFECT:.0f} s",
                 host=host,
-                hint="clusterctl status; revoke a key that was made and not shown",
+                hint="clusterctl status; if a key was created but not printed, revoke it",
             )
             for host in following
             if host not in followed
@@ -151,6 +151,6 @@ def _read(inventory: Inventory, head: Transport) -> tuple[KeysDocument, bytes | 
         raise StepFailed(
             f"{path} cannot be read: {error}",
             host=head.host.name,
-            hint=f"remove it, and make the keys anew: clusterctl exec --limit {head.host.name} "
+            hint=f"remove it, and create the keys again: clusterctl exec --limit {head.host.name} "
             f"--sudo -- rm {path}",
         ) from error

@@ -86,7 +86,7 @@ def _check_one_of(kinds: tuple[Any, ...], value: Any, where: str, depth: int) ->
         with suppress(ValueError):
             _check(kind, value, where, depth + 1)
             return
-    raise ValueError(f"{where}: {value!r:.60} is none of {kinds}")
+    raise ValueError(f"{where}: {value!r:.60} is not one of {kinds}")
 
 
 def _check_content(value: Any, inner: tuple[Any, ...], where: str, depth: int) -> None:

@@ -42,7 +42,7 @@ class ChosenAddress:
 
 def resolve(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Topology:
     """Return the topology of all hosts, with the reasons. Raises RequirementsNotMet, or Problems
-    for several. What they offer as a fix was tried with these facts."""
+    for several. Every fix that they offer has been tried with these facts."""
     try:
         topology = _resolved(inventory, facts)
     except (RequirementsNotMet, Problems) as failure:
@@ -94,7 +94,7 @@ def _offer_ways_out(
         )
     for error in lost:
         error.subnets = subnets
-        error.hint = hint or error.hint or "give every host an address of its own in one network"
+        error.hint = hint or error.hint or "give every host its own address in one network"
 
 
 def _default_nic(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str:
@@ -208,8 +208,8 @@ def public_addresses(inventory: Inventory, topology: Topology) -> list[Requireme
         return []
     return [
         RequirementsNotMet(
-            f"its node IP {node.node_ip} is an address of the Internet, and Ray and vLLM trust "
-            "whoever reaches their ports there",
+            f"its node IP {node.node_ip} is a public address, and Ray and vLLM trust "
+            "everyone who can reach their ports",
             host=node.host,
             hint="set network.firewall: true; or a private node_ip or network.subnet; or, where "
             "something in front of the hosts closes the ports, network.public: true",

@@ -108,8 +108,8 @@ class Undecided(RequirementsNotMet):
 
 
 class NoNetwork(RequirementsNotMet):
-    """No network joins the hosts as the inventory has it. `subnets`: values for network.subnet with
-    which the choice succeeds."""
+    """The inventory's settings leave no network that joins all hosts. `subnets`: values for
+    network.subnet with which the choice succeeds."""
 
     subnets: tuple[str, ...] = ()
 
@@ -302,7 +302,7 @@ def _kind(facts: HostFacts, nic: str) -> str:
 
 
 def shared_subnets(hosts: Mapping[str, Sequence[Candidate]]) -> tuple[SharedSubnet, ...]:
-    """Return the subnets in which every host has an address of its own: best first, equal ones by
+    """Return the subnets in which every host has its own address: best first, equal ones by
     address."""
     found: dict[str, dict[IPv4Network, list[NicAddress]]] = {}
     for name, offered in distinct(hosts).items():
@@ -445,7 +445,7 @@ def choose_rdma(inventory: Inventory, facts: Mapping[str, HostFacts]) -> RdmaCho
 
 
 def _apart(chosen: Mapping[str, Sequence[str]], facts: Mapping[str, HostFacts]) -> str:
-    """Return what has to be true if no network of RoCE's interfaces is that of all hosts."""
+    """Return a caution if the hosts' RoCE interfaces share no network; else an empty text."""
     networks = []
     for name, ports in chosen.items():
         devices = {port.partition(":")[0] for port in ports}

@@ -180,7 +180,7 @@ def require_links(
 
 def incarnations(scope: GateScope) -> dict[str, str]:
     """Return ID and start time of each host's node container. Raises RequirementsNotMet for hosts
-    where none is running."""
+    without a running one."""
     name = container_name(scope.inventory.cluster)
 
     def one(transport: Transport) -> str:

@@ -108,7 +108,7 @@ def open_bundles(path: Path | None, sums: Sequence[str] = ()) -> tuple[Bundle, .
     """Return the bundles at `path`; none without a path. `sums`: the SHA-256 of every SHA256SUMS
     that may be there; empty for any.
 
-    Raises UsageError if there is none, it is unreadable, or its SHA256SUMS is another one.
+    Raises UsageError if it is missing or unreadable, or its SHA256SUMS differ.
     """
     if path is None:
         return ()

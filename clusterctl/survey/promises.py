@@ -82,7 +82,7 @@ def promise_states(
     if inventory.allow_unauthenticated_ray:
         problems[5].append(
             RequirementsNotMet(
-                "allow_unauthenticated_ray: whoever reaches Ray's ports runs code on every host",
+                "allow_unauthenticated_ray: anyone who reaches Ray's ports can run code on hosts",
                 hint=f"an image with Ray 2.52 or newer, and without the key in {inventory.file}",
             )
         )

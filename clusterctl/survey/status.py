@@ -190,7 +190,7 @@ def with_causes(status: ClusterStatus, causes: Mapping[str, str]) -> ClusterStat
 
 
 def _down(gateway: GatewayState) -> str:
-    """Return why nobody listens where clients of replicas ask."""
+    """Return why nothing listens at the gateway's address."""
     if gateway.state == "absent":
         return "gateway: the node image has no HAProxy, so services with replicas have no address"
     return f"gateway: {gateway.state}{f' ({gateway.detail})' if gateway.detail else ''}"
@@ -256,7 +256,7 @@ def odd_mtus(survey: Survey) -> dict[str, RequirementsNotMet]:
     """Return a problem by host for each NIC of NCCL's whose MTU is not that of most hosts."""
     try:
         nodes = survey.topology.nodes
-    except ClusterctlError:  # A host does not answer, which is told
+    except ClusterctlError:  # A host does not answer, which is reported
         return {}
     nics = {node.host: survey.facts[node.host].nic(node.nccl_nics[0]) for node in nodes}
     found = {host: nic for host, nic in nics.items() if nic and nic.mtu}
@@ -321,7 +321,7 @@ def _service_row(survey: Survey, replica: Replica, on: str, head_address: str) -
 
 
 def _lost_replicas(survey: Survey) -> Iterator[str]:
-    """Yield a sentence for each member that nobody declares, and each replica that is no member."""
+    """Yield a sentence for each member without a document, and each replica without a member."""
     for name, service in survey.services.items():
         for member in service.undeclared:
             which = f"service {name}: replica {member.replica}"

@@ -458,7 +458,7 @@ class Survey:
         return services_of(self.replicas.values(), self._lists, self.left_out)
 
     def service(self, name: str) -> Service:
-        """Return the service, which is empty if nobody declares it."""
+        """Return the service; an empty one if it is not declared."""
         return self.services.get(name) or Service(name)
 
     @cached_property
@@ -488,7 +488,7 @@ class Survey:
         data = self.head_file(drained_file(self.inventory.cluster))
         try:
             return tuple(from_json(DrainedHosts, data.decode()).hosts) if data else ()
-        except ValueError:  # `status` tells it, and the next `drain` replaces it
+        except ValueError:  # `status` reports it, and the next `drain` replaces it
             return ()
 
     @cached_property

@@ -132,7 +132,7 @@ class LoginFailed(AuthFailure):
 
     @property
     def prompts(self) -> list[str]:
-        """What the server asked and nobody answered."""
+        """What the server asked and was not answered."""
         outcomes = (outcome for _, outcome in self.result)
         return [outcome.prompt for outcome in outcomes if isinstance(outcome, Unanswered)]
 
@@ -143,10 +143,10 @@ class LoginFailed(AuthFailure):
 
 
 class Unanswered(paramiko.AuthenticationException):
-    """The server asked `prompt`, and there is nobody to answer."""
+    """The server asked `prompt`, and there is no terminal to answer on."""
 
     def __init__(self, prompt: str) -> None:
-        super().__init__(f"the server asks {prompt!r}, and nobody answered")
+        super().__init__(f"the server asks {prompt!r}, and there is no terminal to answer on")
         self.prompt = prompt
 
 

@@ -160,7 +160,7 @@ class Transport(Protocol):
         """Return the content of a small text file, or None if there is no such file.
 
         Raises as `run`, and CommandFailed when the file cannot be read, is a link, or is larger
-        than `host_files.LARGEST_FILE`. A pipe into which nobody writes is empty.
+        than `host_files.LARGEST_FILE`. A pipe without a writer reads as empty.
         """
 
     def open_channel(self, argv: Sequence[str], *, sudo: bool = False) -> Channel:

@@ -271,7 +271,7 @@ def explain(
 
 
 def _login_failed(error: LoginFailed, target: SshTarget, place: str) -> AuthenticationRejected:
-    """Return the error for a server that let nobody in, by what it accepted and what it asked."""
+    """Return the error for a refused login, by what the server accepted and what it asked."""
     command = target.command_line("true")
     wanted = " or ".join(error.wanted)
     lines = [f"{source}: {_outcome(outcome)}" for source, outcome in error.result]

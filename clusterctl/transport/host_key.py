@@ -20,7 +20,7 @@ from clusterctl.transport.target import SshTarget
 
 
 def plain(text: str) -> str:
-    """Return the text without what a terminal would obey."""
+    """Return the text without control characters, which a terminal would obey."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 

@@ -1,4 +1,4 @@
-"""Bounds what is read of an HTTP response: a server may send one that never ends."""
+"""Read an HTTP response up to a limit: a server may send one that never ends."""
 
 from __future__ import annotations
 

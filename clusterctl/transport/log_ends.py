@@ -38,7 +38,7 @@ _ENGINE_LINES = "could not select device driver|CDI device injection failed"
 
 def end_of(path: Path, most: int, *, whole_lines: bool = False) -> str:
     """Return the end of a log; empty if it is no regular file or cannot be read. `whole_lines`:
-    without a first line that is cut, of which nobody could tell whether it has a secret."""
+    drop a first line that was cut, which may hold part of a secret."""
     try:
         descriptor = open_log(str(path))
     except OSError:
@@ -60,7 +60,7 @@ def changed(path: Path) -> float:
 
 
 def matching(logs: Iterable[Tuple[str, ...]], wanted: str) -> str:
-    """Return the last lines that match of what the first command prints that works."""
+    """Return the last matching lines of the output of the first command that works."""
     for argv in logs:
         try:
             ran = subprocess.run(
@@ -91,7 +91,7 @@ def disks(paths: Iterable[str]) -> Dict[str, Tuple[int, int]]:
 
 
 def of_host(directory: Path, order: Dict[str, Any]) -> Dict[str, str]:
-    """Return all that the order asks for, by name."""
+    """Return what the order asks for, by name."""
     found: Dict[str, str] = {}
     whole = order["whole"]
     left = order["most"]

@@ -165,7 +165,7 @@ def test_a_node_ip_of_the_internet_is_an_error_without_a_firewall(ip: str) -> No
         return public_addresses(chosen, resolve(chosen, facts))
 
     (error,) = found()
-    assert str(error).startswith(f"a: its node IP {ip} is an address of the Internet")
+    assert str(error).startswith(f"a: its node IP {ip} is a public address")
     assert "network.firewall: true" in (error.hint or "")
     assert found(firewall=True) == []
     assert found(public=True) == []
