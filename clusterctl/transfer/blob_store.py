@@ -181,7 +181,7 @@ class BlobStore:
             with part.open("a+b") as file:
                 if not locked(file):
                     raise LockHeld(
-                        f"another clusterctl downloads {blob.digest[:19]}",
+                        f"another clusterctl is downloading {blob.digest[:19]}",
                         hint=f"wait until it ends; see which one: fuser -v {part}",
                     )
                 if not same_file(file, part):  # its writer has just completed it

@@ -86,7 +86,7 @@ def test_while_one_fetches_the_other_is_told(store: BlobStore) -> None:
     first.start()
     assert begun.wait(20)
     other = BlobStore(store.directory)
-    with pytest.raises(LockHeld, match="another clusterctl downloads sha256:") as raised:
+    with pytest.raises(LockHeld, match="another clusterctl is downloading sha256:") as raised:
         other.fill(BLOB, lambda _: pytest.fail("fetched twice"))
     assert str(raised.value.hint).endswith(f"fuser -v {store.part(BLOB.digest)}")
     go.set()
