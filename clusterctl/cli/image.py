@@ -137,8 +137,8 @@ def _list_lines(found: ImageList, hosts: int) -> list[str]:
         digests = sorted({each.rpartition("@")[2] for each in one.digests})
         rows = [("size", f"{size(one.size)} unpacked"), ("on", where(one.hosts))]
         rows += [("in use", where(one.used))] if one.used else []
-        rows += [("digest", each) for each in digests]
         lines += [*(sorted(one.names) or ["an image without a name"]), *columns(rows)]
+        lines += [f"  {each}" for each in digests]
     return lines or ["no host has an image"]
 
 

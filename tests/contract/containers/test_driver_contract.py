@@ -63,6 +63,7 @@ def test_an_image_is_found_by_name_and_by_id_and_another_is_not(driver: Containe
     assert by_id.layers == found.layers
     assert driver.image("clusterctl-test/none:1") is None
     assert driver.images({"clusterctl.none": "x"}) == []
+    assert found.id in [image.id for image in driver.images({})]
 
 
 def test_a_second_name_comes_and_goes_without_the_first(driver: ContainerDriver) -> None:
