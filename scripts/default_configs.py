@@ -16,6 +16,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+_STEP: dict[str, Any] = {
+    "num_sliding_attention_heads": 96, "num_attention_groups": 8, "moe_num_experts": 288,
+    "moe_top_k": 8,
+    "moe_intermediate_size": 1280, "share_expert_dim": 1280, "share_expert_dims": 1280,
+    "layer_types": ["full_attention", *["sliding_attention"] * 3] * 11 + ["full_attention"],
+    "attention_other_setting": {
+        "attention_type": "sliding_attention", "num_attention_heads": 96,
+        "num_attention_groups": 8, "head_dim": 128,
+    },
+    "moe_layers_enum": ",".join(map(str, range(3, 45))), "use_head_wise_attn_gate": True,
+    "sliding_window": 512, "use_moe_router_bias": True, "need_fp32_gate": True,
+    "norm_expert_weight": True, "swiglu_limits": [0.0] * 45,
+    "swiglu_limits_shared": [0.0] * 45, "rope_theta": 10000.0,
+}  # fmt: skip
+
 # Keys that vLLM reads and that the class lacks, as published models have them.
 _MISSING: dict[str, dict[str, Any]] = {
     "AfmoeForCausalLM": {"score_func": "sigmoid", "route_norm": True, "n_group": 1,
@@ -62,18 +77,12 @@ _MISSING: dict[str, dict[str, Any]] = {
             "kda_layers": [each for each in range(1, 27) if each % 4],
         },
     },
-    "Step3p5ForCausalLM": {
-        "num_attention_groups": 8, "moe_num_experts": 288, "moe_top_k": 8,
-        "moe_intermediate_size": 1280, "share_expert_dim": 1280, "share_expert_dims": 1280,
-        "layer_types": ["full_attention", *["sliding_attention"] * 3] * 11 + ["full_attention"],
-        "attention_other_setting": {
-            "attention_type": "sliding_attention", "num_attention_heads": 96,
-            "num_attention_groups": 8, "head_dim": 128,
-        },
-        "moe_layers_enum": ",".join(map(str, range(3, 45))), "use_head_wise_attn_gate": True,
-        "sliding_window": 512, "use_moe_router_bias": True, "need_fp32_gate": True,
-        "norm_expert_weight": True, "swiglu_limits": [0.0] * 45,
-        "swiglu_limits_shared": [0.0] * 45, "rope_theta": 10000.0,
+    "Step3p5ForCausalLM": _STEP,
+    "Step3p7ForConditionalGeneration.text_config": _STEP,
+    "Step3p7ForConditionalGeneration.vision_config": {
+        "width": 1536, "layers": 47, "heads": 16, "output_dim": None, "use_rope2d": True,
+        "use_ln_pre": True, "use_ln_post": False, "use_cls_token": False, "use_abs_posemb": True,
+        "ls_init_value": 0.1,
     },
 }  # fmt: skip
 

@@ -239,6 +239,14 @@ def _attention(text: Config, traits: Family, index: int, kind: str) -> Attention
     if kind == "full_attention" and text.get("global_head_dim"):
         head_dim = text["global_head_dim"]
         kv_heads = text.get("num_global_key_value_heads") or kv_heads
+    if kind == "sliding_attention":  # Step 3.5
+        other = text.get("attention_other_setting")
+        other = other if isinstance(other, Mapping) else {}
+        heads = (
+            first(text, "num_sliding_attention_heads")
+            or first(other, "num_attention_heads")
+            or heads
+        )
     if slides and text.get("swa_num_key_value_heads"):  # MiMo V2
         heads = first(text, "swa_num_attention_heads") or heads
         kv_heads = text["swa_num_key_value_heads"]

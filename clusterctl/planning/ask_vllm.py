@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import itertools
 import json
 import os
@@ -39,7 +40,6 @@ SHARED = (
     "vllm.model_executor.model_loader.utils",
     "vllm.model_executor.models.deepseek_v2",
     "vllm.model_executor.models.qwen2_5_vl",
-    "vllm.v1.attention.backends.flashinfer",
     "vllm.v1.core.kv_cache_planning",
     "vllm.v1.worker.gpu.attn_utils",
 )
@@ -468,7 +468,8 @@ def drafter_for(config: Any, model: Any) -> Any:
     model_loader.get_model = get_model  # Without weights; the modules below import it
     from vllm.v1.worker.gpu.spec_decode import init_speculator
 
-    speculator = init_speculator(config, torch.device("meta"), None)
+    taken = len(inspect.signature(init_speculator).parameters)
+    speculator = init_speculator(*(config, torch.device("meta"), None)[:taken])
     return speculator.load_draft_model(model, set())
 
 
