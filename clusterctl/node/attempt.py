@@ -117,6 +117,7 @@ class Attempt:
         self._missed: Optional[Tuple[float, List[WorkerActor]]] = None  # The first ranks, and when
         self.stage = ""
         self.stage_line = ""
+        self._reached: Dict[str, float] = {}  # By stage, in order: when its first line came
         # Only the gateway sends requests again.
         middleware = ["--middleware", MIDDLEWARE] if document.node_ips else []
         store = {"VLLM_DP_MASTER_PORT": str(store_port - STORE_OFFSET)} if store_port else {}
@@ -149,6 +150,15 @@ class Attempt:
     def progress(self) -> str:
         """Return the latest start-up stage reached, from the log and the endpoint."""
         return later(self.stage, self.reading.stage) if self.reading.stage else self.stage
+
+    def spent(self, now: float) -> Dict[str, float]:
+        """Return the seconds of each stage until now, in order; `imports` until the first."""
+        seconds, stage, since = {}, "imports", self.started
+        for following, at in self._reached.items():
+            seconds[stage] = round(at - since, 1)
+            stage, since = following, at
+        seconds[stage] = round(now - since, 1)
+        return seconds
 
     def refused_its_arguments(self) -> bool:
         """Return whether argparse rejected the arguments, so that retrying is useless."""
@@ -217,4 +227,5 @@ class Attempt:
         stage = stage_of(line)
         if stage:
             self.stage = later(self.stage, stage)
+            self._reached.setdefault(self.stage, time.monotonic())
             self.stage_line = plain(line)

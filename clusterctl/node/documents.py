@@ -257,6 +257,7 @@ class ServiceState:
     # listening. `detail` then holds that log line.
     stage: str = ""
     ready_seconds: float = 0.0  # From the start of the process to its first answer
+    start: Dict[str, float] = field(default_factory=dict)  # Of these, by stage, `imports` first
     # The kind of request it serves, once ready (endpoint.TASKS): completions | embeddings | ...
     task: str = ""
     running: float = 0.0

@@ -1,4 +1,5 @@
-"""Makes Ray place the ranks of a replica on the hosts that its document names: a plugin of vLLM.
+"""Makes Ray place the ranks of a replica on the hosts that its document names, and there not on
+GPUs that others hold: a plugin of vLLM.
 
 vLLM asks Ray for a placement group with a GPU per rank and lets Ray choose the hosts; it has no
 setting for that (initialize_ray_cluster in v1/executor/ray_utils.py). Ray's nodes each have a
@@ -11,10 +12,9 @@ import importlib
 import os
 from typing import Any, Dict, List, Mapping
 
-NODE_IPS = "CLUSTERCTL_NODE_IPS"
+from clusterctl.node.held_gpus import SHARE, beside_held
 
-# Of a resource of which each node has 1: enough for all ranks of a host.
-SHARE = 0.001
+NODE_IPS = "CLUSTERCTL_NODE_IPS"
 
 
 def placement_env(node_ips: List[str]) -> Dict[str, str]:
@@ -28,14 +28,13 @@ def placed_on(env: Mapping[str, str]) -> List[str]:
 
 
 def register() -> None:
-    """Make bundles of placement groups ask for the nodes of NODE_IPS. Called by vLLM."""
+    """Make bundles of placement groups ask for the nodes of NODE_IPS, and keep off GPUs that others
+    hold. Called by vLLM."""
     node_ips = placed_on(os.environ)
-    if not node_ips:
-        return
     util: Any = importlib.import_module("ray.util")
-    make = util.placement_group
-    if hasattr(make, "node_ips"):
+    if hasattr(util.placement_group, "node_ips"):
         return
+    make = beside_held(util.placement_group, node_ips)
 
     def placement_group(bundles: List[Dict[str, float]], *args: Any, **options: Any) -> Any:
         return make(pinned(bundles, node_ips), *args, **options)

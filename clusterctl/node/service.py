@@ -16,7 +16,7 @@ import re
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import FrozenSet, List, Mapping, Optional, Sequence
+from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence
 
 from clusterctl.node.attempt import Attempt
 from clusterctl.node.children import session_members
@@ -151,6 +151,7 @@ class SupervisedService:
         self._attempts = 0  # Since it was last ready
         self._starts = 0
         self._ready_seconds = 0.0
+        self._spent: Dict[str, float] = {}
         self._last_error: List[str] = []
         self._last_failure = ""
         self._last_failure_time = 0.0
@@ -208,6 +209,7 @@ class SupervisedService:
             restarts=max(0, self._starts - 1),
             stage=attempt.progress() if attempt and self._phase in _LOADING else "",
             ready_seconds=self._ready_seconds,
+            start=self._spent,
             task=reading.task,
             running=reading.running,
             waiting=reading.waiting,
@@ -323,10 +325,13 @@ class SupervisedService:
             if not attempt.was_ready:
                 attempt.was_ready = True
                 self._ready_seconds = now - attempt.started
+                self._spent = attempt.spent(now)
                 self._attempts = 0
                 self._last_error = []
                 answers = ", ".join(filter(None, (reading.task, reading.answer)))
-                self._turn("ready", f"after {self._ready_seconds:.1f} s: answers {answers}")
+                stages = ", ".join(f"{name} {took:g}" for name, took in self._spent.items())
+                took = f"after {self._ready_seconds:.1f} s ({stages})"
+                self._turn("ready", f"{took}: answers {answers}")
             placed = self._ranks(attempt)
             if placed and placed != attempt.placed:
                 attempt.placed = placed

@@ -56,7 +56,7 @@ def gpus_held(survey: Survey, ray: Sequence[RayNode], leaving: Collection[str] =
 
 def without_strangers(held: HeldGpus, reports: Mapping[str, GpuReport]) -> HeldGpus:
     """Return the free GPUs without those on which processes of nobody's cluster hold memory. Ray
-    does not know of these, so the lines say what to end."""
+    does not know of these, and a start keeps off them (node/held_gpus.py)."""
     free, lines = [], []
     for each in held.free:
         report = reports.get(each.host)
@@ -64,8 +64,7 @@ def without_strangers(held: HeldGpus, reports: Mapping[str, GpuReport]) -> HeldG
         taken = gpus_of_strangers(report, alone=True) if report else {}
         free.append(replace(each, free=max(0, each.free - len(taken))))
         lines += [
-            f"{each.host}: GPU {index} is held by {describe_processes(processes)}, and Ray may "
-            "give it to a rank nevertheless: end what holds it first"
+            f"{each.host}: GPU {index} is held by {describe_processes(processes)}"
             for index, processes in taken.items()
         ]
     return HeldGpus(free, (*held.holders, *lines))

@@ -285,6 +285,8 @@ def _rank(case: _Case, seat: RankSeat) -> RankMemory:
         first_rank=seat.place == 0,
     )
     group, fabric = tp, case.placement.fabric
+    if fabric == "nvlink" and not case.options.multicast:
+        fabric = "nvlink-plain"
     if case.shares_experts:
         # Tokens are exchanged with the other replicas in each layer, inside CUDA graphs too.
         group, fabric = tp * (case.options.dp or 1), "network" if tp == 1 else fabric

@@ -58,6 +58,7 @@ class ServeOptions:
     hybrid_cache: bool = True
     language_model_only: bool = False
     second_runner: bool | None = None
+    multicast: bool = True  # NCCL may use NVLS where NVLink has it
     expert_parallel: bool = False
     prefix_caching: bool | None = None
     state_mode: str | None = None  # --mamba-cache-mode
@@ -194,8 +195,9 @@ def parse_options(
     """Parse the options from arguments of `vllm serve`, ignoring all others.
 
     `env` has the variables of vLLM's process, of which VLLM_CPU_KVCACHE_SPACE (GiB),
-    VLLM_PP_LAYER_PARTITION and VLLM_USE_V2_MODEL_RUNNER are read. Raises UsageError, or Problems,
-    for all values that vLLM would refuse, and UnknownValue for one that a newer vLLM may accept.
+    VLLM_PP_LAYER_PARTITION, VLLM_USE_V2_MODEL_RUNNER and NCCL_NVLS_ENABLE are read. Raises
+    UsageError, or Problems, for all values that vLLM would refuse, and UnknownValue for one that a
+    newer vLLM may accept.
     """
     errors: list[ClusterctlError] = []
     values: dict[str, Any] = {}
@@ -210,6 +212,7 @@ def parse_options(
     runner = env.get("VLLM_USE_V2_MODEL_RUNNER")
     if runner in ("0", "1"):
         values["second_runner"] = runner == "1"
+    values["multicast"] = env.get("NCCL_NVLS_ENABLE") != "0"
     words = [item for item in arguments if isinstance(item, str)]
     given = [item for item in arguments if isinstance(item, Argument)]
     for argument in (*parse_arguments(words), *given):

@@ -19,8 +19,9 @@ from clusterctl.planning.rules import Rules, Sampler
 from clusterctl.planning.weights import PipelineStage, vocabulary_rows
 from clusterctl.units import GIB
 
-# The link between ranks of a tensor parallel group; `none` for a single rank.
-Fabric = Literal["none", "nvlink", "pcie", "network"]
+# The link between ranks of a tensor parallel group; `none` for a single rank. `nvlink-plain` is
+# NVLink without NCCL's multicast, NVLS.
+Fabric = Literal["none", "nvlink", "nvlink-plain", "pcie", "network"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +44,28 @@ _V0_JOINED = 0.40  # `non_torch_memory` in logs of vLLM 0.7.1 on one V100 and 0.
 _ALONE = 0.30
 
 # With NCCL: 0.40 over PCIe (two RTX 3090, vLLM 0.7.2); 2.06 to 2.10 with TP 2 and NVLink in the
-# same H100 starts, plus the 0.05. Over sockets it was less than over NVLink, by an amount that was
-# not recorded.
-_JOINED: dict[Fabric, float] = {"none": _ALONE, "pcie": 0.40, "network": 0.40, "nvlink": 2.12}
+# same H100 starts, plus the 0.05. With NCCL_NVLS_ENABLE=0, vLLM 0.25.1 prints 0.54 with TP 2 for
+# Qwen2.5-1.5B on two H100 (2026-11-26) and Qwen3-8B and Llama-70B on two H200, 0.57 for
+# Qwen3-30B-A3B, whether all-reduce is vLLM's own or NCCL's, with CUDA graphs or without. So NVLS
+# seems to take the rest; with it on, vLLM 0.25 was not measured. Over sockets 0.08.
+_JOINED: dict[Fabric, float] = {
+    "none": _ALONE,
+    "pcie": 0.40,
+    "network": 0.40,
+    "nvlink": 2.12,
+    "nvlink-plain": 0.60,
+}
 
 _NVLINK_MORE = 0.10  # TP 4 and NVLink: 2.13 to 2.21 in the same starts
 
 # How far starts of the same kind deviated from these figures.
-_SPREAD: dict[Fabric, float] = {"none": 0.15, "pcie": 0.4, "network": 0.8, "nvlink": 0.8}
+_SPREAD: dict[Fabric, float] = {
+    "none": 0.15,
+    "pcie": 0.4,
+    "network": 0.8,
+    "nvlink": 0.8,
+    "nvlink-plain": 0.15,
+}
 
 _GRAPHS_ALONE = 0.9
 # vLLM 0.18 and 0.19 print 0.42, 0.86, 0.93 and 1.11 GiB as their own estimate on one GPU; 0.7.2

@@ -158,6 +158,9 @@ def _service_lines(row: ServiceRow) -> list[Text]:
         lines.append(_text(f"  requests   {requests} · {rest}"))
     if row.load:
         lines.append(_text(f"  load       {_service_load(row.load)}"))
+    if row.load and state.start:
+        stages = ", ".join(f"{name} {seconds:.0f}" for name, seconds in state.start.items())
+        lines.append(_text(f"  start      {state.ready_seconds:.0f} s: {stages}"))
     if state.silence:
         lines.append(_text(f"  silent     {state.silence}", style="red"))
     if state.restarts or row.failed_ago is not None:
@@ -192,7 +195,7 @@ def _replica_lines(service: str, rows: Sequence[ServiceRow]) -> list[Text]:
 
 
 # Lines of a service that its row has no room for
-_TROUBLES = ("  load", "  silent", "  restarts")
+_TROUBLES = ("  load", "  start", "  silent", "  restarts")
 
 
 def _service_load(load: ServiceLoad) -> str:
@@ -283,6 +286,7 @@ def status_document(status: ClusterStatus) -> dict[str, Any]:
                 "kv_cache_use": row.state.kv_cache_use if row.state else 0.0,
                 "ranks": [asdict(rank) for rank in row.state.ranks] if row.state else [],
                 "load": asdict(row.load) if row.load else None,
+                "start_seconds": row.state.start if row.state else {},
             }
             for row in status.services
         ],

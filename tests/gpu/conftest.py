@@ -95,6 +95,9 @@ class GpuLab:
             hosts, gpu_image=None if ON_CPUS else image, link_rate=link_rate, say=quiet
         )
         assert made.missing_image is None, f"docker save {image.name} -o {made.missing_image}"
+        if multicast := os.environ.get("NCCL_NVLS_ENABLE"):  # As this machine has it, for `fit` too
+            with made.inventory.open("a") as file:
+                file.write(f'env: {{NCCL_NVLS_ENABLE: "{multicast}"}}\n')
         return str(made.inventory)
 
 

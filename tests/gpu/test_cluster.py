@@ -27,6 +27,7 @@ from clusterctl.planning.speed import REQUESTS
 from tests.gpu.conftest import ON_CPUS, GpuLab, Table
 from tests.lab.cluster import Operator, until
 from tests.lab.conftest import OnHost
+from tests.lab.steady_load import SteadyLoad
 
 pytestmark = [
     pytest.mark.gpu,
@@ -44,6 +45,20 @@ KV_CACHE = 0.01
 """How far off the predicted tokens of the KV cache may be."""
 FACTOR = 2.0
 """How far off an estimated speed may be: by this factor, in either direction."""
+
+HELD = 40960
+"""MiB that HOLD takes, by libcuda alone: plain allocations, as any program has them."""
+HOLD = """\
+import ctypes, time
+cu = ctypes.CDLL("libcuda.so.1")
+device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+cu.cuInit(0)
+cu.cuDeviceGet(ctypes.byref(device), 0)
+cu.cuCtxCreate_v2(ctypes.byref(context), 0, device)
+for _ in range(40):
+    cu.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(2**30))
+time.sleep(600)
+"""
 
 CONTAINER = "clusterctl-lab"
 # nvidia-smi makes links in /dev/char itself: it runs before each look, so that they are in both.
@@ -68,6 +83,8 @@ class Layout:
     model: str = MODEL
     estimated: bool = True
     """Whether its measured speed has to be near what `fit` said."""
+    only: str = ""
+    """The one host that serves it; all if it is empty."""
     served_again: bool = False
     """Whether it is served, though not measured, where an earlier run measured it: the faults that
     follow need a service."""
@@ -87,6 +104,8 @@ class Layout:
 COPIES = ("--tp", "1", "--", "--data-parallel-size", "{all}")
 ONE = Layout("one GPU", ("--tp", "1"), ("--tp", "1"), served_again=True)
 TP = Layout("TP {all}", ("--tp", "{all}"), ("--tp", "{all}"), served_again=True)
+PAIR = ("--tp", "2", "--on", "gpu1")
+IN_ONE_HOST = Layout("TP 2 in one host", PAIR, PAIR, only="gpu1")
 STAGES = ("--tp", "{each}", "--pp", "2")
 OTHERS = (
     Layout("TP {each}, PP 2", STAGES, STAGES),
@@ -114,6 +133,12 @@ def hosts(gpus: int) -> int:
 def two_ranks(hosts: int) -> None:
     if hosts < 2:
         pytest.skip("two ranks need two GPUs, and this machine has one")
+
+
+@pytest.fixture
+def two_in_a_host(gpus: int, hosts: int) -> None:
+    if ON_CPUS or gpus < 2 * hosts:
+        pytest.skip("two GPUs of one host need four, as hosts share them")
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +213,7 @@ def test_init_chooses_the_interfaces(
 
 
 def test_bootstrap_proves_nccl_on_the_interfaces_asked_for(
-    inventory: str, as_found: list[str], hosts: int, operator: Operator, table: Table
+    inventory: str, as_found: list[str], gpus: int, hosts: int, operator: Operator, table: Table
 ) -> None:
     ran = operator.ok("bootstrap", inventory, "--yes", "--json", timeout=800)
     table.versions |= {"vLLM": ran.json["vllm_version"], "Ray": ran.json["ray_version"]}
@@ -202,7 +227,7 @@ def test_bootstrap_proves_nccl_on_the_interfaces_asked_for(
     )
     library = "Gloo" if ON_CPUS else "NCCL"
     if hosts == 2:
-        expected = f"{library}, 2 ranks on 2 hosts: Socket on eth1 (gpu1), ens3 (gpu2), "
+        expected = f"{library}, {gpus} ranks on 2 hosts: Socket on eth1 (gpu1), ens3 (gpu2), "
         assert any(line.startswith(expected) for line in ran.json["fabric"]), ran.json["fabric"]
 
 
@@ -260,6 +285,7 @@ def serve_and_measure(
         ranks = [*served["ranks"], *(rank for r in served["replicas"] for rank in r["ranks"])]
         places = {(rank["host"], rank["pid"]) for rank in ranks}
         used = {f"gpu{n + 1}": gpus // hosts for n in range(hosts)}
+        used = {layout.only: 2} if layout.only else used
         assert Counter(host for host, _ in places) == used, ran.text
         assert operator.ok(*words).json["changed"] is False
         if known:
@@ -277,6 +303,92 @@ def test_one_gpu_serves_as_estimated(
     if hosts == 2:
         pytest.skip("with two GPUs, each of two replicas has one")
     serve_and_measure(ONE)
+
+
+@pytest.mark.usefixtures("two_in_a_host")
+def test_a_tensor_parallel_group_in_one_host_serves_as_estimated(
+    serve_and_measure: Callable[[Layout], None],
+) -> None:
+    serve_and_measure(IN_ONE_HOST)
+
+
+@pytest.mark.usefixtures("two_in_a_host")
+def test_a_second_start_of_a_model_finds_what_the_first_compiled(
+    operator: Operator, table: Table
+) -> None:
+    ran = operator.ok("restart", NAME, "--yes", timeout=400)
+    table.add("restart, TP 2 in one host", seconds=round(ran.seconds, 1))
+    assert _answers(operator)
+
+
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize("turn", range(1 if ON_CPUS else 3))
+def test_replicas_on_all_gpus_start_together(turn: int, operator: Operator, table: Table) -> None:
+    """Several of a host at the same moment, each with ports and a compile cache of its own. Without
+    compiling from the second time on, so that they reach the same step at once."""
+    if operator.run("status", "--json").json["services"]:
+        operator.ok("stop", NAME)
+    eager = ("--", "--enforce-eager") if turn and not ON_CPUS else ()
+    words = ("serve", MODEL, "--name", NAME, "--tp", "1", "--replicas", "max", "--yes", "--json")
+    ran = operator.ok(*words, *eager, timeout=600)
+    assert all(replica["ranks"] for replica in ran.json["replicas"]), ran.text
+    table.add(f"replicas on all GPUs, start {turn + 1}", serve_seconds=round(ran.seconds, 1))
+    states = operator.run("status", "--json").json["services"]
+    assert [one["last_failure"] for one in states] == [""] * len(states)
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_a_soak_finds_nothing(operator: Operator, table: Table) -> None:
+    """Of the replicas on all GPUs, for a minute."""
+    ran = operator.run("soak", NAME, "--for", "60s", "--json", timeout=300)
+    table.add("soak of a minute", seconds=round(ran.seconds, 1), said=ran.json)
+    assert ran.status == 0, ran.text
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_a_killed_engine_costs_only_the_streams_that_it_had_begun(
+    operator: Operator, gpus: int, hosts: int, on_host: OnHost, table: Table
+) -> None:
+    load = SteadyLoad(operator, on_host, model=NAME, rate=2.0 if ON_CPUS else 20.0)
+    with load.during("kill -9 of an engine") as row:
+        engine = "pkill -KILL -o -f VLLM::EngineCor"
+        assert on_host(f"gpu{hosts}", engine).returncode == 0
+        began = time.monotonic()
+        until(lambda: not _answers(operator), within=90, what="status tells of the killed engine")
+        until(lambda: _answers(operator), within=RECOVERY, what="all replicas are ready again")
+        seconds = round(time.monotonic() - began, 1)
+    table.add(f"kill -9 of one of {gpus} engines under load", ready_seconds=seconds, load=row)
+    assert row["failed"] == 0, row
+    assert row["whole"] > 0.9 * row["sent"], row
+
+
+@pytest.mark.usefixtures("two_in_a_host")
+def test_ranks_go_to_gpus_whose_memory_nobody_else_holds(
+    operator: Operator, on_host: OnHost, table: Table
+) -> None:
+    """Somebody's process holds most of the first GPU of a host, which Ray would give away first."""
+    if operator.run("status", "--json").json["services"]:
+        operator.ok("stop", NAME)
+    hold = f"nohup python3 -c '{HOLD}' >/dev/null 2>&1 & echo $!"
+    pid = on_host("gpu1", hold).stdout.strip()
+    try:
+        until(lambda: _memory_used(on_host)[0] > HELD, within=60, what="the memory is held")
+        words = ("serve", MODEL, "--name", NAME, "--tp", "1", "--on", "gpu1", "--yes", "--json")
+        ran = operator.ok(*words, timeout=400)
+        first, second = _memory_used(on_host)
+    finally:
+        on_host("gpu1", f"kill -9 {pid}")
+    table.add("serve beside a GPU that is held", serve_seconds=round(ran.seconds, 1),
+              used_mib=[first, second])  # fmt: skip
+    assert first < HELD + 8192
+    assert second > 40960
+    operator.ok("stop", NAME)
+
+
+def _memory_used(on_host: OnHost) -> tuple[int, ...]:
+    """Return the MiB in use on each GPU of gpu1."""
+    query = "nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits"
+    return tuple(map(int, on_host("gpu1", query).stdout.split()))
 
 
 @pytest.mark.usefixtures("two_ranks")
@@ -338,22 +450,6 @@ def _answers(operator: Operator) -> bool:
     """Whether all services are ready, as status says of those that answer."""
     services = operator.run("status", "--json").json["services"]
     return bool(services) and all(one["state"] == "ready" for one in services)
-
-
-@pytest.mark.usefixtures("two_ranks")
-@pytest.mark.parametrize("turn", range(1 if ON_CPUS else 3))
-def test_replicas_on_all_gpus_start_together(turn: int, operator: Operator, table: Table) -> None:
-    """Several of a host at the same moment, each with ports and a compile cache of its own. Without
-    compiling from the second time on, so that they reach the same step at once."""
-    if operator.run("status", "--json").json["services"]:
-        operator.ok("stop", NAME)
-    eager = ("--", "--enforce-eager") if turn and not ON_CPUS else ()
-    words = ("serve", MODEL, "--name", NAME, "--tp", "1", "--replicas", "max", "--yes", "--json")
-    ran = operator.ok(*words, *eager, timeout=600)
-    assert all(replica["ranks"] for replica in ran.json["replicas"]), ran.text
-    table.add(f"replicas on all GPUs, start {turn + 1}", serve_seconds=round(ran.seconds, 1))
-    states = operator.run("status", "--json").json["services"]
-    assert [one["last_failure"] for one in states] == [""] * len(states)
 
 
 @pytest.mark.parametrize("alias", OTHER_MODELS)

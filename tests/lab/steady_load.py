@@ -35,10 +35,18 @@ class SteadyLoad:
     """A steady rate of requests, half of them streamed, and what became of them."""
 
     def __init__(
-        self, operator: Operator, on_host: OnHost, url: str = GATEWAY, other: str = ""
+        self,
+        operator: Operator,
+        on_host: OnHost,
+        url: str = GATEWAY,
+        other: str = "",
+        *,
+        model: str = "tiny",
+        rate: float = RATE,
     ) -> None:
         """`other`: of a gateway to which clients send what `url` does not answer."""
         self._operator, self._url, self._other = operator, url, other
+        self._model, self._rate = model, str(rate)
         self._key = on_host("gpu1", "cat /etc/clusterctl/lab/api.key").stdout.strip()
 
     @contextmanager
@@ -46,10 +54,10 @@ class SteadyLoad:
         """Send requests meanwhile; afterwards the result has a row of the table."""
         found: dict[str, Any] = {"what": what}
         before = status(self._operator)["gateway"]["retried"]
-        words = ["--rate", str(RATE), "--seconds", "3600", "--streamed", "0.5", "--tokens", "24"]
+        words = ["--rate", self._rate, "--seconds", "3600", "--streamed", "0.5", "--tokens", "24"]
         words += ["--other", self._other] if self._other else []
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.bench.load", self._url, "tiny", *words],
+            [sys.executable, "-m", "tests.bench.load", self._url, self._model, *words],
             env={**os.environ, "CLUSTERCTL_API_KEY": self._key},
             stdout=subprocess.PIPE,
             text=True,

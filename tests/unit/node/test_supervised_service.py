@@ -30,6 +30,8 @@ def test_a_service_becomes_ready_by_a_real_completion(bench: Bench) -> None:
     ready = bench.await_service("ready")
 
     assert ready.ready_seconds > 0
+    assert next(iter(ready.start)) == "imports"
+    assert sum(ready.start.values()) == pytest.approx(ready.ready_seconds, abs=0.5)
     events = [event for event in bench.events("chat") if event != "waiting"]
     assert events == ["starting", "loading", "ready"]
     await_value(lambda: "KV cache size" in bench.log(), "the last line of its log")

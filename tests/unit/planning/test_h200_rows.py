@@ -29,6 +29,7 @@ from clusterctl.planning.weights import allocated_bytes
 from clusterctl.units import GIB
 
 RULES = rules_for("0.25.1")
+WITHOUT_NVLS = {"NCCL_NVLS_ENABLE": "0"}  # On all these machines
 MEASURED: dict[str, Any] = json.loads(Path(__file__).with_name("h200_rows.json").read_text())
 COMPILED_BEFORE = "qwen3-8b few requests, compiled before"
 
@@ -74,7 +75,7 @@ def _row(entry: dict[str, Any]) -> Row:
         pp=entry["pp"],
         link=entry["link"],
         log="\n".join(entry["log"]),
-        env=dict(pair.split("=") for pair in entry.get("env", "").split()),
+        env={**WITHOUT_NVLS, **dict(pair.split("=") for pair in entry.get("env", "").split())},
     )
 
 
@@ -137,7 +138,29 @@ def test_tokens_without_tensor_parallelism(row: Row) -> None:
 @pytest.mark.parametrize("row", JOINED, ids=_id)
 def test_tokens_with_tensor_parallelism(row: Row) -> None:
     """The memory of NCCL and of graphs is a constant: too much is counted, never too little."""
-    assert -0.03 < off(row) < 0
+    assert -0.012 < off(row) < 0
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "hosts", "tokens"),
+    [(1, 1, 1, 2_573_216), (2, 1, 1, 5_233_600), (2, 2, 2, 10_562_496), (4, 1, 2, 5_320_848)],
+)
+def test_tokens_on_h100(tp: int, pp: int, hosts: int, tokens: int) -> None:
+    """What vLLM 0.25.1 printed on four H100 as two hosts of two, 2026-11-26."""
+    shape = describe(MEASURED["models"]["qwen2.5-1.5b"])
+    sites = [Site(name, parse_gpus("2xH100"), "nvlink") for name in "ab"[:hosts]]
+    flags = "--max-model-len 32768 --max-num-seqs 1024 --max-num-batched-tokens 8192"
+    options = parse_options(flags.split(), WITHOUT_NVLS)
+    plan = plan_memory(shape, seat_ranks(sites, tp, pp), options, RULES)
+    assert -0.004 < plan.kv_cache_tokens / tokens - 1 < 0.0001
+
+
+def test_multicast_takes_more_memory() -> None:
+    """As measured on H100s by others, with vLLM 0.19: test_predictions_against_h100_starts.py."""
+    row = named("qwen3-8b tp 2")
+    with_nvls = replace(row, env={"NCCL_NVLS_ENABLE": "1"})
+    assert with_nvls.plan().ranks[0].runtime_gib == 2.12
+    assert row.plan().ranks[0].runtime_gib == 0.60
 
 
 def test_replicas_that_divide_experts_pay_for_their_exchange() -> None:
@@ -162,7 +185,7 @@ def test_replicas_that_divide_experts_pay_for_their_exchange() -> None:
 
 def test_the_mean_error_of_tokens() -> None:
     assert fmean(abs(off(row)) for row in ALONE) < 0.002
-    assert fmean(abs(off(row)) for row in JOINED) < 0.018
+    assert fmean(abs(off(row)) for row in JOINED) < 0.003
 
 
 def test_a_compiled_model_has_more_room_and_teaches_nothing_of_the_runtime() -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from clusterctl.node.documents import Member, ServiceState
 from clusterctl.reporting.status_view import screen, status_screen
 from clusterctl.serving.service import build_service
-from clusterctl.survey.status import ClusterStatus, HostRow, ServiceRow
+from clusterctl.survey.status import ClusterStatus, HostRow, ServiceLoad, ServiceRow
 from tests.unit.serving.launches import launch
 
 ADDRESSES = ("fd00:100:1::5", "[fd00::1]")
@@ -103,3 +103,18 @@ def _row(name: str, address: str) -> HostRow:
         drift=(),
         hint=None,
     )
+
+
+def test_the_load_of_a_service_comes_with_where_its_start_went() -> None:
+    document = build_service(launch())
+    spent = {"imports": 17.0, "ray": 13.2, "kv-cache": 25.0}
+    state = ServiceState(
+        "tiny", "ready", 0.0, document.fingerprint, ready_seconds=55.4, start=spent
+    )
+    row = ServiceRow(document, "gpu1", state, None, head_address="10.0.0.1")
+    for load, expected in ((None, False), (ServiceLoad(None, 1.0, 0, 0, None, None), True)):
+        stream = io.StringIO()
+        services = (replace(row, load=load),)
+        screen(stream).print(status_screen(replace(_status("gpu"), services=services)), crop=False)
+        line = "  start      55 s: imports 17, ray 13, kv-cache 25"
+        assert (line in stream.getvalue().splitlines()) is expected
