@@ -60,7 +60,7 @@ _MISSING: dict[str, dict[str, Any]] = {
     "Qwen3OmniMoeForConditionalGeneration.thinker_config.vision_config": {"image_size": 224},
     "Glm5NextForCausalLM.text_config": {
         "mhc": True, "mla_use_nope": True, "indexer_rope_interleave": True,
-        "topk_method": "noaux_tc", "norm_topk_prob": True,
+        "topk_method": "noaux_tc", "norm_topk_prob": True, "scoring_func": "sigmoid",
     },
     "Glm4vMoeForConditionalGeneration.text_config": {"head_dim": 128, "use_qk_norm": True},
     "VoxtralForConditionalGeneration.audio_config": {"downsample_factor": 4},
