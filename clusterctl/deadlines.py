@@ -275,7 +275,7 @@ MODELS_LOOK = 60.0  # To list all models of a host: directory entries and manife
 
 HELD_LOOK = 30.0  # To list one model of a host and the known hashes of its files
 
-HELD_KEEP = 30.0  # To store these hashes, and to start hashing the rest in the background
+HELD_KEEP = 30.0  # To store these hashes
 
 HASHING_SILENCE = 120.0  # Without progress in hashing, after which the host's disk counts as hung
 

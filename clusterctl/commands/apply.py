@@ -195,10 +195,9 @@ def _bring_about(
 
         errors += failures(fan_out({name: name for name in decision.pruned}, stop))
     todo = {name: one for name, one in decision.services.items() if decision.unproven(name)}
-    weights = []
     for name, one in list(todo.items()):
         try:
-            weights.append(prepare(one, sink))
+            prepare(one, sink)
         except ClusterctlError as error:
             errors += _named(error, one.wanted.request)
             del todo[name]
@@ -209,8 +208,6 @@ def _bring_about(
         served |= values(outcomes)
         errors += failures(outcomes)
     raise_all(errors)
-    for compared in filter(None, weights):
-        compared.hash_rest()
     return served
 
 

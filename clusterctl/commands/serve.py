@@ -46,11 +46,8 @@ def run(
             return decide_on(look(inventory, transports), wanted)
 
         def act(decision: Decision, lock: ClusterLock | None) -> Served:
-            weights = prepare(decision, sink)
-            served = bring_up(decision, lock, sink)
-            if weights:
-                weights.hash_rest()
-            return served
+            prepare(decision, sink)
+            return bring_up(decision, lock, sink)
 
         lock = partial(ClusterLock, transports[inventory.head.name], inventory.cluster, "serve")
         return carry_out(

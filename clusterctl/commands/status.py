@@ -21,10 +21,7 @@ from clusterctl.survey.load import (
 )
 from clusterctl.survey.status import ClusterStatus, assess, with_causes, with_loads
 from clusterctl.survey.survey import Survey, connected, look_twice, take_survey
-from clusterctl.transfer.weights.comparison import kept_file, look_at, told_apart
-from clusterctl.transfer.weights.on_host import KEPT
 from clusterctl.transport.credentials import Credentials
-from clusterctl.transport.fanout import fan_out, values
 
 MOST_LOGS = 4
 
@@ -56,12 +53,11 @@ def read(
             look = partial(
                 take_survey,
                 inventory,
-                files=(f"{KEPT}/*",),
                 limit=2,
                 timeout=deadlines.STATUS_LOOK,
             )
             survey = look_twice(look, transports)
-            found = assess(survey, drift(survey), weights_apart(survey))
+            found = assess(survey, drift(survey))
             found = with_causes(found, causes_of_failures(found, survey))
             return with_load(found, survey) if wide else found
 
@@ -79,21 +75,3 @@ def causes_of_failures(found: ClusterStatus, survey: Survey) -> dict[str, str]:
         if cause := cause_of_failure(log):
             causes[row.name] = in_a_sentence(cause)
     return causes
-
-
-def weights_apart(survey: Survey) -> dict[str, tuple[str, ...]]:
-    """Return sentences, by host, about files of a served model that differ from those of the other
-    hosts with ranks of its service. Skips models for which no host has stored hashes yet."""
-    head = survey.inventory.head.name
-    found: dict[str, tuple[str, ...]] = {}
-    for replica in survey.replicas.values():
-        path = "".join(replica.document.argv[2:3])
-        hosts = {rank.host for rank in replica.ranks} & set(survey.answers)
-        kept = kept_file(path)
-        if len(hosts) < 2 or not any(kept in survey.answers[name].files for name in hosts):
-            continue
-        asked = {name: survey.transports[name] for name in sorted(hosts)}
-        held = values(fan_out(asked, partial(look_at, path=path, timeout=deadlines.STATUS_LOOK)))
-        for host, sentences in told_apart(path, held, head).items():
-            found[host] = (*found.get(host, ()), *sentences)
-    return found

@@ -12,7 +12,7 @@ from clusterctl.models.name import Model
 from clusterctl.network.gate import GateScope, ensure_proven
 from clusterctl.serving.service import PlannedReplica
 from clusterctl.survey.survey import Survey
-from clusterctl.transfer.weights.comparison import ComparedWeights, require_same
+from clusterctl.transfer.weights.comparison import require_same
 from clusterctl.transport.base import Transport
 
 
@@ -23,23 +23,20 @@ def prepare_hosts(
     location: ModelLocation | None,
     sink: EventSink,
     driver: Callable[[Transport], ContainerDriver] = driver_for,
-) -> ComparedWeights | None:
+) -> None:
     """Make sure that the hosts of these replicas have the same weights, and that links between the
     ranks of one replica carry collectives: the fabric gate runs unless it has proven them since the
-    hosts' containers started. Returns the comparison of weights, whose rest can be hashed later.
-    """
+    hosts' containers started."""
     used = {host for each in replicas for host in each.layout.hosts}
     spans_hosts = any(each.layout.spans_hosts for each in replicas)
     has_places = any(each.document.node_ips for each in replicas)
-    weights = None
     if len(used) > 1 and (has_places or spans_hosts):
-        weights = _compare_weights(survey, used, model, location, sink)
+        _compare_weights(survey, used, model, location, sink)
 
     if spans_hosts:
         everywhere = survey.inventory, survey.topology, survey.transports, survey.facts
         scope = GateScope(*everywhere, driver)
         ensure_proven(scope.only({survey.inventory.head.name, *used}), sink)
-    return weights
 
 
 def _compare_weights(
@@ -48,14 +45,14 @@ def _compare_weights(
     model: Model,
     location: ModelLocation | None,
     sink: EventSink,
-) -> ComparedWeights | None:
-    """Compare the model's files on the hosts in `used`; None if there is nothing to compare."""
+) -> None:
+    """Compare the model's files on the hosts in `used`, if there are any."""
     if location is None or location.random_weights:
-        return None
+        return
 
     def fix(source: str) -> str:
         return copy_from(model, survey.inventory.models, location.path, source)
 
     hosts = {name: survey.transports[name] for name in survey.transports if name in used}
     head = survey.inventory.head.name
-    return require_same(location.path, hosts, head=head, fix=fix, sink=sink)
+    require_same(location.path, hosts, head=head, fix=fix, sink=sink)

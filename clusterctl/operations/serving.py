@@ -35,7 +35,6 @@ from clusterctl.serving.rollout import Rollout
 from clusterctl.serving.service import difference, dropped_flags
 from clusterctl.survey.gateways import hosts_with_gateway
 from clusterctl.survey.survey import Survey, read_reported_state, take_survey
-from clusterctl.transfer.weights.comparison import ComparedWeights
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import failures, fan_out
 from clusterctl.transport.lock import ClusterLock
@@ -132,15 +131,14 @@ def decide_on(survey: Survey, wanted: Wanted, leaving: Collection[str] = ()) -> 
     return Decision(survey, wanted, plan, changes, key)
 
 
-def prepare(decision: Decision, sink: EventSink) -> ComparedWeights | None:
+def prepare(decision: Decision, sink: EventSink) -> None:
     """Make sure that the hosts are fit for what will start there, and bring the files that flags
-    name. Returns the comparison of weights, whose rest can be hashed later."""
+    name."""
     if not decision.changes.lines:
-        return None
+        return
     survey, plan = decision.survey, decision.plan
-    weights = prepare_hosts(survey, plan.replicas, decision.wanted.model, plan.location, sink)
+    prepare_hosts(survey, plan.replicas, decision.wanted.model, plan.location, sink)
     bring(decision.wanted.brought, survey.inventory.cluster, survey.transports)
-    return weights
 
 
 def new_key(

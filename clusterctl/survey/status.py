@@ -199,12 +199,10 @@ def _down(gateway: GatewayState) -> str:
 def assess(
     survey: Survey,
     drift: Mapping[str, Sequence[str]] | None = None,
-    weights_apart: Mapping[str, Sequence[str]] | None = None,
 ) -> ClusterStatus:
     """Build the status from the hosts' answers; the head's Ray decides who is in the cluster.
 
-    drift          by host: differences from the result of a bootstrap
-    weights_apart  by host: how its files of a served model differ from the other ranks'
+    drift  by host: differences from the result of a bootstrap
     """
     inventory, head = survey.inventory, survey.inventory.head
     state = survey.fresh_state(head.name)
@@ -234,7 +232,6 @@ def assess(
                 in_ray.get(host.name),
                 ray_known=state is not None,
                 drift=tuple((drift or {}).get(host.name, ())),
-                apart=tuple((weights_apart or {}).get(host.name, ())),
                 odd=odd.get(host.name),
             )
             for host in inventory.hosts
@@ -354,7 +351,6 @@ def _host_row(
     *,
     ray_known: bool,
     drift: tuple[str, ...],
-    apart: tuple[str, ...],
     odd: RequirementsNotMet | None,
 ) -> HostRow:
     """Build a host's row. It has every independent problem, such as drift, but only the first cause
@@ -413,7 +409,7 @@ def _host_row(
         gpus_expected=len(host.gpus),
         gpus_in_ray=node.gpus if node else 0.0,
         gpus_used=node.gpus_used if node else 0.0,
-        problems=(*problems, *drift, *apart),
+        problems=(*problems, *drift),
         drift=drift,
         hint=fix,
         versions=state.versions if state else {},

@@ -3,9 +3,9 @@
 The hash of a file is known from the manifest that a push wrote, or from an earlier look, as long
 as neither the file's content nor its inode changed since. Known hashes are stored on the host.
 
-Files that are small or have a known hash are compared before the service starts. Those that would
-take minutes to hash are reported as unverified, and hashed on the hosts once the service is up:
-`status` and the next `serve` compare them then.
+Files that are small or have a known hash are compared by it. Those that would take minutes to hash
+are compared by samples of their bytes: another version of a model differs in them, and so does a
+file that was only partly written.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from clusterctl.transfer.weights.on_host import (
 )
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import failures, fan_out, values
+from clusterctl.units import MIB
 
 TITLE = "Weights are the same on all hosts"
 
@@ -49,11 +50,13 @@ READ = (
 )
 
 # Bytes per host that are hashed while the user waits: 3 to 10 s on a disk fast enough to load a
-# model from. On a host that has more to hash, only small files are hashed at once.
+# model from. On a host that has more to hash, only small files are.
 INLINE = 4 << 30
 
-# Largest file, in bytes, that is always hashed at once: configuration, tokenizer, adapters
+# Largest file, in bytes, that is always hashed as a whole: configuration, tokenizer, adapters
 SMALL = 16 << 20
+
+SAMPLES = 16  # MiB of a larger file that are compared without a hash of it
 
 Fix = Callable[[str], str]  # host: the command that copies the model from it to the others
 
@@ -69,6 +72,9 @@ class HeldModel:
     @property
     def unknown(self) -> dict[str, HostFile]:
         return {path: file for path, file in self.files.items() if path not in self.known}
+
+    def is_as_in_manifest(self, name: str) -> bool:
+        return name in self.known and self.known[name] == self.in_manifest.get(name)
 
     def learned(self, found: Mapping[str, str]) -> HeldModel:
         """Return a copy with further hashes, by path."""
@@ -118,29 +124,23 @@ def look_at(
 
 
 def hash_now(
-    transport: Transport, path: str, files: Mapping[str, HostFile], say: Say
+    transport: Transport, path: str, files: Mapping[str, HostFile], say: Say, *, samples: int = 0
 ) -> dict[str, str]:
-    """Hash `files` of the directory `path` and return their sha256 by path; unreadable files are
-    left out. Raises as `hashes`."""
+    """Hash `files` of the directory `path`, or only `samples` MiB of each, and return their sha256
+    by path; unreadable files are left out. Raises as `hashes`."""
     absolute = {f"{path}/{name}": name for name in files}
-    size = sum(file.size for file in files.values())
-    found = hashes(transport, list(absolute), size, say=say)
+    size = samples * MIB * len(files) if samples else _size(files)
+    found = hashes(transport, list(absolute), size, samples=samples, say=say)
     return {absolute[name]: hashed.sha256 for name, hashed in found.items()}
 
 
-def keep(
-    transport: Transport, path: str, held: HeldModel, *, hash_rest: bool = False, kept: str = KEPT
-) -> None:
-    """Store the known hashes on the host. `hash_rest`: also hash the other files there in the
-    background, for later runs. Raises as `run_as_root`."""
-    lines = [
-        f"kept\t{digest}\t{held.files[name].stamp}\t{name}" for name, digest in held.known.items()
-    ]
-    if hash_rest:
-        lines += [f"hash\t{file.stamp}\t{name}" for name, file in held.unknown.items()]
+def keep(transport: Transport, path: str, held: HeldModel, *, kept: str = KEPT) -> None:
+    """Store the known hashes on the host. Raises as `run_as_root`."""
+    lines = [f"{digest}\t{held.files[name].stamp}\t{name}" for name, digest in held.known.items()]
     file = kept_file(path, kept)
-    argv = (*script("keep"), file, path)
-    run_as_root(transport, argv, doing=f"writing {file}", timeout=deadlines.HELD_KEEP, lines=lines)
+    doing = f"writing {file}"
+    argv = (*script("keep"), file)
+    run_as_root(transport, argv, doing=doing, timeout=deadlines.HELD_KEEP, lines=lines)
 
 
 @dataclass(frozen=True)
@@ -162,9 +162,7 @@ def differing_files(hosts: Mapping[str, HeldModel], head: str) -> list[Differing
         having = {name: held for name, held in hosts.items() if path in held.files}
         # The host with whose file the others are compared.
         known = {name: held.known[path] for name, held in having.items() if path in held.known}
-        as_in_manifest = [
-            name for name in known if having[name].in_manifest.get(path) == known[name]
-        ]
+        as_in_manifest = [name for name in known if having[name].is_as_in_manifest(path)]
         among = as_in_manifest or list(known) or list(having)
         content = {name: (having[name].files[path].size, known.get(name)) for name in among}
         common = Counter(content.values())
@@ -183,44 +181,9 @@ def differing_files(hosts: Mapping[str, HeldModel], head: str) -> list[Differing
     return found
 
 
-@dataclass(frozen=True)
-class ComparedWeights:
-    """The model directory `path`, with its files on every host of a service."""
-
-    path: str
-    hosts: Mapping[str, Transport]
-    held: Mapping[str, HeldModel]
-
-    @property
-    def unverified(self) -> tuple[str, ...]:
-        """Sentences about files that could not be compared."""
-        unread = [name for name, held in self.held.items() if not held.files]
-        rest = {name: _size(held.unknown) for name, held in self.held.items() if held.unknown}
-        found = []
-        if unread:
-            found.append(f"{self.path} cannot be read on {', '.join(unread)}: not compared")
-        if rest:
-            found.append(
-                f"not compared yet: {gib(max(rest.values()))} of {self.path} on {', '.join(rest)}, "
-                "which take long to hash; hosts do it once the service is up, and "
-                "clusterctl status reports the result"
-            )
-        return tuple(found)
-
-    def hash_rest(self) -> None:
-        """Have the hosts hash the remaining files in the background. Raises the errors of all
-        hosts."""
-
-        def begin(transport: Transport) -> None:
-            keep(transport, self.path, self.held[transport.host.name], hash_rest=True)
-
-        rest = {name: self.hosts[name] for name, held in self.held.items() if held.unknown}
-        raise_all(failures(fan_out(rest, begin)))
-
-
 def require_same(
     path: str, hosts: Mapping[str, Transport], *, head: str, fix: Fix, sink: EventSink
-) -> ComparedWeights:
+) -> None:
     """Compare the model directory `path` of all `hosts`.
 
     Raises, for all hosts together, RequirementsNotMet for each file that differs from the other
@@ -229,38 +192,58 @@ def require_same(
     started, told = time.monotonic(), one_at_a_time(sink)
     told(StageStarted(TITLE, tuple(hosts)))
 
-    def on_host(transport: Transport) -> HeldModel:
+    def say_on(host: str) -> Say:
+        return lambda text: told(StepProgress(host, "weights", text))
+
+    def hashed(transport: Transport) -> HeldModel:
         held = look_at(transport, path)
         now = held.unknown
         if _size(now) > INLINE:
             now = {name: file for name, file in now.items() if file.size <= SMALL}
-        if not now:
-            return held
-        name = transport.host.name
-        found = hash_now(transport, path, now, lambda far: told(StepProgress(name, "weights", far)))
-        held = held.learned(found)
-        keep(transport, path, held)
+        if now:
+            held = held.learned(hash_now(transport, path, now, say_on(transport.host.name)))
+            keep(transport, path, held)
         return held
 
-    outcomes = fan_out(hosts, on_host)
+    held = _on_all(hosts, hashed)
+    _require_no_difference(path, held, head, fix)
+    if unread := [name for name, each in held.items() if not each.files]:
+        told(Note(f"{path} cannot be read on {', '.join(unread)}: not compared"))
+
+    large = {name: file for each in held.values() for name, file in each.unknown.items()}
+    if large:
+
+        def sampled(transport: Transport) -> HeldModel:
+            found = held[transport.host.name]
+            files = {name: file for name, file in found.files.items() if name in large}
+            say = say_on(transport.host.name)
+            samples = hash_now(transport, path, files, say, samples=SAMPLES)
+            right = {name: samples[name] for name in samples if found.is_as_in_manifest(name)}
+            return HeldModel(files, samples, right)
+
+        _require_no_difference(path, _on_all(hosts, sampled), head, fix)
+        told(
+            Note(
+                f"{gib(_size(large))} of {path} were compared by samples of {SAMPLES} MiB a file; "
+                f"to compare every byte: {fix(head)}"
+            )
+        )
+    told(StageFinished(TITLE, time.monotonic() - started))
+
+
+def _on_all(
+    hosts: Mapping[str, Transport], look: Callable[[Transport], HeldModel]
+) -> dict[str, HeldModel]:
+    outcomes = fan_out(hosts, look)
     raise_all(failures(outcomes))
-    weights = ComparedWeights(path, hosts, values(outcomes))
+    return values(outcomes)
+
+
+def _require_no_difference(path: str, hosts: Mapping[str, HeldModel], head: str, fix: Fix) -> None:
     raise_all(
         RequirementsNotMet(_sentence(path, one), host=one.host, hint=fix(one.other))
-        for one in differing_files(weights.held, head)
+        for one in differing_files(hosts, head)
     )
-    for sentence in weights.unverified:
-        told(Note(sentence))
-    told(StageFinished(TITLE, time.monotonic() - started))
-    return weights
-
-
-def told_apart(path: str, held: Mapping[str, HeldModel], head: str) -> dict[str, tuple[str, ...]]:
-    """Return sentences for `status`, by host, about files that differ from the other hosts'."""
-    found: dict[str, tuple[str, ...]] = {}
-    for one in differing_files(held, head):
-        found[one.host] = (*found.get(one.host, ()), _sentence(path, one))
-    return found
 
 
 def _size(files: Mapping[str, HostFile]) -> int:

@@ -93,12 +93,14 @@ def hashes(
     size: int,
     *,
     piece_size: int | None = None,
+    samples: int = 0,
     say: Say = lambda _: None,
     every: float = EVERY,
     stalled: float = deadlines.HASHING_SILENCE,
 ) -> dict[str, Hashed]:
     """Hash files on the host; return their hashes by path, with piece hashes if `piece_size`
     (bytes) is given. Unreadable files are left out. `size`: total bytes, for progress in `say`.
+    `samples`: hash only so many MiB of each file, all of which must be larger.
 
     Raises CommandTimedOut if the disk delivers nothing more, CommandFailed, ConnectionFailed.
     """
@@ -106,7 +108,12 @@ def hashes(
         return {}
     host = transport.host.name
     meter = Meter(lambda text: say(f"{text} hashed"), size)
-    asked = {"paths": list(paths), "piece": piece_size or 0, "every": every}
+    asked = {
+        "paths": list(paths),
+        "piece": piece_size or 0,
+        "samples": samples,
+        "every": every,
+    }
     found: dict[str, Hashed] = {}
     with (
         python.start(transport, PROGRAM, asked, sudo=True) as channel,

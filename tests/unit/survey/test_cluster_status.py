@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from clusterctl.commands.status import causes_of_failures, weights_apart
+from clusterctl.commands.status import causes_of_failures
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import Disk, HostFacts
 from clusterctl.facts.parse import parse_probe
@@ -36,7 +36,6 @@ from clusterctl.reporting.status_view import status_document, status_screen
 from clusterctl.serving.declaration import members_file
 from clusterctl.survey.status import ClusterStatus, assess, with_causes
 from clusterctl.survey.survey import Survey, drained_file, look_twice
-from clusterctl.transfer.weights.comparison import kept_file
 from clusterctl.transport.base import Transport
 from tests.fakes.host_facts import nic
 from tests.fakes.surveys import Said, survey_of
@@ -86,29 +85,6 @@ def healthy(facts: HostFacts) -> dict[str, Said]:
         "gpu1": Said(facts, head, "running", services=(SERVICE,)),
         "gpu2": Said(facts, state("gpu2"), "running"),
     }
-
-
-def test_weights_that_turn_out_to_differ_are_a_problem_of_their_host(facts: HostFacts) -> None:
-    """Once the hosts have hashed them in the background; before, nobody asks."""
-    service = replace(SERVICE, argv=["vllm", "serve", "/data/models/tiny"])
-    reports = healthy(facts)
-    reports["gpu1"] = replace(reports["gpu1"], services=(service,))
-    transports = {}
-    for name, sha in (("gpu1", "a"), ("gpu2", "b")):
-        transports[name] = FakeTransport(Host(name=name, address="192.0.2.1"))
-        transports[name].on(
-            lambda argv: argv[3:4] == ("held",),
-            stdout="tree\t/data/models/tiny\nfile\ts\t2026\t2026\t9\tmodel.safetensors\n"
-            f"kept\t{sha * 64}\ts\tmodel.safetensors\nend",
-        )
-    assert weights_apart(survey_of(INVENTORY, reports, transports)) == {}
-    reports["gpu2"] = replace(reports["gpu2"], files={kept_file("/data/models/tiny"): b""})
-    survey = survey_of(INVENTORY, reports, transports)
-    status = assess(survey, weights_apart=weights_apart(survey))
-    assert status.problems == (
-        "gpu2: model.safetensors in /data/models/tiny differs from the one on gpu1; no manifest "
-        "says which of them is right",
-    )
 
 
 def test_why_a_service_fails_is_read_from_its_log(facts: HostFacts) -> None:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -317,27 +316,6 @@ def test_directories_that_may_only_be_passed(home: Path, cache: Path) -> None:
         os.close(open_file(str(cache / "snapshots/abc/model.safetensors")))
     finally:
         os.seteuid(0)
-
-
-def test_the_background_hashes_nothing_that_is_not_the_users(
-    home: Path, secret: Path, tmp_path: Path
-) -> None:
-    theirs(home / "a", secret)
-    (home / "b").write_bytes(DATA)
-    stamps = [
-        subprocess.run(
-            ["stat", "-L", "-c", "%i:%s:%y:%z", home / name],
-            env={**os.environ, "TZ": "UTC0"}, capture_output=True, text=True, check=True,
-        ).stdout.strip()
-        for name in "ab"
-    ]  # fmt: skip
-    kept = tmp_path / "kept" / "m"
-    lines = "".join(f"hash\t{stamp}\t{name}\n" for stamp, name in zip(stamps, "ab", strict=True))
-    assert run_script("keep", kept, home, stdin=lines).returncode == 0
-    deadline = time.monotonic() + 60
-    while not kept.read_text() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert kept.read_text() == f"{sha256(DATA).removeprefix('sha256:')}\t{stamps[1]}\tb\n"
 
 
 def test_a_pipe_in_place_of_a_file_does_not_block(cache: Path, here: LocalTransport) -> None:

@@ -29,7 +29,7 @@ def test_reading_ends_with_the_session(piece_size: int, tmp_path: Path) -> None:
         assert hashing.stdin is not None
         assert hashing.stdout is not None
         try:
-            asked = {"paths": [str(large)], "piece": piece_size, "every": 0.1}
+            asked = {"paths": [str(large)], "piece": piece_size, "samples": 0, "every": 0.1}
             hashing.stdin.write(PROGRAM.sent(asked))
             hashing.stdin.close()
             words = [list(json.loads(hashing.stdout.readline())) for _ in range(2)]

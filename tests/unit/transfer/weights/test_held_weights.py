@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from pathlib import Path
 
 import pytest
 
 from clusterctl.transfer.weights.comparison import (
+    SAMPLES,
     DifferingFile,
     HeldModel,
     differing_files,
@@ -22,6 +22,7 @@ from clusterctl.transfer.weights.manifest import Manifest, WeightFile, WeightLin
 from clusterctl.transfer.weights.on_host import HostFile, look_at_models, run_as_root, script
 from clusterctl.transfer.weights.staging import need
 from clusterctl.transport.local import LocalTransport
+from clusterctl.units import MIB
 from tests.unit.transfer.weights.conftest import MakeModel, deliver, hashed
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="hosts are worked on as root")
@@ -101,17 +102,25 @@ def test_what_is_kept_holds_until_the_file_changes(
     assert set(look_at(here, path, kept=kept).unknown) == {SHARD}
 
 
-def test_the_rest_is_hashed_in_the_background(
-    pushed: Path, here: LocalTransport, kept: str
-) -> None:
-    (pushed / ".clusterctl-model.json").unlink()
-    path = str(pushed)
-    keep(here, path, look_at(here, path, kept=kept), hash_rest=True, kept=kept)
-    deadline = time.monotonic() + 60
-    while look_at(here, path, kept=kept).unknown and time.monotonic() < deadline:
-        time.sleep(0.05)
-    held = look_at(here, path, kept=kept)
-    assert held.known == {name: sha(pushed / name) for name in held.files}
+def test_samples_are_of_the_whole_file(here: LocalTransport, tmp_path: Path) -> None:
+    data = bytearray(os.urandom(MIB) * 40)
+    file = tmp_path / "model.safetensors"
+    files = {file.name: HostFile(len(data))}
+
+    def sampled() -> dict[str, str]:
+        file.write_bytes(data)
+        return hash_now(here, str(tmp_path), files, lambda _: None, samples=SAMPLES)
+
+    before = sampled()
+    assert set(before) == {file.name}
+    assert sampled() == before
+    for place in (0, len(data) - 1, len(data) // 2):
+        hole = min(len(data) - 3 * MIB, max(0, place - MIB))
+        was = bytes(data[hole : hole + 3 * MIB])
+        data[hole : hole + 3 * MIB] = bytes(3 * MIB)
+        assert sampled() != before, f"3 MiB around {place} were never written"
+        data[hole : hole + 3 * MIB] = was
+    assert sampled() == before
 
 
 def test_directories_of_checkpoints_below_a_model_are_not_listed(
