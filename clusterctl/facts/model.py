@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Network, ip_address
 
 
@@ -311,6 +311,14 @@ class HostFacts:
         """Return the measured disk of `path`, or of the nearest measured directory above it."""
         above = [d for d in self.disks if f"{path}/".startswith(f"{d.path.rstrip('/')}/")]
         return max(above, key=lambda disk: len(disk.path), default=None)
+
+    def without(self, ip: str) -> HostFacts:
+        """Return the facts as if no interface had that address."""
+        nics = [
+            replace(nic, addresses=tuple(each for each in nic.addresses if each.ip != ip))
+            for nic in self.nics
+        ]
+        return replace(self, nics=tuple(nics))
 
     def nic(self, name: str) -> NicFacts | None:
         return next((nic for nic in self.nics if nic.name == name), None)

@@ -113,6 +113,11 @@ def _check_gateways(document: Document, inventory: Inventory) -> None:
             near = did_you_mean(name, names)
             place = document.at(("gateway", "hosts"))
             document.report(place, f"`gateway.hosts`: no host is named {name}{near}")
+    virtual = str(inventory.gateway.virtual_ip)
+    for host in inventory.hosts:
+        if virtual in (host.address, host.node_ip):
+            place = document.at(("gateway", "virtual_ip"))
+            document.report(place, f"`gateway.virtual_ip`: {virtual} is {host.name}'s own address")
 
 
 def _check_addresses(document: Document, data: Mapping[str, Any], hosts: _Hosts) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -340,6 +341,11 @@ class GatewayAccess(_Model):
         description="Host names and addresses by which clients reach the gateway, besides the "
         "head's: a certificate is made for them.",
     )
+    virtual_ip: IPv4Address | None = Field(
+        default=None,
+        description="A free address in a network of the hosts with a gateway. One of them has it, "
+        "and another takes it over when that one fails: keepalived does it, on these hosts.",
+    )
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -347,6 +353,8 @@ class GatewayAccess(_Model):
             raise ValueError("needs both certificate and key, or neither of them")
         if self.certificate and not self.tls:
             raise ValueError("has a certificate, and no `tls: true`")
+        if self.virtual_ip and not self.hosts:
+            raise ValueError("has a virtual_ip, and no `hosts` that could take it over")
         return self
 
 

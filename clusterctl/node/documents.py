@@ -88,6 +88,7 @@ class NodeDocument:
     # Where clients reach the gateway of this node, if several hosts have one. The head then tells
     # the others what to follow; empty: only the head has a gateway.
     gateway: str = ""
+    virtual_ip: str = ""  # Address that the gateways of several hosts share
 
     @property
     def store_ports(self) -> range:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import subprocess
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, Iterable, Mapping, Optional, Set, Tuple
 
@@ -22,7 +21,6 @@ from clusterctl.node.documents import (
     GatewayMember,
     GatewayState,
     KeysDocument,
-    KeyUse,
     Member,
     MembersDocument,
     from_json,
@@ -41,6 +39,7 @@ from clusterctl.node.gateway_config import (
     models_document,
     models_map,
 )
+from clusterctl.node.gateway_counts import GatewayCounts
 from clusterctl.node.gateway_socket import (
     ask,
     refused_so_far,
@@ -48,7 +47,13 @@ from clusterctl.node.gateway_socket import (
     requests_in_flight,
     valid_until,
 )
-from clusterctl.node.haproxy import NOBODY, connections_allowed, find_haproxy, may_change_user
+from clusterctl.node.haproxy import (
+    NOBODY,
+    connections_allowed,
+    find_haproxy,
+    may_change_user,
+    may_listen_anywhere,
+)
 from clusterctl.node.secret_files import SecretUnusable, mark, read_secret
 from clusterctl.node.timing import Backoff, Timing
 
@@ -89,53 +94,6 @@ def admission(
         replica: replace(proof, ready=False) if proof.silent else proof
         for replica, proof in found.items()
     }
-
-
-@dataclass
-class GatewayCounts:
-    """What the gateway answered, read from the lines that it writes, and kept in a file."""
-
-    served: int = 0
-    retried: int = 0
-    failed: int = 0
-    refused: int = 0
-    keys: Dict[str, KeyUse] = field(default_factory=dict)
-    members: Dict[str, int] = field(default_factory=dict)  # By backend/server
-
-    def take(self, line: str, today: str) -> None:
-        """Count one line of the gateway; lines that are not of a request are ignored."""
-        try:
-            entry = json.loads(line)
-            status, retries = int(entry["status"]), int(entry["retries"])
-            key, server = str(entry["key"]), f"{entry['backend']}/{entry['server']}"
-            ended = str(entry["ended"])
-            spent = [_number(entry["prompt"]), _number(entry["completion"])] if status < 500 else []
-        except (ValueError, LookupError, TypeError):
-            return
-        if entry["server"] == "<NOSRV>" and status != 503:
-            self.refused += 1
-            return
-        self.retried += retries != 0
-        # The client's own end of a request (C) is no failure.
-        if status >= 500 or ended[:1] in "Ss":
-            self.failed += 1
-        else:
-            self.served += 1
-            self.members[server] = self.members.get(server, 0) + 1
-        use = self.keys.get(key, KeyUse(key))
-        of_day = use.tokens_of_day if use.day == today else 0
-        self.keys[key] = replace(
-            use,
-            requests=use.requests + 1,
-            prompt_tokens=use.prompt_tokens + sum(spent[:1]),
-            completion_tokens=use.completion_tokens + sum(spent[1:]),
-            day=today,
-            tokens_of_day=of_day + sum(spent),
-        )
-
-
-def _number(text: object) -> int:
-    return int(text) if isinstance(text, str) and text.isdecimal() else 0
 
 
 def key_maps(
@@ -204,6 +162,7 @@ class Gateway:
         self._documents: Dict[str, MembersDocument] = {}
         self._keys = KeysDocument()
         self._local: Mapping[int, MemberProof] = {}
+        self._virtual_ip = ""
         # By address, port and model of the member, and by the key that it is asked with
         self._watches: Dict[Tuple[str, int, str, str], EndpointWatch] = {}
         self._key = ""
@@ -235,10 +194,12 @@ class Gateway:
         documents: Dict[str, MembersDocument],
         keys: KeysDocument,
         local: Mapping[int, MemberProof],
+        virtual_ip: str = "",
     ) -> None:
         """Take over what is declared now. `local`: what this supervisor knows of the services that
-        it runs itself, by port."""
+        it runs itself, by port; `virtual_ip`: shared with the gateways of other hosts."""
         self._documents, self._keys, self._local = documents, keys, local
+        self._virtual_ip = virtual_ip
 
     def stop(self, patience: float = 0.0) -> None:
         """End HAProxy, whose requests get `patience` seconds. Blocks until it has ended."""
@@ -304,6 +265,10 @@ class Gateway:
         if not services:
             return None
         listens = {(self._address(one.listen), one.port) for one in documents.values()}
+        if self._virtual_ip and may_listen_anywhere():
+            listens |= {
+                (self._virtual_ip, one.port) for one in documents.values() if not one.listen
+            }
         path = self._paths.certificate
         try:
             found = path.stat()

@@ -55,3 +55,11 @@ def may_change_user() -> bool:
     found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
     effective = int(found[1], 16) if found else 0
     return all(effective >> number & 1 for number in (_CAP_SETGID, _CAP_SETUID))
+
+
+def may_listen_anywhere() -> bool:
+    """Return whether this host lets programs listen on addresses that it does not have now."""
+    try:
+        return Path("/proc/sys/net/ipv4/ip_nonlocal_bind").read_text("ascii").strip() == "1"
+    except OSError:
+        return False

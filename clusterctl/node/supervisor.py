@@ -222,6 +222,7 @@ class Supervisor:
             silence = state.silence if state else ""
             key = state.key if state else ""
             local[document.port] = MemberProof(ready, silence or why, bool(silence), key)
+        virtual_ip = self._document.virtual_ip
         if self._document.role != "head":
             snapshot = self._view.snapshot
             if snapshot and snapshot.gateway not in ("", self._shared_text):
@@ -229,10 +230,10 @@ class Supervisor:
                 with contextlib.suppress(ValueError):  # Of another version
                     self._shared = from_json(SharedGateway, snapshot.gateway)
             members = {document.service: document for document in self._shared.members}
-            gateway.follow(members, self._shared.keys, local)
+            gateway.follow(members, self._shared.keys, local, virtual_ip)
             return
         members, keys = self._declared.members(), self._declared.keys()
-        gateway.follow(members, keys, local)
+        gateway.follow(members, keys, local, virtual_ip)
         if self._document.gateway:
             self._share(SharedGateway(list(members.values()), keys))
         elif self._shared_text:

@@ -57,6 +57,7 @@ from clusterctl.steps.secrets import (
 )
 from clusterctl.steps.service_documents import ServiceDocumentsReadable, documents_copied
 from clusterctl.steps.trusted_ca import TrustedCa
+from clusterctl.steps.virtual_address import VirtualAddress, VirtualAddressAbsent
 from clusterctl.survey.cluster import Cluster, require_fit
 from clusterctl.survey.formation import Formed, await_formation, clock_of
 from clusterctl.survey.survey import take_survey
@@ -241,7 +242,8 @@ class Target(HostTarget):
     def _certificate(self) -> GatewayCertificate:
         from clusterctl.steps.gateway_certificate import GatewayCertificate  # 15 ms
 
-        names = self.inventory.gateway.names
+        gateway = self.inventory.gateway
+        names = (*([str(gateway.virtual_ip)] if gateway.virtual_ip else []), *gateway.names)
         for host in reversed(self.inventory.gateways):
             own_ip = self.cluster.topology.node(host.name).node_ip
             names = (host.address, own_ip, host.name, *names)
@@ -256,6 +258,25 @@ class Target(HostTarget):
             for path in self._certificate_files
         ]
         return [SecretCopied(secret, "gateway certificate") for secret in secrets]
+
+    def without_virtual_ip(self) -> tuple[str, ...]:
+        shares = self._gateways if self.has_virtual_ip() else set()
+        return tuple(name for name in self.names if name not in shares)
+
+    def with_virtual_ip(self) -> tuple[str, ...]:
+        return tuple(name for name in self.names if name in self._gateways)
+
+    def has_virtual_ip(self) -> bool:
+        return self.inventory.gateway.virtual_ip is not None
+
+    def no_virtual_ip(self) -> Sequence[Step]:
+        return (VirtualAddressAbsent(self.inventory.cluster),)
+
+    def virtual_ip(self) -> Sequence[Step]:
+        address, facts = self.inventory.gateway.virtual_ip, self.cluster.survey.facts
+        shares = {one.name: facts[one.name] for one in self.inventory.gateways if one.name in facts}
+        assert address  # noqa: S101 - by `has_virtual_ip`
+        return (VirtualAddress(self.inventory.cluster, address, shares),)
 
     def started_after_engine(self) -> Sequence[Step]:
         def has_cdi(view: HostView) -> bool:
@@ -420,6 +441,13 @@ STAGES: tuple[OnHosts | OnNodes | Several | Between, ...] = (
         when=Target.has_tls,
     ),
     # Before the containers: systemd reads its units again.
+    OnNodes("Gateway without a shared address", Target.without_virtual_ip, Target.no_virtual_ip),
+    OnNodes(
+        "Shared address of gateways",
+        Target.with_virtual_ip,
+        Target.virtual_ip,
+        when=Target.has_virtual_ip,
+    ),
     OnNodes("Restarts of Docker", Target.all_hosts, Target.started_after_engine),
     OnNodes("Ray head", Target.heads_together, Target.container),
     OnNodes("Ray workers", Target.workers_together, Target.container, OnFailure.SET_HOST_ASIDE),

@@ -33,6 +33,8 @@ from clusterctl.steps.host_python import PackagesAbsent
 from clusterctl.steps.node_container import ContainersAbsent
 from clusterctl.steps.node_image import ImagesAbsent
 from clusterctl.steps.trusted_ca import TrustedCa
+from clusterctl.steps.virtual_address import KEEPALIVED, VirtualAddressAbsent
+from clusterctl.steps.virtual_address import MARKER as KEEPALIVED_PACKAGES
 from clusterctl.survey.cluster import Cluster
 
 
@@ -59,18 +61,19 @@ def removal_stages(
     containers = (ContainersAbsent(inventory.cluster, engines),)
     aside = OnFailure.SET_HOST_ASIDE
     own = config_dir(inventory.cluster)
+    cluster = inventory.cluster
     directories = (run_dir, declared_dir, tables_dir)
-    files = PathsAbsent("node files", (own, *(each(inventory.cluster) for each in directories)))
-    after_engine = NotStartedAfterEngine(inventory.cluster)
+    files = PathsAbsent("node files", (own, *(each(cluster) for each in directories)))
+    after_engine = NotStartedAfterEngine(cluster)
     common = (
         Stage("Restarts of Docker", names, (after_engine,), aside),
         Stage("Services and Ray", (head,) if head in names else (), containers, aside),
         Stage("Workers", tuple(name for name in names if name != head), containers, aside),
-        Stage("Files", names, (FirewallAbsent(inventory.cluster), files), aside),
+        Stage("Shared address of gateways", names, (VirtualAddressAbsent(cluster),), aside),
+        Stage("Files", names, (FirewallAbsent(cluster), files), aside),
     )
     if not purge:
         return common
-    cluster = inventory.cluster
     logs = PathsAbsent("logs", (log_dir(cluster), cache_dir(cluster), measured_dir(cluster)))
     everything = (*(f"{PRIVATE}/{name}" for name in OWN_FILES), OLD_CACHES, ROOT)
     shared = PathsAbsent("caches and programs", everything, last_of=own)
@@ -83,6 +86,7 @@ def removal_stages(
         Stage("Image, logs, caches", names, (image, logs, shared), aside),
         Stage("Container engine", names, (*brought, EngineAbsent(inventory.cluster)), aside),
         Stage("Firewall", names, (PackagesAbsent("nftables", FIREWALL_PACKAGES, own),), aside),
+        Stage("Gateways", names, (PackagesAbsent(KEEPALIVED, KEEPALIVED_PACKAGES, own),), aside),
         Stage("Python", names, (PackagesAbsent("Python", PYTHON_PACKAGES, own),), aside),
         Stage("Access to outside", names, access, aside),
     )

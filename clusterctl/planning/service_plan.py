@@ -333,7 +333,8 @@ def gateway_door(survey: Survey, members: MembersDocument, head_address: str) ->
     # Its own loopback has no TLS: that is for clients on the head.
     tls = gateway.tls and listens != LOOPBACK
     made = tls and not survey.inventory.gateway.certificate
-    url = base_url(reached_at(listens, head_address), members.port, tls=tls)
+    virtual = "" if members.listen else str(survey.inventory.gateway.virtual_ip or "")
+    url = base_url(virtual or reached_at(listens, head_address), members.port, tls=tls)
     return url, f"{survey.inventory.cluster}.crt" if made else ""
 
 

@@ -190,6 +190,7 @@ def node_document(
         gateway=client_address(host, facts, node.node_ip)
         if len(gateways) > 1 and host in gateways
         else "",
+        virtual_ip=str(inventory.gateway.virtual_ip or "") if host in gateways else "",
     )
 
 

@@ -327,7 +327,8 @@ def _gateway_address(survey: Survey, port: int) -> str:
         return ""
     for listens in state.gateway.listens:
         address, _, number = listens.rpartition(":")
-        if number == str(port):
+        # The address that gateways share may be another host's now
+        if number == str(port) and address != str(survey.inventory.gateway.virtual_ip):
             return LOOPBACK if state.gateway.tls else reached_at(address, LOOPBACK)
     return ""
 

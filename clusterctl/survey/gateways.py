@@ -50,7 +50,7 @@ def as_one(gateways: Sequence[GatewayState]) -> GatewayState:
     total = {name: sum(getattr(one, name) for one in gateways) for name in _COUNTS}
     return replace(
         head,
-        listens=[address for one in gateways for address in one.listens],
+        listens=list(dict.fromkeys(address for one in gateways for address in one.listens)),
         members=_members(member for one in gateways for member in one.members),
         keys=_keys(use for one in gateways for use in one.keys),
         **total,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from clusterctl.errors import ClusterctlError, RequirementsNotMet
@@ -245,7 +245,7 @@ def assess(
         certificate_days=int(max(0.0, state.gateway.tls_until - state.time) // 86400)
         if state and state.gateway.tls_until
         else None,
-        lost=tuple(_lost_replicas(survey)),
+        lost=(*_lost_replicas(survey), *_virtual_ip_problems(survey, gateways.values())),
     )
 
 
@@ -278,6 +278,23 @@ def _vllm_of(survey: Survey, head: str) -> str:
         if (state := survey.fresh_state(name)) and state.vllm_version not in ("", head)
     ]
     return ", ".join([head, *others])
+
+
+def _virtual_ip_problems(survey: Survey, gateways: Iterable[GatewayState]) -> Iterator[str]:
+    """Yield what is wrong with the address that the gateways share."""
+    shared, holders = survey.inventory.gateway.virtual_ip, survey.virtual_ip_at
+    if shared is None or not any(gateway.state == "up" for gateway in gateways):
+        return
+    if not holders:
+        yield (
+            f"gateway: no host has {shared}; its log: clusterctl exec -- journalctl -n 20 -u "
+            f"clusterctl-address-{survey.inventory.cluster}"
+        )
+    if len(holders) > 1:
+        yield (
+            f"gateway: {' and '.join(holders)} have {shared} at once: VRRP (IP protocol 112) does "
+            "not pass between them"
+        )
 
 
 def secrets_apart(survey: Survey, host: str) -> list[str]:

@@ -150,8 +150,25 @@ class Survey:
 
     @cached_property
     def answers(self) -> dict[str, Probe]:
-        """Answers of the hosts that answered."""
-        return values(self.outcomes)
+        """Answers of the hosts that answered, without the address that their gateways share: it is
+        no host's own, and moves."""
+        shared, found = self.inventory.gateway.virtual_ip, values(self.outcomes)
+        if shared is None:
+            return found
+        return {
+            name: replace(answer, facts=answer.facts.without(str(shared)))
+            for name, answer in found.items()
+        }
+
+    @cached_property
+    def virtual_ip_at(self) -> tuple[str, ...]:
+        """Hosts that have the address that the gateways share."""
+        shared = str(self.inventory.gateway.virtual_ip)
+        return tuple(
+            name
+            for name, answer in values(self.outcomes).items()
+            if any(each.ip == shared for nic in answer.facts.nics for each in nic.addresses)
+        )
 
     @cached_property
     def facts(self) -> dict[str, HostFacts]:

@@ -23,6 +23,7 @@ from clusterctl.transport.base import ABSENT, Channel, CommandResult
 from tests.fakes.container_engine import FakeDriver, FakeEngine
 from tests.fakes.host_firewall import FakeTables, FirewallScripts
 from tests.fakes.host_gpus import FakeGpus, GpuScripts
+from tests.fakes.host_keepalived import KeepalivedScripts
 from tests.fakes.host_packages import DOCKER_PACKAGES as DOCKER_PACKAGES
 from tests.fakes.host_packages import ManagedPackages
 from tests.fakes.host_proxies import ProxyScripts
@@ -61,6 +62,10 @@ class FakeHost:
     has_store: bool = True
     trusted: set[str] = field(default_factory=set)
     """Base64 of the certificates in the store."""
+    shared_by: dict[str, bytes] = field(default_factory=dict)
+    """What keepalived runs with, by its unit."""
+    neighbours: dict[str, str] = field(default_factory=dict)
+    """MAC addresses of machines that answer, by IP address."""
     snap: bool = False
     changes: int = 0
     cut_at: int | None = None
@@ -78,7 +83,8 @@ class FakeHost:
     def picture(self) -> str:
         """All of its state, to see whether anything changed."""
         state = (self.files, self.directories, sorted(self.packages), self.engine, self.gpus,
-                 self.tables, sorted(self.trusted), self.engine_proxy, self.wanted)  # fmt: skip
+                 self.tables, sorted(self.trusted), self.engine_proxy, self.wanted,
+                 self.shared_by)  # fmt: skip
         return repr(state)
 
 
@@ -97,6 +103,7 @@ class FakeTransport:
             **self._firewall.scripts(),
             **TrustScripts(state).scripts(),
             **ProxyScripts(state).scripts(),
+            **KeepalivedScripts(state).scripts(),
             files.LOOK_AT_DIRECTORIES: self._look_at_directories,
             files.MAKE_DIRECTORIES: self._make_directories,
             files.LOOK_AT_FILES: self._look_at_files,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from ipaddress import IPv4Address
 
 from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec
 from clusterctl.engine.step import Change, HostView, Step
-from clusterctl.facts.model import EngineFacts, GpuReport, HostFacts, Os
+from clusterctl.facts.model import Address, EngineFacts, GpuReport, HostFacts, NicFacts, Os
 from clusterctl.inventory.model import GatewayAccess
 from clusterctl.inventory.outside import Certificate
 from clusterctl.node.documents import (
@@ -48,6 +49,7 @@ from clusterctl.steps.node_image import (
 from clusterctl.steps.secrets import RAY_TOKEN, HeadSecret, SecretCopied, SecretsMade, secret_path
 from clusterctl.steps.service_documents import ServiceDocumentsReadable
 from clusterctl.steps.trusted_ca import TrustedCa
+from clusterctl.steps.virtual_address import KEEPALIVED, VirtualAddress, VirtualAddressAbsent
 from clusterctl.transfer.transfer import Transfer
 from tests.fakes.chain import RELAY, FakeChains
 from tests.fakes.container_engine import foreign, image
@@ -321,7 +323,43 @@ def _after_engine() -> StartedAfterEngine:
     return StartedAfterEngine("demo", lambda _: True)
 
 
+def _on_network(view: HostView, ip: str) -> HostFacts:
+    nic = NicFacts("eth0", f"02:00:00:00:00:{ip[-2:]}", 1500, "up", 10_000, "physical", None,
+                   (Address("127.0.0.1", 8, "host"), Address(ip, 24, "global")))  # fmt: skip
+    return replace(view.facts, nics=(nic,))
+
+
+def shared_address(made: Cluster) -> VirtualAddress:
+    seen = {"gpu1": "10.0.0.11", "gpu2": "10.0.0.12"}
+    of = {"gpu1": made.head_view, "gpu2": made.worker_view}
+    facts_of = {name: _on_network(of[name], ip) for name, ip in seen.items()}
+    return VirtualAddress("demo", IPv4Address("10.0.0.100"), facts_of, pause=lambda _: None)
+
+
+def _with_directory(made: Cluster) -> None:
+    made.head.directories[ETC] = 0o700
+
+
+def _keepalived(made: Cluster) -> None:
+    _with_directory(made)
+    made.head.packages |= {KEEPALIVED}
+
+
+def _shared_address(made: Cluster) -> None:
+    _with_directory(made)
+    shared_address(made).apply(made.head_view, Change("share"))
+
+
+def _shared_with_others(made: Cluster) -> None:
+    _shared_address(made)
+    made.head.files[f"{ETC}/keepalived.conf"] = (b"other peers", 0o600)
+
+
 CASES = (
+    Case("shared address, no keepalived there", _with_directory, shared_address),
+    Case("shared address, keepalived there", _keepalived, shared_address),
+    Case("shared address, other peers", _shared_with_others, shared_address),
+    Case("shared address gone", _shared_address, lambda _: VirtualAddressAbsent("demo")),
     Case("unit after Docker, none there", lambda _: None, lambda _: _after_engine()),
     Case("unit after Docker, another there", _other_unit, lambda _: _after_engine()),
     Case("unit gone", _started_after_engine, lambda _: NotStartedAfterEngine("demo")),
