@@ -294,6 +294,7 @@ class ServiceStatus(TypedDict):
     kv_cache_use: float
     ranks: list[Rank]
     load: ServiceLoad | None
+    start_seconds: dict[str, float]
 
 
 class Status(TypedDict):
