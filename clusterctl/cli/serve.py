@@ -76,6 +76,14 @@ _DataParallel = Annotated[
 _ExpertParallel = Annotated[
     bool, typer.Option("--ep", help="Split the experts over all ranks (expert parallel).")
 ]
+_GpuShare = Annotated[
+    float | None,
+    typer.Option(
+        "--gpu-share",
+        metavar="PART",
+        help="Part of one GPU that it takes, such as 0.3: others share the rest; default: all.",
+    ),
+]
 
 
 @guarded
@@ -88,6 +96,7 @@ def serve(
     on: options.On = None,
     dp: _DataParallel = None,
     ep: _ExpertParallel = False,
+    gpu_share: _GpuShare = None,
     name: _Name = None,
     port: _Port = None,
     config: options.VllmConfig = None,
@@ -107,7 +116,7 @@ def serve(
     from clusterctl.serving.vllm_flags import parse_arguments
 
     request = read_request(
-        Options(model, tp, pp, name, port, stall_timeout, replicas, on, {}, dp, ep),
+        Options(model, tp, pp, name, port, stall_timeout, replicas, on, {}, dp, ep, gpu_share),
         read_config_file(config) if config else (),
         parse_arguments(arguments or ()),
     )
@@ -128,10 +137,9 @@ def serve(
             without = f" without {', '.join(changes.drops)}" if changes.drops else ""
             question = f"This restarts the service{without}. Continue?"
             if not confirm(question, yes=yes, progress=opened.progress):
-                scale = f"clusterctl scale NAME {request.replicas} changes the number alone"
                 raise UsageError(
                     f"not confirmed: the service would restart{without}",
-                    hint=f"add --yes; {scale}" if request.replicas else "add --yes",
+                    hint="add --yes; to change the number of replicas alone: clusterctl scale",
                 )
 
         served = run(

@@ -16,6 +16,9 @@ from clusterctl.node.held_gpus import SHARE, beside_held
 
 NODE_IPS = "CLUSTERCTL_NODE_IPS"
 
+# vLLM's own variable: what each of its actors takes. Its placement group takes whole GPUs still.
+PER_WORKER = "VLLM_RAY_PER_WORKER_GPUS"
+
 
 def placement_env(node_ips: List[str]) -> Dict[str, str]:
     """Return the variable that this plugin follows; none if Ray chooses the hosts."""
@@ -25,6 +28,15 @@ def placement_env(node_ips: List[str]) -> Dict[str, str]:
 def placed_on(env: Mapping[str, str]) -> List[str]:
     """Return the nodes of the ranks that an environment names, in order; none if Ray chooses."""
     return [ip for ip in env.get(NODE_IPS, "").split(",") if ip]
+
+
+def gpu_share(env: Mapping[str, str]) -> float:
+    """Return the part of a GPU that each rank of an environment takes: 1 for all of it."""
+    try:
+        share = float(env.get(PER_WORKER, "1"))
+    except ValueError:
+        return 1.0
+    return share if 0 < share < 1 else 1.0
 
 
 def register() -> None:
@@ -37,7 +49,7 @@ def register() -> None:
     make = beside_held(util.placement_group, node_ips)
 
     def placement_group(bundles: List[Dict[str, float]], *args: Any, **options: Any) -> Any:
-        return make(pinned(bundles, node_ips), *args, **options)
+        return make(shared(pinned(bundles, node_ips), gpu_share(os.environ)), *args, **options)
 
     placement_group.node_ips = node_ips  # type: ignore[attr-defined]
     util.placement_group = placement_group
@@ -54,4 +66,12 @@ def pinned(bundles: List[Dict[str, float]], node_ips: List[str]) -> List[Dict[st
             f"node:{node_ip}": SHARE,
         }
         for bundle, node_ip in zip(bundles, node_ips)  # noqa: B905 - Python 3.9
+    ]
+
+
+def shared(bundles: List[Dict[str, float]], share: float) -> List[Dict[str, float]]:
+    """Return the bundles with this part of a GPU in place of a whole one."""
+    return [
+        {name: share if name == "GPU" and need == 1 else need for name, need in bundle.items()}
+        for bundle in bundles
     ]

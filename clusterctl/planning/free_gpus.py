@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
@@ -46,12 +46,61 @@ class HeldGpus:
         return HeldGpus(free, (*self.holders, *empty))
 
 
-def gpus_held(survey: Survey, ray: Sequence[RayNode], leaving: Collection[str] = ()) -> HeldGpus:
+def gpus_held(
+    survey: Survey, ray: Sequence[RayNode], leaving: Collection[str] = (), share: float = 1.0
+) -> HeldGpus:
     """Count the GPUs of a cluster: see `count_gpus`, without those whose memory others hold.
-    `leaving`: names of replicas."""
-    found = count_gpus(survey.topology, ray, survey.replicas.values(), survey.ranks, leaving)
+    `leaving`: names of replicas. `share`: the part of a GPU that is to be free."""
+    sharing = [each for each in survey.replicas.values() if each.gpu_share < 1]
+    names = {each.name for each in sharing}
+    found = count_gpus(
+        survey.topology,
+        without_shares(ray, sharing),
+        [each for each in survey.replicas.values() if each.name not in names],
+        {name: ranks for name, ranks in survey.ranks.items() if name not in names},
+        set(leaving) - names,
+    )
+    staying = [each for each in sharing if each.name not in leaving]
+    found = with_shares(found, survey.topology, staying, share)
     reports = {host: facts.gpus for host, facts in survey.facts.items()}
     return without_strangers(found, reports)
+
+
+def without_shares(ray: Sequence[RayNode], sharing: Iterable[Replica]) -> list[RayNode]:
+    """Return Ray's nodes without the parts of GPUs that ranks of these replicas use."""
+    used: dict[str, float] = defaultdict(float)
+    for replica in sharing:
+        for rank in replica.ranks:
+            used[rank.host] += replica.gpu_share
+    # A sum of parts such as 0.1 + 0.2 is no exact number.
+    return [
+        replace(node, gpus_used=max(0.0, round(node.gpus_used - used[node.name], 6)))
+        for node in ray
+    ]
+
+
+def with_shares(
+    held: HeldGpus, topology: Topology, sharing: Sequence[Replica], share: float
+) -> HeldGpus:
+    """Return the GPUs without those that these replicas share, but with those of them that have
+    `share` left, too. Ray fills the GPU that has least left."""
+    hosts = {node.node_ip: node.host for node in topology.nodes}
+    left: dict[str, list[float]] = defaultdict(list)  # By host, of each shared GPU
+    for replica in sharing:
+        for node_ip in replica.node_ips:
+            gpus = left[hosts.get(node_ip, "")]
+            fitting = [part for part in gpus if part >= replica.gpu_share]
+            if fitting:
+                gpus.remove(min(fitting))
+            rest = (min(fitting) if fitting else 1.0) - replica.gpu_share
+            gpus.append(round(rest, 6))
+
+    def free(each: HostGpus) -> int:
+        room = sum(part >= share for part in left[each.host]) if share < 1 else 0
+        return max(0, each.free - len(left[each.host])) + room
+
+    counted = [replace(each, free=free(each)) for each in held.free]
+    return HeldGpus(counted, (*held.holders, *map(_holder, sharing)))
 
 
 def without_strangers(held: HeldGpus, reports: Mapping[str, GpuReport]) -> HeldGpus:
@@ -171,6 +220,8 @@ def _holder(replica: Replica) -> str:
     where = f" on {', '.join(hosts)}" if hosts else ""
     gpus = replica.document.gpus
     count = f"{gpus} GPU{'s' * (gpus > 1)}"
+    if replica.gpu_share < 1:
+        count = f"{replica.gpu_share:g} of a GPU"
     return f"service {replica.name} ({replica.condition}) holds {count}{where}"
 
 

@@ -19,6 +19,7 @@ from clusterctl.models.probe import look_for
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import parse_version
 from clusterctl.node.documents import ServiceDocument
+from clusterctl.node.rank_placement import PER_WORKER
 from clusterctl.planning.asking import ModelFiles
 from clusterctl.planning.cluster_hardware import gpus_of, hardware_of, hardware_of_unknown_gpus
 from clusterctl.planning.free_gpus import HeldGpus, gpus_held, hosts_on, on_of
@@ -156,7 +157,7 @@ def question(
     gone = set(leaving)
     if not without:
         gone |= {replica.name for replica in service.replicas}
-    held = _free_gpus(survey, gone)
+    held = _free_gpus(survey, gone, request.gpu_share)
     as_if_free = as_if_free and not any(host.free for host in held.free)
     if as_if_free:
         held = replace(held, free=_all_gpus(survey))
@@ -186,7 +187,8 @@ def question_again(
     if len(document.argv) < 3:  # A host may have any document
         raise UsageError(f"{document.name} has no command line that can be planned")
     sizes = document.tensor_parallel, document.pipeline_parallel
-    options = Options(document.argv[2], *sizes, name=document.service)
+    own = {name: value for name, value in document.env.items() if name == PER_WORKER}
+    options = Options(document.argv[2], *sizes, name=document.service, env=own)
     request = read_request(options, (), parse_arguments(document.argv[3:]))
     model = resolve(request.model, survey.inventory.models)
     return question(survey, request, model, without=without)
@@ -218,10 +220,10 @@ def _look_for(survey: Survey, model: Model, hosts: Collection[str]) -> Findings:
     return values(looked)
 
 
-def _free_gpus(survey: Survey, leaving: Collection[str]) -> HeldGpus:
-    """Return the free GPUs: all of them where the cluster is not up yet."""
+def _free_gpus(survey: Survey, leaving: Collection[str], share: float) -> HeldGpus:
+    """Return the GPUs that have `share` free: all of them where the cluster is not up yet."""
     state = survey.states.get(survey.inventory.head.name)
-    return gpus_held(survey, state.nodes, leaving) if state else HeldGpus(_all_gpus(survey))
+    return gpus_held(survey, state.nodes, leaving, share) if state else HeldGpus(_all_gpus(survey))
 
 
 def _all_gpus(survey: Survey) -> list[HostGpus]:

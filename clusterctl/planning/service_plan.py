@@ -101,6 +101,7 @@ def plan_service(
     """
     require_formed(survey)
     asked = question(survey, request, model, leaving=leaving)
+    _require_same_share(asked)
     location = asked.require_location()
     address = _client_address(survey)
     _refuse_public(asked, address)
@@ -126,6 +127,20 @@ def plan_service(
     if _placed_by_ray(draft):
         return _one_placed_by_ray(draft)
     return _with_replicas(draft)
+
+
+def _require_same_share(asked: Question) -> None:
+    """Raise UsageError for a service that runs with another part of its GPU, which others may have
+    the rest of."""
+    for replica in asked.service.replicas:
+        if replica.gpu_share != asked.request.gpu_share:
+            now, wanted = f"{replica.gpu_share:g}", f"{asked.request.gpu_share:g}"
+            raise UsageError(
+                f"{replica.name} runs on {now} of a GPU, and would run on {wanted} of it",
+                hint=f"--gpu-share {now}"
+                if replica.gpu_share < 1
+                else f"clusterctl stop {replica.document.service}, then serve again",
+            )
 
 
 def _client_address(survey: Survey) -> str:
@@ -176,7 +191,7 @@ def _placed_by_ray(draft: _Draft) -> bool:
     copies = draft.launch.layout.data_parallel
     # The list of members may be lost, with a directory that was deleted on the head.
     has_hosts = any(not replica.placed_by_ray for replica in service.replicas)
-    if service.listed or has_hosts or request.on:
+    if service.listed or has_hosts or request.on or request.gpu_share < 1:
         if copies > 1:
             raise UsageError(
                 f"{service.name} has replicas on their own hosts, and Ray places the ranks of --dp",

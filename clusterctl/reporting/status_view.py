@@ -178,6 +178,8 @@ def _replica_lines(service: str, rows: Sequence[ServiceRow]) -> list[Text]:
     title = _text(f"service {service}", style="bold")
     title.append(f" · {ready} of {count(len(rows), 'replica')} ready")
     layout = f"TP {document.tensor_parallel} · PP {document.pipeline_parallel}"
+    if rows[0].gpu_share < 1:
+        layout = f"{rows[0].gpu_share:g} of a GPU"
     on = f" · on {rows[0].on}" if rows[0].on else ""
     lines = [title.append(_text(f" · {document.model} · {layout}{on}", style="dim"))]
     for row in rows:

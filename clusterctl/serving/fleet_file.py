@@ -97,6 +97,13 @@ class FleetService(BaseModel):
     ep: bool = Field(
         default=False, description="Split the experts over all ranks, by number: expert parallel."
     )
+    gpu_share: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="Part of one GPU that each replica takes, such as 0.3: of its memory, and of "
+        "what others find free. Default: all of it.",
+    )
     on: str | None = Field(
         default=None,
         min_length=1,
@@ -202,6 +209,7 @@ def _request(
         env=entry.env,
         data_parallel=entry.dp,
         expert_parallel=entry.ep,
+        gpu_share=entry.gpu_share,
     )
     try:
         # An unknown user's home stays as it is written, and cannot be read.

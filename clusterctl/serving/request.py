@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from clusterctl.errors import ClusterctlError, UsageError, raise_all
+from clusterctl.node.rank_placement import PER_WORKER, gpu_share
 from clusterctl.serving.release_flags import completed, is_vllm_flag
 from clusterctl.serving.vllm_flags import (
     EXPERT_PARALLEL,
@@ -84,6 +85,7 @@ class Options:
     env: Mapping[str, str] = field(default_factory=dict)
     data_parallel: int | None = None
     expert_parallel: bool = False
+    gpu_share: float | None = None  # Of one GPU, for its only rank
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,11 @@ class ServiceRequest:
     on: str | None = None  # Hosts that may have ranks; None: as before, or all
     # Variables of vLLM's processes on all hosts, besides those of the inventory
     env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def gpu_share(self) -> float:
+        """The part of a GPU that each rank takes."""
+        return gpu_share(self.env)
 
     @property
     def random_weights(self) -> bool:
@@ -190,8 +197,36 @@ def read_request(
         env=options.env,
     )
     request = replace(request, replicas=_replicas(options.replicas, request, fail))
+    request = _sharing(request, options.gpu_share, fail)
     raise_all(problems)
     return request
+
+
+def _sharing(
+    request: ServiceRequest, share: float | None, fail: Callable[..., None]
+) -> ServiceRequest:
+    """Return the request for a part of a GPU: of its memory, and of what Ray counts."""
+    if share is None:
+        return request
+    memory = last_value(request.given, "gpu-memory-utilization")
+    if not 0 < share < 1:
+        fail(f"--gpu-share {share:g}: must be between 0 and 1, such as 0.3")
+    if memory is not None and memory != f"{share:g}":
+        fail(
+            f"--gpu-share {share:g} and --gpu-memory-utilization {memory} contradict each other",
+            "leave the latter out",
+        )
+    sizes = (request.tensor_parallel or 1, request.pipeline_parallel or 1, request.data_parallel)
+    if sizes != (1, 1, 1):
+        fail("--gpu-share is for a model on one GPU: without --tp, --pp and --dp")
+    argument = Argument("gpu-memory-utilization", (f"{share:g}",))
+    return replace(
+        request,
+        tensor_parallel=1,
+        pipeline_parallel=1,
+        given=lay_over(request.given, [argument]),
+        env={**request.env, PER_WORKER: f"{share:g}"},
+    )
 
 
 def _replicas(

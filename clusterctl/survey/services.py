@@ -13,7 +13,7 @@ from clusterctl.node.documents import (
     ServiceState,
     replica_name,
 )
-from clusterctl.node.rank_placement import placed_on
+from clusterctl.node.rank_placement import gpu_share, placed_on
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,11 @@ class Replica:
     def node_ips(self) -> list[str]:
         """Node IPs of its ranks, in vLLM's order; none if nobody but Ray knows them."""
         return self.document.node_ips or placed_on(self.document.env)
+
+    @property
+    def gpu_share(self) -> float:
+        """The part of a GPU that each of its ranks takes."""
+        return gpu_share(self.document.env)
 
     @property
     def ranks(self) -> list[Rank]:

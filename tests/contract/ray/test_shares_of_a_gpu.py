@@ -1,0 +1,47 @@
+"""Ranks that share a GPU, as Ray itself counts: with vLLM's placement group and its actors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+# What vLLM does in three services, each in a process of its own with its own environment.
+SERVICES = """
+import json, os, sys
+import ray
+from clusterctl.node import rank_placement
+
+os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+ray.init(num_gpus=1, num_cpus=2, include_dashboard=False, log_to_driver=False)
+node_ip = ray.util.get_node_ip_address()
+whole = ray.util.placement_group
+
+@ray.remote
+class Rank:
+    def here(self):
+        return ray.util.get_node_ip_address()
+
+found = {}
+for share in ("0.3", "0.6", "0.2"):
+    os.environ["CLUSTERCTL_NODE_IPS"], os.environ["VLLM_RAY_PER_WORKER_GPUS"] = node_ip, share
+    ray.util.placement_group = whole
+    rank_placement.register()
+    group = ray.util.placement_group([{"GPU": 1.0}], strategy="PACK")
+    if not group.wait(5):
+        found[share] = "no room"
+        continue
+    options = {"placement_group": group, "num_gpus": float(share), "num_cpus": 0}
+    rank = Rank.options(**options).remote()
+    found[share] = ray.get(rank.here.remote(), timeout=60) == node_ip
+    globals()[f"rank{share}"] = rank
+print(json.dumps(found))
+"""
+
+
+def test_parts_of_one_gpu_are_given_until_it_is_full() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", SERVICES], capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout.splitlines()[-1]) == {"0.3": True, "0.6": True, "0.2": "no room"}
