@@ -120,7 +120,8 @@ def ls(
         errors = [{"host": error.host, "error": error.summary} for error in found.errors]
         print(json.dumps({"images": rows, "errors": errors}, indent=2))
         return
-    print("\n".join(_list_lines(found, len(opened.hosts))))
+    for line in _list_lines(found, len(opened.hosts)):
+        print(line)
     for error in found.errors:
         print("\n".join(error_lines(error, None)), file=sys.stderr)
 
@@ -139,7 +140,7 @@ def _list_lines(found: ImageList, hosts: int) -> list[str]:
         rows += [("in use", where(one.used))] if one.used else []
         lines += [*(sorted(one.names) or ["an image without a name"]), *columns(rows)]
         lines += [f"  {each}" for each in digests]
-    return lines or ["no host has an image"]
+    return lines if lines or found.errors else ["no host has an image"]
 
 
 @app.command("bundle")

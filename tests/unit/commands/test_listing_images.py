@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from clusterctl.cli.image import _list_lines
 from clusterctl.commands.image_list import ImageList, held
+from clusterctl.errors import Unreachable
 from tests.fakes.container_engine import foreign, image
 
 DIGEST = f"sha256:{'a' * 64}"
@@ -29,3 +30,8 @@ def test_an_image_is_one_row_with_its_hosts_names_and_use() -> None:
         *("  in use  gpu2", f"  {DIGEST}", "old:1", "  size  99 B unpacked", "  on    gpu2"),
     ]
     assert max(map(len, lines)) <= 80
+
+
+def test_a_host_that_does_not_answer_is_not_one_without_images() -> None:
+    assert _list_lines(ImageList((), ()), 1) == ["no host has an image"]
+    assert _list_lines(ImageList((), (Unreachable("no answer"),)), 1) == []
