@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from itertools import islice
 from typing import Any, TypeVar
@@ -14,8 +14,39 @@ from typer.core import TyperCommand, TyperGroup
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+class _AsTyped:
+    """Reads words that need no conversion. Typer's own reader imports pydantic for every parameter,
+    given or not, which took a quarter of `fit`."""
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return what typer's reader would return for nothing, a default, a string or strings; it
+        reads the rest."""
+        kind = param.type_descriptor.annotation
+        several = param.multiple or param.nargs == -1
+        if value is None:
+            return () if several else None
+        if type(value) is kind:
+            return value
+        if kind == list[str] and several and all(isinstance(each, str) for each in value):
+            return list(value)
+        param._runtime_param = None  # noqa: SLF001 - typer makes its own
+        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+
+
+def _read_as_typed(params: Iterable[Any]) -> None:
+    """Use that reader where typer has none yet. Versions of typer without readers ignore it."""
+    for param in params:
+        if getattr(param, "_runtime_param", None) is None:
+            param._runtime_param = _AsTyped()  # noqa: SLF001
+
+
 class Command(TyperCommand):
     """A command whose help shows arguments as HOST or [FILE] instead of their Python types."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words."""
+        _read_as_typed(self.get_params(ctx))
+        return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the words after the command's name in its usage line."""
@@ -102,6 +133,11 @@ def _abbreviates(name: str, flag: str) -> bool:
 
 class CommandsByPurpose(TyperGroup):
     """A group whose help lists its commands under headings, in the order of registration."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words before the command's name."""
+        _read_as_typed(self.get_params(ctx))
+        return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write one section per `rich_help_panel`; commands without one are under Commands."""

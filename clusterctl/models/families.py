@@ -13,8 +13,6 @@ LLAMA = Family()
 _QWEN2 = Family(qkv_bias=True)
 _QWEN3 = Family(qk_norm=True)
 _GEMMA = Family(qk_norm=True, norms=4, tied=True, window_every=6)
-_NORMED = Family(qk_norm=True, norms=4)
-_PLAIN = Family(qkv_bias=True, gated_mlp=False)
 
 _ARCHITECTURES: tuple[tuple[Family, str], ...] = (
     (

@@ -212,9 +212,13 @@ def test_deadlines_come_from_their_table(path: Path) -> None:
             assert name != "timeout" or not literal, f"{path.name}: line {value.lineno}"
 
 
-def test_help_loads_nothing_heavy() -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--help"], "bootstrap"), (["fit", "qwen3-8b", "--gpus", "2xH100"], "KV cache")],
+)
+def test_help_and_a_forecast_load_nothing_heavy(words: list[str], said: str) -> None:
     script = (
-        "import sys, json; sys.argv = ['clusterctl', '--help']\n"
+        f"import sys, json; sys.argv = ['clusterctl', *{words}]\n"
         "from clusterctl.__main__ import main\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
         "print(json.dumps(sorted(sys.modules)), file=sys.stderr)\n"
@@ -224,4 +228,4 @@ def test_help_loads_nothing_heavy() -> None:
     )
     loaded = set(json.loads(done.stderr.splitlines()[-1]))
     assert not loaded & set(HEAVY)
-    assert "bootstrap" in done.stdout
+    assert said in done.stdout
