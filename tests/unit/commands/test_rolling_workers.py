@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -47,7 +47,8 @@ class Replaced:
         self.done.add(view.host.name)
 
 
-Bootstrap = Callable[[World, Replaced], None]
+class Bootstrap(Protocol):
+    def __call__(self, world: World, step: Replaced, old: Replaced | None = None) -> None: ...
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def bootstrap(monkeypatch: pytest.MonkeyPatch) -> Bootstrap:
     monkeypatch.setattr(deadlines, "GATEWAY_NOTICE", 0.0)
     monkeypatch.setattr(ClusterLock, "ensure_held", lambda _: None)
 
-    def run(world: World, step: Replaced) -> None:
+    def run(world: World, step: Replaced, old: Replaced | None = None) -> None:
         cluster = cluster_of(world)
         monkeypatch.setattr(rolling, "take_survey", lambda *_: world.survey())
         for transport in world.transports.values():
@@ -69,7 +70,7 @@ def bootstrap(monkeypatch: pytest.MonkeyPatch) -> Bootstrap:
         with ClusterLock(world.transports["gpu1"], "demo", "bootstrap") as lock:
             stages = []
             for name in WORKERS:
-                own = Rolling(cluster, (name,), lock, world.events.append)
+                own = Rolling(cluster, (name,), lock, world.events.append, old)
                 around = (LeaveGateway(own, (step,)), *own.around((step,)), ReturnToGateway(own))
                 if own.spared:
                     stages.append(Stage(name, (name,), around))
@@ -165,6 +166,27 @@ def _first_as_if_all_were_ready(survey: Callable[[World], Survey]) -> Callable[[
         return survey(world)
 
     return look
+
+
+def test_a_host_whose_new_image_does_not_serve_gets_its_old_one_back(
+    bootstrap: Bootstrap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(document(1), document(2), document(3))
+    old = Replaced(world)
+    step = Replaced(world)
+
+    def prove(planned: Any, *_: Any) -> str:
+        if "gpu2" in step.done and "gpu2" not in old.done:
+            raise StepFailed(f"{planned.document.name} gives no answer")
+        return str(planned.document.name)
+
+    monkeypatch.setattr(rollout, "prove", prove)
+    with pytest.raises(ClusterctlError) as error:
+        bootstrap(world, step, old)
+    assert str(error.value).endswith(
+        "tiny@2 gives no answer; gpu2 is back on the image of before, and serves"
+    )
+    assert world.story == ["1 2- 3", "replace gpu2", "replace gpu2", "1 2 3"]
 
 
 def test_a_damaged_list_of_members_is_nobody_to_wait_for(bootstrap: Bootstrap) -> None:

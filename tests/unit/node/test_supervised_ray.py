@@ -124,6 +124,15 @@ def test_a_ray_that_cannot_start_backs_off_and_says_why(bench: Bench) -> None:
     bench.await_ray("up")
 
 
+def test_a_start_of_ray_that_hangs_is_ended_and_tried_again(bench: Bench) -> None:
+    bench.timing = replace(bench.timing, ray_start=0.3)
+    bench.behaviour("ray", {"silent": True})
+    bench.start()
+    bench.await_ray("backing-off", "it did not start within 0.3 s")
+    bench.behaviour("ray", {})
+    bench.await_ray("up")
+
+
 def test_ray_starts_neither_again_nor_at_first_without_its_token(bench: Bench) -> None:
     token = bench.paths.ray_token
     token.write_text("")

@@ -383,6 +383,18 @@ def test_a_drained_host_is_shown_and_is_no_problem(facts: HostFacts) -> None:
     assert [host["drained"] for host in status_document(status)["hosts"]] == [False, True]
 
 
+def test_another_release_on_a_host_is_shown_and_is_no_problem(facts: HostFacts) -> None:
+    reports = healthy(facts)
+    for name, release in (("gpu1", "0.33.0"), ("gpu2", "0.34.0")):
+        said = reports[name].state
+        assert said
+        reports[name] = replace(reports[name], state=replace(said, vllm_version=release))
+    status = assess(survey_of(INVENTORY, reports))
+
+    assert status.healthy
+    assert "vLLM 0.33.0, 0.34.0 on gpu2" in screen(status)
+
+
 def test_all_hosts_dead_is_still_an_answer() -> None:
     dead = {host.name: Said(problem="timed out") for host in INVENTORY.hosts}
     status = assess(survey_of(INVENTORY, dead))
