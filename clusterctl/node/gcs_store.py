@@ -21,8 +21,8 @@ FIRST_WITH_TABLES = (2, 60)
 # Bytes. Tables of two nodes and their services take 1 MB, and what RocksDB logs beside them more.
 LEAST_FREE = 64 * 2**20
 
-# How often in a row Ray may fail to start with tables before they are taken for damaged. One start
-# may fail on a busy machine.
+# How often in a row a GCS may fail with its tables before they are taken for damaged. One start may
+# fail on a busy machine.
 FAILED_STARTS = 3
 
 _OF = "of"  # The file with what the tables belong to
@@ -62,7 +62,7 @@ class GcsStore:
         self._failed = 0
 
     def failed(self) -> None:
-        """Count a start of Ray that failed."""
+        """Count a start that failed for the GCS."""
         self._failed += 1
 
     def _empty_if_useless(self, of: str) -> None:

@@ -41,6 +41,8 @@ VITAL = {
 }
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+# Failures for which tables may be the reason. A raylet may fail to start on a busy machine.
+_BY_THE_GCS = re.compile(r"start GCS|gcs_server|did not start within")
 _TELLING = re.compile(r"PANIC|[Ee]rror")
 
 
@@ -203,7 +205,7 @@ class RayProcess:
 
     def _fail(self, now: float, why: str) -> None:
         """End Ray; `tick` starts it again after a delay."""
-        if self._tables and (self.state == "starting" or GCS in why):
+        if self._tables and _BY_THE_GCS.search(why):
             self._store.failed()
         delay = self._backoff.failed()
         self._end("backing-off", f"{why}; retrying in {delay:g} s", now + delay)

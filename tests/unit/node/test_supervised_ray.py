@@ -282,7 +282,7 @@ def test_tables_that_ray_does_not_start_with_are_deleted(bench: Bench) -> None:
     table = bench.paths.tables / "MANIFEST-1"
     table.write_text("damaged")
 
-    bench.behaviour("ray", {"exit": 1, "words": "Failed to open RocksDB"})
+    bench.behaviour("ray", {"exit": 1, "words": "Failed to start GCS."})
     os.kill(json.loads((bench.root / "ray.parts").read_text())[0], signal.SIGKILL)
     await_value(lambda: not table.exists(), "an empty directory")
 
