@@ -3,7 +3,7 @@ nothing; reports all problems together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -32,6 +32,7 @@ from clusterctl.network.pairs.probe import IN_USE, NOT_SEEN, probe_pairs, ray_po
 from clusterctl.node.documents import RayNode
 from clusterctl.operations.bootstrap_stages import plan_for
 from clusterctl.packages.bundle import open_bundles
+from clusterctl.ray_cluster.topology import Topology
 from clusterctl.serving.vulnerabilities import vulnerability_notes
 from clusterctl.steps.fetching import to_be_fetched
 from clusterctl.survey.cluster import (
@@ -50,7 +51,7 @@ from clusterctl.survey.drift import (
     ray_problems,
 )
 from clusterctl.survey.promises import PromiseState, promise_states
-from clusterctl.survey.survey import connected, take_survey
+from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.survey.versions import engine_versions
 from clusterctl.transfer.asked_registry import ask_environment, ask_registry
 from clusterctl.transport.credentials import Credentials
@@ -85,30 +86,18 @@ def run(
         lacking = requirements(survey)
         name_listeners(lacking, transports)
         topology, misplaced = place(survey)
+
         found = [*survey.errors.values(), *lacking, *_new(misplaced, lacking)]
-        found += public_addresses(inventory, topology) if topology else []
-        if not survey.containers:  # else the plan below opens them
-            packages = inventory.packages
-            for opened in (
-                partial(outside_of, inventory),
-                partial(open_bundles, packages.offline, packages.sums),
-            ):
-                try:
-                    opened()
-                except (UsageError, InventoryError) as error:
-                    found.append(
-                        RequirementsNotMet(error.summary, hint=error.hint, detail=error.detail)
-                    )
-        moved, image_env = ask_registry(survey), ask_environment(survey)
-        seen = PairResults((), {}, {})
         if topology:
-            placed = {node.host: survey.facts[node.host] for node in topology.nodes}
-            # Where Docker may not be asked, the cluster may be up.
-            hidden = any(facts.engine.closed for facts in survey.facts.values())
-            unrated = IN_USE if survey.running else (NOT_SEEN if hidden else "")
-            seen = probe_pairs(inventory, topology, placed, transports, unrated=unrated)
+            found += public_addresses(inventory, topology)
+        if not survey.containers:  # else the plan below opens them
+            found += _unreadable_files(inventory)
+
+        moved, image_env = ask_registry(survey), ask_environment(survey)
+        seen = _between_hosts(survey, topology)
         names = lookup_notes(inventory, topology, survey.facts, transports, survey.running)
         names += unreached(inventory, survey.transports, survey.containers)
+
         drift = [
             *gpu_problems(survey),
             *plan_problems(survey, topology, plan_for),
@@ -116,8 +105,8 @@ def run(
         ]
         in_ray = _new(ray_problems(survey, topology), drift)
         unlike = [*differences(survey), *drift, *in_ray]
+
     found += image_problems(inventory, survey.facts, image_env())
-    choices = {node.host: node.explain for node in topology.nodes} if topology else {}
     between = _clocks_once(found, judgement.problems(seen, ray_ports(inventory)))
     accelerator = accelerator_named(inventory.accelerator)
     noted = (
@@ -131,9 +120,41 @@ def run(
             inventory, survey.facts, survey.containers, accelerator.fetched(inventory.packages)
         ),
     )
-    errors, state = (*found, *between, *unlike), survey.fresh_state(inventory.head.name)
-    nodes = tuple(state.nodes) if state else ()
-    return Report(survey.facts, choices, noted, errors, seen.links, ray=nodes)
+    state = survey.fresh_state(inventory.head.name)
+    return Report(
+        facts=survey.facts,
+        choices={node.host: node.explain for node in topology.nodes} if topology else {},
+        notes=noted,
+        errors=(*found, *between, *unlike),
+        links=seen.links,
+        ray=tuple(state.nodes) if state else (),
+    )
+
+
+def _unreadable_files(inventory: Inventory) -> Iterator[RequirementsNotMet]:
+    """Yield an error if the CA or the package bundles that the inventory names cannot be read."""
+    packages = inventory.packages
+    for opened in (
+        partial(outside_of, inventory),
+        partial(open_bundles, packages.offline, packages.sums),
+    ):
+        try:
+            opened()
+        except (UsageError, InventoryError) as error:
+            yield RequirementsNotMet(error.summary, hint=error.hint, detail=error.detail)
+
+
+def _between_hosts(survey: Survey, topology: Topology | None) -> PairResults:
+    """Try every pair of the hosts that have a place in the cluster."""
+    if topology is None:
+        return PairResults((), {}, {})
+    unrated = ""
+    if survey.running:
+        unrated = IN_USE
+    elif any(facts.engine.closed for facts in survey.facts.values()):
+        unrated = NOT_SEEN  # Where Docker may not be asked, the cluster may be up.
+    placed = {node.host: survey.facts[node.host] for node in topology.nodes}
+    return probe_pairs(survey.inventory, topology, placed, survey.transports, unrated=unrated)
 
 
 def security(
