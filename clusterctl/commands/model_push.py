@@ -20,7 +20,7 @@ def holder_named(source: str | None, inventory: Inventory) -> str | None:
     if kind != "host" or name not in known:
         raise UsageError(
             f"--from {source} is not a host of the inventory",
-            hint=f"--from host:{known[0]}; a directory of this machine needs no --from",
+            hint=f"--from host:{known[0]}; omit --from for a directory of this machine",
         )
     return name
 

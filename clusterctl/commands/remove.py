@@ -91,7 +91,7 @@ def run(
             survey = mark(removal.survey, sorted({*removal.survey.drained, host}), lock)
             move(survey, removal.moves, lock, sink)
             if removal.dead:
-                sink(Note("does not answer and has left Ray: nothing is taken down there", host))
+                sink(Note("does not answer and has left Ray: nothing is taken down on it", host))
             done = execute_held(removal.stages, removal.views, sink, lock.ensure_held)
             raise_all(done.set_aside.values())
             # In the inventory again, it is a host like any other.

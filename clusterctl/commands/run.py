@@ -55,7 +55,7 @@ def read_script(script: Path) -> str:
     """Return the script's text. Raises UsageError."""
     try:
         if script.stat().st_size > LARGEST_SCRIPT:
-            raise UsageError(f"{script} is larger than 1 MiB, which no script is")
+            raise UsageError(f"{script} is larger than 1 MiB")
         return script.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{script} cannot be read", detail=str(error)) from error

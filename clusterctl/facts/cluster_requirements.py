@@ -30,7 +30,7 @@ def cluster_problems(
     if len(kinds) > 1:
         found = "; ".join(f"{machine} on {', '.join(names)}" for machine, names in kinds.items())
         yield RequirementsNotMet(
-            f"one image serves all hosts, and their processors differ: {found}",
+            f"all hosts use one image, but their processors differ: {found}",
             hint="make an inventory for each kind of processor",
         )
     yield from _twins(known)
@@ -95,8 +95,8 @@ def cluster_notes(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Itera
     for names in copies.values():
         if len({facts[name].boot_id for name in names}) > 1:
             yield (
-                f"{' and '.join(names)} have one machine ID, as copies of one disk: harmless here; "
-                "to part them: sudo rm /etc/machine-id; sudo systemd-machine-id-setup"
+                f"{' and '.join(names)} have the same machine ID, as copies of a disk do: harmless "
+                "here; to make them differ: sudo rm /etc/machine-id; sudo systemd-machine-id-setup"
             )
     mtus: dict[int, list[str]] = defaultdict(list)
     for host in inventory.hosts:

@@ -125,9 +125,9 @@ def gpu_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[st
     yield from xid_notes(report)
     yield from _peer_notes(report)
     if any(gpu.unified for gpu in report.gpus):
-        yield "its GPU has no memory of its own: the host's memory is counted as the GPU's"
+        yield "its GPU shares the host's memory, which is counted as the GPU's"
     if any(gpu.memory is None for gpu in report.gpus):
-        yield "nvidia-smi does not say how much memory a GPU has: not compared with the inventory"
+        yield "nvidia-smi does not report a GPU's memory, so it was not compared with the inventory"
 
 
 def _peer_notes(report: GpuReport) -> Iterator[str]:

@@ -258,8 +258,8 @@ def public_notes(inventory: Inventory, facts: HostFacts) -> Iterator[str]:
         return
     for nic, ip in public_ips(facts):
         yield (
-            f"its address {ip} on {nic} is one of the Internet, and Ray's ports listen there as "
-            "well: network.firewall: true closes them"
+            f"its address {ip} on {nic} is public, and Ray's ports listen on it as well: "
+            "network.firewall: true closes them"
         )
 
 

@@ -344,7 +344,7 @@ def _software_notes(facts: HostFacts, file: str) -> Iterator[str]:
     """Yield notes about the engine, Python and limits."""
     engine = facts.engine
     if engine.closed:
-        yield "not looked at without root: Docker, its containers and images, and Ray's ports"
+        yield "not checked without root: Docker, its containers and images, and Ray's ports"
     elif engine.installed and not (engine.running or engine.podman or engine.hung):
         yield f"Docker is installed but not running: {engine.error}"
     release = tuple(int(number) for number in re.findall(r"\d+", engine.version)[:2])
@@ -364,7 +364,7 @@ def _software_notes(facts: HostFacts, file: str) -> Iterator[str]:
             "nor the GPUs and ports that they use"
         )
     if facts.cgroup_version == 1:
-        yield "cgroup version 1: Docker and Ray work with it, their newer versions will not"
+        yield "cgroup version 1: Docker and Ray still work with it, but newer versions will not"
     if facts.selinux == "enforcing":
         yield (
             "SELinux is enforcing: it may stay so, and the node container's files need no labels; "

@@ -67,7 +67,7 @@ def make(wanted: BundleRequest, output: Path, say: Callable[[str], None]) -> Mad
     on_disk = (wanted.mirror or "").startswith("file:")
     if wanted.mirror and not (wanted.keyring or by_apt or on_disk):
         raise UsageError(
-            f"nothing says which key signs the packages of {wanted.mirror}",
+            f"no key is known for the packages of {wanted.mirror}",
             hint="give it: --keyring /etc/pki/rpm-gpg/RPM-GPG-KEY-...",
         )
     program = "apt-get" if by_apt else "dnf"

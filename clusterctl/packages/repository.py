@@ -154,7 +154,7 @@ def vendor_key(repository: Repository) -> bytes:
     except OtherKey as error:
         raise UsageError(
             f"{repository.key_url} returned a different key than {repository.name}'s: {error}",
-            hint="for a mirror of your own give its key: --nvidia-key FILE, --docker-key FILE",
+            hint="for your own mirror, name its key: --nvidia-key FILE, --docker-key FILE",
         ) from error
     except ValueError as error:
         raise UsageError(f"{file or repository.key_url} is not a signing key: {error}") from error

@@ -20,7 +20,7 @@ def write_file(path: Path, data: bytes) -> None:
     """Replace `path` by a file that everyone may read. A reader finds the old content or the new
     one. Raises UsageError, also for a link or device, which would be replaced as well."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise UsageError(f"{path} is not a file", hint="name a file that is new, or a regular one")
+        raise UsageError(f"{path} is not a file", hint="name a new file or a regular one")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
@@ -35,5 +35,5 @@ def write_file(path: Path, data: bytes) -> None:
                 raise
     except OSError as error:
         raise UsageError(
-            f"{path} cannot be written: {error.strerror}", hint="name a place where you may write"
+            f"{path} cannot be written: {error.strerror}", hint="name a path that you can write to"
         ) from error

@@ -271,7 +271,7 @@ class Firewall:
             raise RequirementsNotMet(
                 "network.firewall needs systemd, which loads the rules again after a reboot",
                 host=view.host.name,
-                hint="leave the key out, close the ports otherwise, and say network.public: true",
+                hint="remove the key, close the ports by other means, and set network.public: true",
             )
         wanted = self._wanted(view, found)
         unit = hashlib.sha256(self._places.unit_text.encode()).hexdigest()
@@ -307,7 +307,7 @@ class Firewall:
             with suppress(ClusterctlError):  # the host's timer does the same
                 root_script(view, UNDO, places.timer, new, doing="taking the rules back")
             raise StepFailed(
-                "with the new rules no further SSH connection reached it, so they were taken back",
+                "no new SSH connection succeeded with the new rules, so they were rolled back",
                 host=view.host.name,
                 hint="does sshd listen on another port than `sshd -T | grep port` says there?",
                 detail=str(error),
@@ -333,7 +333,7 @@ class Firewall:
             return found_in(text)
         except MALFORMED as error:
             raise StepFailed(
-                "what it says of its firewall cannot be read",
+                "its firewall's rules cannot be read",
                 host=view.host.name,
                 hint="on the host: nft list tables; sshd -T",
                 detail=text[:2000],

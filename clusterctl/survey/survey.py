@@ -536,7 +536,7 @@ def require_bootstrapped(inventory: Inventory, state: NodeState | None, clock: f
     host = inventory.head.name
     if state is None:
         raise RequirementsNotMet(
-            "no node container reports from there: the cluster is not up",
+            "no node container reports: the cluster is not up",
             host=host,
             hint=f"clusterctl bootstrap {inventory.file}",
         )

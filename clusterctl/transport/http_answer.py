@@ -19,5 +19,5 @@ def beginning(answer: httpx2.Response, most: int, *, seconds: float = math.inf) 
         if len(data) >= most:
             break
         if time.monotonic() - started > seconds:
-            raise TimeoutError(f"the answer has no end after {seconds:g} s")
+            raise TimeoutError(f"the response did not end within {seconds:g} s")
     return bytes(data[:most])

@@ -304,9 +304,9 @@ class ClusterLock(Closing):
             # A holder without a record is about to write it, or is another program.
             holder = _holder(answer) or "a run that has not written its name yet"
             return LockHeld(
-                f"cluster {self._cluster} is being worked on by {holder}",
+                f"cluster {self._cluster} is locked by {holder}",
                 host=self._head.host.name,
-                hint="wait for it to end; the lock ends with it",
+                hint="wait for it to end, which releases the lock",
             )
         if status == _NO_FLOCK:
             return RequirementsNotMet(

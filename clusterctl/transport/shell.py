@@ -260,7 +260,7 @@ class ShellTransport(Transport):
             words = failure.output.strip().splitlines() or [f"status {failure.status}"]
             summary = f"sudo failed ({words[-1].removeprefix('sudo: ')})"
         return RequirementsNotMet(
-            f"{summary}, and changes there need root",
+            f"{summary}, and changes need root",
             host=self._host.name,
             hint=f"set `ssh: {{user: root}}` in the inventory, set {SUDO_PASSWORD}, or on the "
             f"host: echo '{self.user} ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/{self.user}",

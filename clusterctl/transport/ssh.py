@@ -117,7 +117,7 @@ class SshTransport(ShellTransport):
     def _start(self, argv: Sequence[str]) -> tuple[Wire, Callable[[], None]]:
         if not self._turns.acquire(timeout=deadlines.TURN):
             raise ConnectionFailed(
-                f"{CHANNELS} commands are already running there, and none ended within "
+                f"{CHANNELS} commands are already running, and none ended within "
                 f"{deadlines.TURN:g} s",
                 host=self._host.name,
             )

@@ -95,7 +95,9 @@ def test_different_images_under_one_tag(lab_bench: Bench, on_host: OnHost) -> No
         give_image(lab_bench, name, ray="2.60.0")
     on_host("gpu2", "docker rmi -f faulty:1; echo other >/tmp/other; tar -C /tmp -c other | "
             "docker import - faulty:1")  # fmt: skip
-    lab_bench.told("gpu2", "has another image than gpu1 under the name faulty:1", "docker rmi -f")
+    lab_bench.told(
+        "gpu2", "has a different image than gpu1 under the name faulty:1", "docker rmi -f"
+    )
 
 
 def test_different_releases_of_ray(lab_bench: Bench) -> None:
@@ -113,7 +115,7 @@ def test_a_leftover_container_of_another_tool_under_our_name(lab_bench: Bench) -
     )
     lab_bench.told(
         "gpu2",
-        "a container named clusterctl-lab is there already, and was not made by clusterctl",
+        "a container named clusterctl-lab already exists, and was not made by clusterctl",
         "docker rename clusterctl-lab clusterctl-lab-old",
     )
 

@@ -95,7 +95,7 @@ def test_two_hosts_with_one_machine_id_are_allowed_and_told(
     lab_bench.break_host("gpu2", f"echo {other} >/etc/machine-id", f"echo {own} >/etc/machine-id")
     ran = lab_bench.check()
     assert ran.status == 0, ran.text
-    assert "gpu1 and gpu2 have one machine ID" in ran.stdout
+    assert "gpu1 and gpu2 have the same machine ID" in ran.stdout
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ def test_rules_that_nobody_confirms_are_taken_back(guarded: str, on_host: OnHost
 
         shut = HostView(view.host, view.facts, Shut())
         other = Firewall("lab", Admission(("10.9.9.9",), ("6379",)), pause=lambda _: None)
-        with pytest.raises(StepFailed, match="taken back"):
+        with pytest.raises(StepFailed, match="rolled back"):
             other.apply(shut, Change("close"))
         assert on_host("gpu2", LISTED).stdout == before
 

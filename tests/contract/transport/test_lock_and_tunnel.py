@@ -54,7 +54,7 @@ def test_two_operators_at_once(transport: Transport, tmp_path: Path) -> None:
             ClusterLock(transport, "demo", "other", directory=str(tmp_path)).__enter__()
 
     assert caught.value.host == transport.host.name
-    assert "cluster demo is being worked on by" in caught.value.summary
+    assert "cluster demo is locked by" in caught.value.summary
     assert f"@{socket.gethostname()} (pid {os.getpid()}, since 20" in caught.value.summary
     assert caught.value.summary.endswith("): clusterctl serve m")
     assert is_free(transport, tmp_path), "and it is free again"

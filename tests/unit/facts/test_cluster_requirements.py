@@ -60,7 +60,7 @@ def test_two_kinds_of_processor(like: Like) -> None:
     arm = like("b")
     (problem,) = found(like("a"), replace(arm, os=replace(arm.os, architecture="aarch64")))
     assert problem.summary == (
-        "one image serves all hosts, and their processors differ: x86_64 on h0; aarch64 on h1"
+        "all hosts use one image, but their processors differ: x86_64 on h0; aarch64 on h1"
     )
 
 

@@ -328,7 +328,7 @@ def test_addresses_of_the_internet_are_noted_unless_something_closes_the_ports(
 ) -> None:
     facts = replace(healthy, nics=(*healthy.nics, nic("eth9", "8.8.4.4")))
     gpu: dict[str, Any] = {"gpus": ({},) * 8}
-    assert "its address 8.8.4.4 on eth9 is one of the Internet" in noted(facts, gpu)
+    assert "its address 8.8.4.4 on eth9 is public" in noted(facts, gpu)
     for key in ("firewall", "public"):
         assert "8.8.4.4" not in noted(facts, gpu, network={key: True})
 
@@ -337,11 +337,11 @@ def test_notes_say_what_does_not_stop_anything(captured: Captured) -> None:
     facts = captured("spark-gb10-docker-denied").facts
     text = noted(replace(facts, nofile_hard=4096, unknown=("disks could not be read",)),
                  {"gpus": ({"memory": 128 * GIB},)})  # fmt: skip
-    assert "its GPU has no memory of its own: the host's memory is counted as the GPU's" in text
+    assert "its GPU shares the host's memory, which is counted as the GPU's" in text
     assert "at most 4096 open files, 65536 are better" in text
     assert "not known: disks could not be read" in text
     assert "Docker is installed but not running" not in text
-    assert "not looked at without root: Docker" in text
+    assert "not checked without root: Docker" in text
 
 
 def test_an_engine_that_starts_no_container_with_gpus_again_is_noted(healthy: HostFacts) -> None:

@@ -73,7 +73,7 @@ def test_copies_of_one_disk_are_noted() -> None:
     facts = {"gpu1": host(), "gpu2": twin}
     assert list(problems(two, facts, with_image=facts)) == []
     (text,) = (text for text in notes(two, facts) if "machine ID" in text)
-    assert text.startswith("gpu1 and gpu2 have one machine ID, as copies of one disk")
+    assert text.startswith("gpu1 and gpu2 have the same machine ID, as copies of a disk do")
 
 
 def test_shared_memory_that_ran_full_is_told_before_something_cannot_start() -> None:

@@ -60,7 +60,7 @@ def test_a_mirror_without_the_key_of_its_packages_is_refused(tmp_path: Path) -> 
     said: list[str] = []
     rocky = BundleRequest(target_named("rocky9"), mirror="https://mirror.example/9/BaseOS")
     with pytest.raises(
-        UsageError, match=r"which key signs the packages of https://mirror\.example"
+        UsageError, match=r"no key is known for the packages of https://mirror\.example"
     ):
         make(rocky, tmp_path / "b", said.append)
     assert said == []

@@ -31,7 +31,7 @@ def test_rules_that_keep_the_operator_out_are_taken_back() -> None:
 
     host.tables.shut = True
     second = Firewall("demo", replace(ADMITTED, addresses=()), pause=lambda _: None)
-    with pytest.raises(StepFailed, match="no further SSH connection reached it"):
+    with pytest.raises(StepFailed, match="no new SSH connection succeeded"):
         second.apply(view, Change("close"))
 
     assert host.tables.loaded[PLACES.table] == confirmed
