@@ -42,7 +42,7 @@ vrrp_script gateway {{
     fall 1
     rise 1
 }}
-vrrp_instance clusterctl {{
+vrrp_instance address {{
     state BACKUP
     nopreempt
     interface {nic}
