@@ -52,7 +52,6 @@ def remove(
             ended = ", ".join(each.service for each in removal.moves if each.ends)
             interrupts = [
                 *([f"stops the last replica of {ended}"] if ended else []),
-                *([f"restarts {', '.join(removal.restarts)}"] if removal.restarts else []),
             ]
             if interrupts and not confirm(
                 f"This {' and '.join(interrupts)}. Continue?", yes=yes, progress=opened.progress

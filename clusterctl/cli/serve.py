@@ -161,7 +161,7 @@ def serve(
                     "ranks": [asdict(rank) for rank in served.proofs[each.document.name].ranks],
                     "ready_seconds": served.proofs[each.document.name].ready_seconds,
                 }
-                for each in (plan.replicas if plan.members else ())
+                for each in plan.replicas
             ],
             "ready_seconds": proof.ready_seconds,
             "random_weights": bool(location and location.random_weights),
@@ -174,12 +174,10 @@ def serve(
     print(f"{plan.document.service} is served at {plan.endpoint.url}/v1")
     if location and location.note:
         print(f"  weights     {location.note}")
-    for each in plan.replicas if plan.members else ():
+    for each in plan.replicas:
         name = each.document.name
         own = base_url(each.document.host, each.document.port)
         print(f"  replica     {name}: {own}/v1, {served.proofs[name].placement}")
-    if not plan.members:
-        print(f"  ranks       {proof.placement}")
     print(f"  {_answer(proof.answer)}")
     if served.outcome and served.outcome.sentence:
         print(f"  KV cache    {served.outcome.sentence}")

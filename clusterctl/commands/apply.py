@@ -161,8 +161,6 @@ def _with(survey: Survey, decision: Decision) -> Survey:
     """Return the survey as it would be once the service runs as planned."""
     plan = decision.plan
     survey = as_if_declared(survey, plan.replicas)
-    if plan.members is None:
-        return survey
     path = members_file(survey.inventory.cluster, plan.service)
     head = {path: to_json(plan.members).encode()}
     return survey.as_if_run_wrote({survey.inventory.head.name: head})

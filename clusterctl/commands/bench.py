@@ -112,8 +112,8 @@ def run(
 
 def speed_model(survey: Survey, document: ServiceDocument) -> SpeedModel | None:
     """Return the planner's speed model of a service as it is served; None if it has none, or
-    replicas."""
-    if survey.service(document.name).listed:
+    several replicas."""
+    if len(survey.service(document.name).replicas) > 1:
         return None
     found = plan_as_served(survey, document)
     if found is None:

@@ -31,7 +31,6 @@ class Removal:
 
     survey: Survey  # Without dead hosts
     moves: Sequence[ServiceMoves]
-    restarts: Sequence[str]  # Services that lose a node of Ray, though they have no rank there
     stages: Sequence[Stage]  # The host's own, and then the other hosts'
     views: Mapping[str, HostView]
     dead: bool
@@ -41,13 +40,7 @@ class Removal:
     @property
     def lines(self) -> list[str]:
         """What happens to services."""
-        return [
-            *(line for each in self.moves for line in each.lines),
-            *(
-                f"{name}: restart without the host: it has no replicas, and needs every node of Ray"
-                for name in self.restarts
-            ),
-        ]
+        return [line for each in self.moves for line in each.lines]
 
     @property
     def shown(self) -> Set[object]:
@@ -124,14 +117,7 @@ def plan_removal(full: Survey, host: str, *, purge: bool) -> Removal:
         stages.append(firewall_stage(cluster, names))
     views = {**others.views, **({} if dead else {host: survey.views[host]})}
     plan, drained = plan_stages(stages, views), host in survey.drained
-    return Removal(survey, moves, restarted_by(survey, host), stages, views, dead, drained, plan)
-
-
-def restarted_by(survey: Survey, host: str) -> list[str]:
-    """Return the services that restart when the host leaves Ray: all that Ray placed."""
-    alive = {node.name for node in survey.require_supervised_head().nodes if node.alive}
-    placed = [each.name for each in survey.replicas.values() if each.placed_by_ray]
-    return placed if host in alive else []
+    return Removal(survey, moves, stages, views, dead, drained, plan)
 
 
 def nodes_besides(full: Survey, host: str) -> Survey:

@@ -70,7 +70,7 @@ def run(
             replicas = [restarted(survey, replica) for replica in plan.replicas]
             prepare_again(survey, plan.replicas, replicas, sink)
             service = survey.service(plan.replicas[0].document.service)
-            members = _none_draining(service.listed)
+            members = _none_draining(service.require_list())
             key = read_key(inventory, transports[inventory.head.name])
             return Rollout(survey, replicas, (), members, key, lock, sink).run()
 
@@ -98,8 +98,9 @@ def plan_restart(survey: Survey, name: str) -> RestartPlan:
         document = require_service(name, {each: r.document for each, r in survey.replicas.items()})
         replicas = (survey.replicas[document.name],)
     # A whole service restarts those that do not serve first, and proves each before the next.
-    others = survey.service(replicas[0].document.service).replicas
-    serving = [each for each in others if each.serves and each not in replicas]
+    service = survey.service(replicas[0].document.service)
+    service.require_list()
+    serving = [each for each in service.replicas if each.serves and each not in replicas]
     found = plan_as_served(survey, replicas[0].document)
     doubts = []
     if found and found[1].verdict == "does not fit":
@@ -117,9 +118,7 @@ def prepare_again(
     prepare_hosts(survey, planned, asked.model, asked.require_location(hosts), sink)
 
 
-def _none_draining(members: MembersDocument | None) -> MembersDocument | None:
+def _none_draining(members: MembersDocument) -> MembersDocument:
     """Return the members without marks that an interrupted run has left."""
-    if members is None:
-        return None
     admitted = [replace(member, draining=False) for member in members.members]
     return replace(members, members=admitted)

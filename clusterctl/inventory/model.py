@@ -311,7 +311,7 @@ HostNames = Annotated[
 
 
 class GatewayAccess(_Model):
-    """How clients reach services with replicas."""
+    """How clients reach services."""
 
     hosts: HostNames = Field(
         default=(),
@@ -427,7 +427,7 @@ class Inventory(_Model):
     ray_ports: RayPorts = Field(default=RayPorts(), description="Ports of Ray, on all hosts.")
     packages: Packages = Field(default=Packages(), description="Where packages come from.")
     gateway: GatewayAccess = Field(
-        default=GatewayAccess(), description="How clients reach services with replicas."
+        default=GatewayAccess(), description="How clients reach services."
     )
     allow_unauthenticated_ray: bool = Field(
         default=False,

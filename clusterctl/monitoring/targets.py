@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 from clusterctl.monitoring.dashboard import dashboard
-from clusterctl.ray_cluster.topology import host_port, reached_at
+from clusterctl.ray_cluster.topology import host_port
 from clusterctl.survey.status import ClusterStatus
 from clusterctl.survey.survey import Survey
 
@@ -50,14 +50,14 @@ def _targets(survey: Survey, status: ClusterStatus) -> dict[str, list[dict[str, 
         "vllm": [
             target(
                 row.host,
-                reached_at(row.document.host, row.head_address),
+                row.document.host,
                 row.document.port,
                 service=row.document.service,
                 replica=row.name,
             )
             for row in status.services
             # A replica's document is its host's: Prometheus reads nothing else in its place.
-            if not row.document.node_ips or row.document.host in node_ips
+            if row.document.host in node_ips
         ],
         "ray": [target(row.name, row.node_ip, ray) for row in status.hosts],
         "node": exporters(_NODE_EXPORTER),

@@ -118,11 +118,9 @@ class Attempt:
         self.stage = ""
         self.stage_line = ""
         self._reached: Dict[str, float] = {}  # By stage, in order: when its first line came
-        # Only the gateway sends requests again.
-        middleware = ["--middleware", MIDDLEWARE] if document.node_ips else []
         store = {"VLLM_DP_MASTER_PORT": str(store_port - STORE_OFFSET)} if store_port else {}
         self.child = Child(
-            [*document.argv, *middleware],
+            [*document.argv, "--middleware", MIDDLEWARE],
             {
                 **os.environ,
                 # Ray prints the ranks' lines into a pipe: buffered, they would arrive only once 8
@@ -132,7 +130,7 @@ class Attempt:
                 **env,
                 **document.env,
                 **plugin_env({**os.environ, **env, **document.env}),
-                **placement_env(document.node_ips),
+                **placement_env(document),
                 "VLLM_API_KEY": key,
             },
             paths.log(document.name),

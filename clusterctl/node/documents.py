@@ -7,9 +7,8 @@ On a host, for the cluster NAME:
 
     /etc/clusterctl/NAME/node.json               NodeDocument     written by the controller
     /etc/clusterctl/NAME/hosts                   names and addresses of the cluster, likewise
-    /etc/clusterctl/NAME/services/SERVICE.json   ServiceDocument  likewise, on the host that starts
-                                                                  it: the head, or of a service
-                                                                  with replicas that of rank 0
+    /etc/clusterctl/NAME/services/SERVICE.json   ServiceDocument  likewise, on the host of rank 0,
+                                                                  which starts it
     /etc/clusterctl/NAME/members/SERVICE.json    MembersDocument  likewise, head only: the replicas
     /etc/clusterctl/NAME/keys.json               KeysDocument     likewise, head only
     /etc/clusterctl/NAME/gateway.pem             0600             certificate and key, head only;
@@ -111,11 +110,9 @@ class NodeDocument:
 
 @dataclass(frozen=True)
 class ServiceDocument:
-    """One vLLM process to keep running: a service, or one replica of it.
+    """One vLLM process to keep running: a replica of a service.
 
-    A service that was never asked for replicas has one document, on the head, and Ray chooses the
-    hosts of its ranks. Otherwise each replica has a document of its own, on the host of its first
-    rank, and its ranks stay on the hosts of `node_ips`.
+    It is on the host of its first rank, and its ranks stay on the hosts of `node_ips`.
     """
 
     name: str  # Unique in the cluster; of replica N > 1 of a service: `SERVICE@N` (`replica_name`)
@@ -135,7 +132,8 @@ class ServiceDocument:
     # Seconds without a sign of life, while requests are pending, before the service is restarted.
     stall_timeout: float = STALL_TIMEOUT
     replica: int = 1  # From 1 on; numbers of replicas that were stopped are free again
-    # Node IP of each rank, in vLLM's order, on which Ray has to place it; empty: Ray chooses.
+    # Node IP of each rank, in vLLM's order, on which Ray has to place it. Empty in documents of
+    # clusterctl 0.2 and older: Ray chooses, and clients reach the process directly.
     node_ips: List[str] = field(default_factory=list)
 
     @property
@@ -161,7 +159,6 @@ class MembersDocument:
 
     A member gets requests if it is not draining and answers the checks of `node/endpoint.py`
     (`EndpointWatch`), which the gateway's host sends to `address` itself, with the cluster's key.
-    A service without this file has one member: its ServiceDocument on the head.
     """
 
     service: str

@@ -1,33 +1,37 @@
-"""Makes Ray place the ranks of a replica on the hosts that its document names, and there not on
+"""Makes vLLM place the ranks of a replica on the hosts that its document names, and there not on
 GPUs that others hold: a plugin of vLLM.
 
 vLLM asks Ray for a placement group with a GPU per rank and lets Ray choose the hosts; it has no
 setting for that (initialize_ray_cluster in v1/executor/ray_utils.py). Ray's nodes each have a
 resource `node:IP`, and a bundle that asks for a little of it can only be placed there.
+
+With data parallel it asks for a group per copy, and chooses the nodes itself, by what each has free
+(create_dp_placement_groups in v1/engine/utils.py). So it sees no GPUs but those of the replica.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+from collections import Counter
 from typing import Any, Dict, List, Mapping
 
+from clusterctl.node.documents import ServiceDocument
 from clusterctl.node.held_gpus import SHARE, beside_held
 
 NODE_IPS = "CLUSTERCTL_NODE_IPS"
+COPIES = "CLUSTERCTL_COPIES"  # The number of data parallel ranks
+
+Resources = Dict[str, float]
 
 # vLLM's own variable: what each of its actors takes. Its placement group takes whole GPUs still.
 PER_WORKER = "VLLM_RAY_PER_WORKER_GPUS"
 
 
-def placement_env(node_ips: List[str]) -> Dict[str, str]:
-    """Return the variable that this plugin follows; none if Ray chooses the hosts."""
-    return {NODE_IPS: ",".join(node_ips)} if node_ips else {}
-
-
-def placed_on(env: Mapping[str, str]) -> List[str]:
-    """Return the nodes of the ranks that an environment names, in order; none if Ray chooses."""
-    return [ip for ip in env.get(NODE_IPS, "").split(",") if ip]
+def placement_env(document: ServiceDocument) -> Dict[str, str]:
+    """Return the variables that this plugin follows."""
+    copies = document.gpus // (document.tensor_parallel * document.pipeline_parallel)
+    return {NODE_IPS: ",".join(document.node_ips), COPIES: str(copies)}
 
 
 def gpu_share(env: Mapping[str, str]) -> float:
@@ -40,22 +44,29 @@ def gpu_share(env: Mapping[str, str]) -> float:
 
 
 def register() -> None:
-    """Make bundles of placement groups ask for the nodes of NODE_IPS, and keep off GPUs that others
-    hold. Called by vLLM."""
-    node_ips = placed_on(os.environ)
+    """Make vLLM follow NODE_IPS, the nodes of the ranks in order (empty: Ray chooses), and keep off
+    GPUs that others hold. Called by vLLM, maybe several times."""
+    node_ips = [ip for ip in os.environ.get(NODE_IPS, "").split(",") if ip]
     util: Any = importlib.import_module("ray.util")
     if hasattr(util.placement_group, "node_ips"):
         return
     make = beside_held(util.placement_group, node_ips)
 
-    def placement_group(bundles: List[Dict[str, float]], *args: Any, **options: Any) -> Any:
-        return make(shared(pinned(bundles, node_ips), gpu_share(os.environ)), *args, **options)
+    def placement_group(bundles: List[Resources], *args: Any, **options: Any) -> Any:
+        if not str(options.get("name", "")).startswith("dp_rank_"):  # Those name their node
+            bundles = pinned(bundles, node_ips)
+        return make(shared(bundles, gpu_share(os.environ)), *args, **options)
 
     placement_group.node_ips = node_ips  # type: ignore[attr-defined]
     util.placement_group = placement_group
 
+    if node_ips and os.environ.get(COPIES, "1") != "1":
+        state: Any = importlib.import_module("ray._private.state")
+        look = state.available_resources_per_node
+        state.available_resources_per_node = lambda: own_gpus(look(), node_ips)
 
-def pinned(bundles: List[Dict[str, float]], node_ips: List[str]) -> List[Dict[str, float]]:
+
+def pinned(bundles: List[Resources], node_ips: List[str]) -> List[Resources]:
     """Return the bundles, each with the node of its rank; unchanged if there are more or fewer of
     them than ranks."""
     if len(bundles) != len(node_ips):
@@ -69,9 +80,31 @@ def pinned(bundles: List[Dict[str, float]], node_ips: List[str]) -> List[Dict[st
     ]
 
 
-def shared(bundles: List[Dict[str, float]], share: float) -> List[Dict[str, float]]:
+def shared(bundles: List[Resources], share: float) -> List[Resources]:
     """Return the bundles with this part of a GPU in place of a whole one."""
     return [
         {name: share if name == "GPU" and need == 1 else need for name, need in bundle.items()}
         for bundle in bundles
     ]
+
+
+def own_gpus(nodes: Mapping[str, Resources], node_ips: List[str]) -> Dict[str, Resources]:
+    """Return the resources by node ID, with no GPUs but one for each rank, in the order of ranks.
+    As Ray does, a node without free GPUs does not name any."""
+    ranks = Counter(node_ips)
+    found = {}
+    for node_id, resources in sorted(nodes.items(), key=lambda node: _place(node[1], node_ips)):
+        gpus = min(resources.get("GPU", 0.0), float(_own(resources, ranks)))
+        rest = {name: amount for name, amount in resources.items() if name != "GPU"}
+        found[node_id] = {**rest, "GPU": gpus} if gpus else rest
+    return found
+
+
+def _own(resources: Resources, ranks: Mapping[str, int]) -> int:
+    return sum(count for node_ip, count in ranks.items() if f"node:{node_ip}" in resources)
+
+
+def _place(resources: Resources, node_ips: List[str]) -> int:
+    """Return the number of the first rank on the node; nodes without one come last."""
+    ranks = (rank for rank, node_ip in enumerate(node_ips) if f"node:{node_ip}" in resources)
+    return next(ranks, len(node_ips))

@@ -29,8 +29,7 @@ def prepare_hosts(
     hosts' containers started."""
     used = {host for each in replicas for host in each.layout.hosts}
     spans_hosts = any(each.layout.spans_hosts for each in replicas)
-    has_places = any(each.document.node_ips for each in replicas)
-    if len(used) > 1 and (has_places or spans_hosts):
+    if len(used) > 1:
         _compare_weights(survey, used, model, location, sink)
 
     if spans_hosts:

@@ -90,8 +90,8 @@ class Roll:
         if not self.other_image:
             return ""
         for each in self.cluster.survey.replicas.values():
-            if each.placed_by_ray:
-                return f"Ray chose the hosts of {each.name}, which needs all of them"
+            if not each.document.node_ips:
+                return f"an older version declared {each.name}, which needs all hosts"
         return why_not_beside(self.image.contents(), state)
 
     def require_same_ray(self) -> None:

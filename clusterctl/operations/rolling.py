@@ -52,12 +52,12 @@ def groups(cluster: Cluster, names: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def spares(cluster: Cluster, hosts: Sequence[str]) -> bool:
-    """Whether services go on without `hosts`: they have replicas, and others of each are ready. A
-    service without replicas needs every node of Ray."""
+    """Whether services go on without `hosts`: they have replicas, and others of each are ready. One
+    that an older version declared needs every node of Ray."""
     survey, leaving = cluster.survey, replicas_on(cluster, hosts)
     if not leaving or survey.errors:
         return False
-    if any(replica.placed_by_ray for replica in survey.replicas.values()):
+    if not all(replica.document.node_ips for replica in survey.replicas.values()):
         return False
 
     staying = [replica for replica in survey.replicas.values() if replica not in leaving]
@@ -121,7 +121,7 @@ class Rolling:
             planned = as_declared(survey, replica)
             by_service.setdefault(replica.document.service, []).append(planned)
         for service, own in by_service.items():
-            members = survey.service(service).listed
+            members = survey.service(service).require_list()
             found.append(Rollout(survey, own, (), members, key, self.lock, sink))
         return found
 

@@ -182,9 +182,8 @@ def changes_of(survey: Survey, plan: ServicePlan) -> Changes:
     changed: dict[str, list[str]] = {}
     for each in replicas:
         new, name = each.document, each.name
-        where = f"{name} on {each.host}" if plan.members else name
         if each.old is None:
-            lines.append(f"start {where}: {' '.join(new.argv)}")
+            lines.append(f"start {name} on {each.host}: {' '.join(new.argv)}")
         elif each.differs:
             changed[name] = difference(each.old, new)
     if len({tuple(each) for each in changed.values()}) == 1 and len(changed) == len(replicas):
@@ -199,9 +198,9 @@ def changes_of(survey: Survey, plan: ServicePlan) -> Changes:
         f"stop {each.name} on {each.host}, after its running requests" for each in plan.surplus
     ]
     before = survey.service(plan.service)
-    if plan.members and plan.members.on != before.on:
+    if plan.members.on != before.on:
         lines.append(f"hosts of the replicas: {plan.members.on or 'all'}")
-    if plan.members and not lines and plan.members != before.listed:
+    if not lines and plan.members != before.listed:
         lines.append("gateway: its list of replicas")
     outage = bool(restarted) and len(replicas) == 1
     drops = (
@@ -242,7 +241,7 @@ def bring_up(decision: Decision, lock: ClusterLock | None, sink: EventSink) -> S
         sink,
     )
     proofs = rollout.run()
-    if plan.members and plan.gateway_url:
+    if plan.gateway_url:
         port = plan.members.port
 
         def await_one(host: Transport) -> None:

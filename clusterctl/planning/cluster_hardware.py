@@ -95,7 +95,7 @@ def sites_in(
         if gpus:
             names = {(node.host, gpu.name) for gpu in gpus}
             known = (learned or {}).get(names.pop(), ()) if len(names) == 1 else ()
-            found.append(Site(node.host, gpus, usual_fabric(gpus), known, head=node.role == "head"))
+            found.append(Site(node.host, gpus, usual_fabric(gpus), known))
     return tuple(found)
 
 

@@ -70,11 +70,12 @@ def moves_from(survey: Survey, host: str) -> list[ServiceMoves]:
     """Return what to do with each service that has replicas on `host`, so that it has none.
 
     The host may be one that is left out as dead. Raises RequirementsNotMet for services that cannot
-    be moved: those without replicas, whose hosts Ray chose, and those whose model is not on the
-    hosts that they would move to.
+    be moved: those without a list of replicas, and those whose model is not on the hosts that they
+    would move to.
     """
     survey.require_supervised_head()
-    raise_all(_stuck(survey, host))
+    for each in survey.services.values():
+        each.require_list()
     node_ip = _node_ip(survey, host)
     ports, found, problems = ReplicaPorts(survey), list[ServiceMoves](), list[ClusterctlError]()
     for service in survey.services.values():
@@ -90,25 +91,6 @@ def moves_from(survey: Survey, host: str) -> list[ServiceMoves]:
         found.append(move)
         survey = as_if_declared(survey, move.new)
     raise_all(problems)
-    return found
-
-
-def _stuck(survey: Survey, host: str) -> list[ClusterctlError]:
-    """Return an error for each service without replicas that has a rank on the host."""
-    found: list[ClusterctlError] = []
-    for replica in survey.replicas.values():
-        on_hosts = {replica.host, *(rank.host for rank in replica.ranks)}
-        if not replica.placed_by_ray or host not in on_hosts:
-            continue
-        found.append(
-            RequirementsNotMet(
-                f"the service {replica.name} runs there and has no replicas, so that nothing "
-                "serves while it moves",
-                host=host,
-                hint=f"clusterctl stop {replica.name}, or give it replicas: "
-                f"clusterctl serve {replica.document.model} --replicas 2",
-            )
-        )
     return found
 
 
@@ -131,21 +113,20 @@ def _moves_of(
     staying = [replica for replica in service.replicas if replica not in leaving]
     away = [member for member in service.lost if member not in lost]
     given_up = tuple(service.replica_names(lost))
+    listed = service.require_list()
     if not service.replicas:  # What it was asked to be is lost with the host
-        assert service.listed  # noqa: S101 - its members are on the host
-        members = replace(service.listed, members=away)
+        members = replace(listed, members=away)
         return ServiceMoves(service.name, (), (), (), given_up, members)
 
     pattern = _as_written(survey, (*leaving, *staying)[0])
-    public = service.listed.port if service.listed else pattern.port
     asked = question_again(survey, pattern, without=(host,))
     many = len(leaving) + len(lost)
     seats = seats_for(asked.hardware, sizes_of(pattern), (), many, asked.known_request())
     location = asked.require_location({name for each in seats for name in each}) if seats else None
 
-    new = _copies(asked, pattern, seats, ports, public)
+    new = _copies(asked, pattern, seats, ports, listed.port)
     kept = [as_declared(survey, replica) for replica in staying]
-    members = _list_of(service, pattern, members_of((*kept, *new), away), public, asked.request.on)
+    members = _list_of(listed, pattern, members_of((*kept, *new), away), asked.request.on)
     return ServiceMoves(
         service.name,
         tuple(kept),
@@ -167,18 +148,12 @@ def scaling(survey: Survey, name: str, number: int) -> ServiceMoves:
         require_service(name, {each: one.document for each, one in survey.replicas.items()})
     serving_first = sorted(service.replicas, key=lambda each: (not each.serves, each.number))
     staying, leaving = serving_first[:number], serving_first[number:]
-    if len(service.replicas) != number and any(each.placed_by_ray for each in staying):
-        model = service.replicas[0].document.model
-        raise UsageError(
-            f"{name} was served without replicas: Ray chose its hosts, so that it has to restart",
-            hint=f"clusterctl serve {model} --name {name} --replicas {number}, with its flags",
-        )
+    listed = service.require_list()
 
     pattern = _as_written(survey, staying[0])
-    public = service.listed.port if service.listed else pattern.port
     asked = question_again(survey, pattern)
     hosts = {node.node_ip: node.host for node in survey.topology.nodes}
-    kept = [tuple(hosts[ip] for ip in each.node_ips if ip in hosts) for each in staying]
+    kept = [tuple(hosts[ip] for ip in one.document.node_ips if ip in hosts) for one in staying]
     sizes = sizes_of(pattern)
     seats = seats_for(asked.hardware, sizes, kept, number, asked.known_request())
     possible = len(staying) + len(seats)
@@ -187,9 +162,9 @@ def scaling(survey: Survey, name: str, number: int) -> ServiceMoves:
     require_replicas(name, number, possible + len(away), sizes.gpus, "clusterctl scale {} {}")
 
     location = asked.require_location({name for each in seats for name in each}) if seats else None
-    new = _copies(asked, pattern, seats, ReplicaPorts(survey), public)
+    new = _copies(asked, pattern, seats, ReplicaPorts(survey), listed.port)
     same = tuple(as_declared(survey, replica) for replica in staying)
-    members = _list_of(service, pattern, members_of((*same, *new), away), public, asked.request.on)
+    members = _list_of(listed, pattern, members_of((*same, *new), away), asked.request.on)
     return ServiceMoves(
         name,
         same,
@@ -231,13 +206,8 @@ def _as_written(survey: Survey, replica: Replica) -> ServiceDocument:
 
 
 def _list_of(
-    service: Service,
-    pattern: ServiceDocument,
-    members: list[Member],
-    public: int,
-    on: str | None,
+    listed: MembersDocument, pattern: ServiceDocument, members: list[Member], on: str | None
 ) -> MembersDocument:
-    listed = service.listed or MembersDocument(service.name, [pattern.served_name], public)
     return replace(listed, members=members, stall_timeout=pattern.stall_timeout, on=on or "")
 
 

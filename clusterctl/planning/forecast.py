@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from clusterctl.errors import ClusterctlError, DoesNotFit, Problems, UsageError, raise_all
 from clusterctl.models.config_files import parse_config
@@ -18,7 +18,7 @@ from clusterctl.models.name import Model
 from clusterctl.models.shape import ModelShape
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.planning.options import UnknownValue, parse_options
-from clusterctl.planning.placement import PARTITION, HostGpus
+from clusterctl.planning.placement import PARTITION
 from clusterctl.planning.planner import (
     one_service,
     plan,
@@ -43,9 +43,9 @@ SYMMETRIC_MEMORY = "VLLM_ALLREDUCE_USE_SYMM_MEM"
 
 NOT_PLANNED = "memory is not planned"
 
-# How vLLM distributes replicas: strict (equally many on every host), fill, or span (one replica
-# over several hosts).
-REPLICA_PLACEMENT = "VLLM_RAY_DP_PACK_STRATEGY"
+# How vLLM places data parallel ranks: strict (equally many on every host), fill, or span (one over
+# several hosts).
+COPY_PLACEMENT = "VLLM_RAY_DP_PACK_STRATEGY"
 
 Ask = Callable[[PlanRequest, FitReport], FitReport]
 
@@ -56,16 +56,15 @@ _LAYOUT_FLAGS = ("tensor-parallel-size", "pipeline-parallel-size", "data-paralle
 
 @dataclass(frozen=True)
 class MemoryForecast:
-    """The layout of a service, and the forecast of its memory."""
+    """The layout of a service, without seats, and the forecast of its memory."""
 
     layout: Layout
     report: FitReport | None = None  # None if nothing could be planned
     request: PlanRequest | None = None  # What `report` answers
-    env: Mapping[str, str] = field(default_factory=dict)  # Variables that vLLM needs for it
     notes: tuple[str, ...] = ()  # For the user, a sentence each
     sequences: int | None = None  # --max-num-seqs, if it depends on the cache; else the default
-    # Where GPUs differ: the host of each rank, since the plan holds there only
-    places: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()  # Where the report has the ranks of one replica; empty: anywhere
+    partition: str = ""  # Layers per stage for GPUs that differ; empty: vLLM's own split
 
 
 def forecast_memory(
@@ -114,20 +113,18 @@ def forecast_memory(
     if report.refused:
         raise refusal(report, launch, hardware.held)
     placement = report.plan.placement
-    cut = (placement.tp, placement.pp, placement.replicas)
-    layout = _layout(shape, hardware.free, cut, report.reason)
-    env = layout_env(layout, hardware)
-    unlike = len({gpu for site in hardware.sites for gpu in site.gpus}) > 1
-    places = tuple(seat.host for seat in placement.seats)
-    # vLLM seats data parallel ranks itself, on GPUs that are unknown here: its own split stays.
-    if not unlike or placement.replicas > 1:
-        places = ()
-    if places and placement.partition and PARTITION not in hardware.env:
-        env[PARTITION] = ",".join(map(str, placement.partition))
-        why = "the GPUs differ, and an even split would hold less"
-        notes = (*notes, f"layers per stage {env[PARTITION]}: {why}")
+    layout = Layout(placement.tp, placement.pp, placement.replicas, report.reason)
+    notes = (*_copied_heads(shape, placement.tp), *notes)
     sequences = report.plan.settings.batch.requests if report.plan.state_blocks else None
-    return MemoryForecast(layout, report, request, env, notes, sequences, places)
+    if placement.replicas > 1:
+        return MemoryForecast(layout, report, request, notes, sequences)
+
+    partition = ",".join(map(str, placement.partition)) if PARTITION not in hardware.env else ""
+    if partition:
+        why = "the GPUs differ, and an even split would hold less"
+        notes = (*notes, f"layers per stage {partition}: {why}")
+    places = tuple(seat.host for seat in placement.seats)
+    return MemoryForecast(layout, report, request, notes, sequences, places, partition)
 
 
 def _unplanned(launch: Launch, hardware: Hardware, why: str) -> MemoryForecast:
@@ -145,53 +142,16 @@ def _unplanned(launch: Launch, hardware: Hardware, why: str) -> MemoryForecast:
         most = len(shape.layers) if shape else len(offered)
         tp, pp = max(sizes), max(1, min(len(offered) // copies, most))
         reason = f"TP over {tp} GPUs of each host, PP with {pp} hosts as stages"
-    layout = _layout(shape, free, (tp, pp, copies), reason)
-    env = layout_env(layout, hardware)
-    return MemoryForecast(layout, env=env, notes=(f"{NOT_PLANNED}: {why}",))
+    notes = (*_copied_heads(shape, tp), f"{NOT_PLANNED}: {why}")
+    return MemoryForecast(Layout(tp, pp, copies, reason), notes=notes)
 
 
-def _layout(
-    shape: ModelShape | None, free: Sequence[HostGpus], sizes: tuple[int, int, int], reason: str
-) -> Layout:
-    tp, pp, dp = sizes
-    ranks = tp * pp * dp
-    counts = sorted((host.free for host in free if host.free), reverse=True)
-    # Ray (strategy PACK) fills the hosts with the most GPUs first.
-    least = next((n for n in range(1, len(counts)) if sum(counts[:n]) >= ranks), len(counts))
-    # Ranks are placed host by host, TP fastest: groups certainly stay inside hosts if every host is
-    # filled and its GPU count is a multiple of TP.
-    whole = sum(counts) == ranks and all(count % tp == 0 for count in counts)
-    on_head = free[0].free // (tp * pp)
-    # vLLM keeps a replica on one host if it fits there.
-    in_one_host = dp > 1 and tp * pp <= counts[0]
-    keeps = tp == 1 or least == 1 or whole or in_one_host
-    notes = []
-    if in_one_host and not on_head:
-        notes.append(
-            f"{free[0].host}, the head, has no free GPUs for one of the {dp} copies: untried, and "
-            "vLLM may end with `Not enough resources to allocate DP ranks on DP master node`; "
-            "--replicas needs no GPUs there"
-        )
-    if not keeps:
-        notes.append(
-            "tensor parallel ranks are on different hosts and exchange data in every layer: "
-            "on ordinary networks --pp is several times faster"
-        )
-    if shape and shape.kv_heads and tp > min(shape.kv_heads):
-        notes.append(
-            f"the model has {min(shape.kv_heads)} key/value heads: with --tp {tp} each is kept on "
-            "several GPUs, so that its KV cache takes as much memory on each GPU as with fewer"
-        )
-    return Layout(
-        tensor_parallel=tp,
-        pipeline_parallel=pp,
-        data_parallel=dp,
-        copies_on_head=min(dp, on_head) if dp > 1 else 0,
-        hosts=tuple(host.host for host in free if host.free),
-        least_hosts=least,
-        keeps_tp_in_host=keeps,
-        reason=reason,
-        notes=tuple(notes),
+def _copied_heads(shape: ModelShape | None, tp: int) -> tuple[str, ...]:
+    if shape is None or not shape.kv_heads or tp <= min(shape.kv_heads):
+        return ()
+    return (
+        f"the model has {min(shape.kv_heads)} key/value heads: with --tp {tp} each is kept on "
+        "several GPUs, so that its KV cache takes as much memory on each GPU as with fewer",
     )
 
 
@@ -279,15 +239,11 @@ def memory_notes(report: FitReport, launch: Launch, request: PlanRequest) -> tup
 def layout_env(layout: Layout, hardware: Hardware) -> dict[str, str]:
     """Return variables that vLLM needs for this layout, except those set in the inventory."""
     env = {}
-    free = hardware.free  # The head's are first
     on_gpus = not any(gpu.is_cpu for site in hardware.sites for gpu in site.gpus)
     if on_gpus and not layout.keeps_tp_in_host:
         env[SYMMETRIC_MEMORY] = "0"
-    here, width = layout.copies_on_head, layout.tensor_parallel * layout.pipeline_parallel
-    if here:
-        alike = here * sum(host.free // width >= here for host in free)
-        if alike < layout.data_parallel:
-            env[REPLICA_PLACEMENT] = "fill"
-    elif layout.data_parallel > 1 and width > max(host.free for host in free):
-        env[REPLICA_PLACEMENT] = "span"
+    if layout.data_parallel > 1 and layout.splits_copies:
+        env[COPY_PLACEMENT] = "span"
+    elif layout.data_parallel > 1 and len(set(layout.copies)) > 1:
+        env[COPY_PLACEMENT] = "fill"
     return {name: value for name, value in env.items() if name not in hardware.env}

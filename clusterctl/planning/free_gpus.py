@@ -87,7 +87,7 @@ def with_shares(
     hosts = {node.node_ip: node.host for node in topology.nodes}
     left: dict[str, list[float]] = defaultdict(list)  # By host, of each shared GPU
     for replica in sharing:
-        for node_ip in replica.node_ips:
+        for node_ip in replica.document.node_ips:
             gpus = left[hosts.get(node_ip, "")]
             fitting = [part for part in gpus if part >= replica.gpu_share]
             if fitting:
@@ -195,13 +195,9 @@ class _Count:
         return self._take(self.unseen, _to_come(replica), replica)
 
     def _take(self, gpus: dict[str, int], count: int, replica: Replica) -> list[str]:
-        """Subtract `count` GPUs, or as many as there are: from the replica's own hosts, if they are
-        known, else from the first that have some, since vLLM places ranks on the head first.
-        Returns the host of each."""
-        hosts = [self.hosts.get(node_ip, "") for node_ip in replica.node_ips]
-        if not hosts:
-            hosts = [host for host, number in gpus.items() for _ in range(number)]
-
+        """Subtract `count` GPUs of the replica's hosts, or as many as there are. Returns the host
+        of each."""
+        hosts = [self.hosts.get(node_ip, "") for node_ip in replica.document.node_ips]
         taken: list[str] = []
         for host in hosts:
             if len(taken) < count and gpus.get(host, 0) > 0:

@@ -32,7 +32,6 @@ class Site:
     fabric: Fabric = "pcie"  # The link between its GPUs
     # Overheads reported by earlier starts, by TP size, since NCCL's share depends on it.
     measured: tuple[tuple[int, Measured], ...] = ()
-    head: bool = False  # Rank 0 starts on this host, as it does in a real cluster
 
     def measured_at(self, tp: int) -> Measured | None:
         """Return the overheads reported by starts with that TP size."""
@@ -167,7 +166,7 @@ def seat_ranks(
         for start in range(0, len(site.gpus) - tp + 1, tp)
     ][:pp]
     hosts = {site.host for group in groups for site, _ in group}
-    if len(groups) < pp or (sites[0].head and len(sites[0].gpus) < tp):
+    if len(groups) < pp:
         every = [(site, gpu) for site in sites for gpu in site.gpus]
         groups = [every[start : start + tp] for start in range(0, tp * pp, tp)]
         reason = f"no host has {tp} free GPUs for each stage: tensor parallel groups span hosts"

@@ -14,7 +14,14 @@ from clusterctl.errors import ClusterctlError, DoesNotFit, UsageError, raise_all
 from clusterctl.models.shape import ModelShape
 from clusterctl.planning.advice import advise
 from clusterctl.planning.memory import OF_THE_MODEL, FitPlan, best_split
-from clusterctl.planning.placement import PARTITION, Placement, Site, seat_ranks, sites_without
+from clusterctl.planning.placement import (
+    PARTITION,
+    HostGpus,
+    Placement,
+    Site,
+    seat_ranks,
+    sites_without,
+)
 from clusterctl.planning.problems import (
     OF_MEMORY,
     context_problem,
@@ -191,7 +198,8 @@ def require_possible(
         found.append(UsageError(f"--pp {pp} is more than the model's {layers} layers",
                                 hint=f"use --pp {layers} or less"))  # fmt: skip
     ranks, total = (tp or 1) * (pp or 1) * replicas, sum(host.free for host in free)
-    if ranks > total:
+    width, room = ranks // replicas, room_for_copies(free, ranks // replicas)
+    if ranks > total or room < replicas:
         given = (("tp", tp or 1), ("pp", pp or 1), ("dp", replicas))
         asked = " ".join(f"--{name} {size}" for name, size in given if size > 1) or "a model"
         have = ", ".join(f"{host.host} {host.free}" for host in free) or "no host has any"
@@ -200,15 +208,27 @@ def require_possible(
             possible = possible_tp(shape, total, by_number=by_number)
         nearest = max(possible, default=0)
         fix = f"--tp {nearest} works" if nearest else "clusterctl status shows who uses the GPUs"
+        on_one = ""
+        if ranks <= total:
+            on_one = f", {width} of one host for each copy,"
+            fix = f"--dp {room} works" if room else fix
         found.append(
             DoesNotFit(
-                f"{asked} needs {ranks} GPU{'s' * (ranks > 1)} and there "
+                f"{asked} needs {ranks} GPU{'s' * (ranks > 1)}{on_one} and there "
                 f"{'is' if total == 1 else 'are'} {total} free ({have})",
                 hint=fix,
                 detail="\n".join(hardware.held) or None,
             )
         )
     raise_all(found)
+
+
+def room_for_copies(free: Sequence[HostGpus], width: int) -> int:
+    """Return how many data parallel ranks of so many GPUs vLLM can place: it divides none of them
+    over hosts, unless no host has enough GPUs for one."""
+    if width > max((host.free for host in free), default=0):
+        return sum(host.free for host in free) // width
+    return sum(host.free // width for host in free)
 
 
 def propose(request: PlanRequest) -> tuple[Proposal, ...]:
@@ -255,6 +275,8 @@ def _stages(request: PlanRequest, tp: int) -> Iterator[FitPlan]:
     options = request.options
     total = sum(len(site.gpus) for site in request.sites) // (options.dp or 1)
     for pp in range(1, min(total // tp, len(request.shape.layers), _MOST_STAGES) + 1):
+        if room_for_copies(request.hardware.free, tp * pp) < (options.dp or 1):
+            continue
         # A given partition applies to its own number of stages; others are offered without it.
         layers = options.partition if len(options.partition) == pp else ()
         yield best_seated(request, tp, pp, layers)
@@ -274,16 +296,20 @@ def _closest(request: PlanRequest) -> FitPlan:
 
 
 def best_seated(request: PlanRequest, tp: int, pp: int, partition: tuple[int, ...]) -> FitPlan:
-    """Return the plan for TP x PP: with the hosts in the given order if it fits and starts, else
-    with the largest GPUs first (after the head) if that does; else the better of both. Raises
-    DoesNotFit if there are too few GPUs."""
+    """Return the plan for TP x PP: inside the first host on which it fits and starts; else over the
+    hosts in the given order if that does, else with the largest GPUs first; else the best of these.
+    Raises DoesNotFit if there are too few GPUs."""
     options = replace(request.options, partition=partition)
-    ordered = sorted(
-        request.sites, key=lambda site: (not site.head, -min(gpu.memory_gib for gpu in site.gpus))
-    )
+    largest_first = sorted(request.sites, key=lambda site: -min(g.memory_gib for g in site.gpus))
+    roomy = [site for site in request.sites if len(site.gpus) >= tp * pp]
+    alike: dict[Site, Site] = {}  # The first of hosts that differ by name alone: one plan for all
+    for site in roomy:
+        alike.setdefault(replace(site, host=""), site)
+
     found: list[FitPlan] = []
-    for order in (request.sites, ordered):
-        placement = _replicated(seat_ranks(order, tp, pp), order, options.dp)
+    for order in (*([site] for site in alike.values()), request.sites, largest_first):
+        others = [site for site in request.sites if site not in order]
+        placement = _replicated(seat_ranks(order, tp, pp), [*order, *others], options.dp)
         candidate = best_split(request.shape, placement, options, request.rules)
         if candidate.verdict == "fits" and _starts(request, candidate):
             return candidate
@@ -436,9 +462,8 @@ def _network_notes(request: PlanRequest, placement: Placement) -> Iterator[str]:
 
 def _exchanges_over_network(request: PlanRequest, placement: Placement) -> bool:
     """Whether replicas on different hosts divide the experts among them."""
-    copies, (first, *others) = request.options.dp or 1, request.sites
-    # vLLM puts as many replicas onto the head as there is room for.
-    room = max(len(site.gpus) for site in ((first,) if first.head else (first, *others)))
+    copies = request.options.dp or 1
+    room = max(len(site.gpus) for site in request.sites)
     divided = copies > 1 and any(layer.experts for layer in request.shape.layers)
     return divided and copies * placement.tp * placement.pp > room
 

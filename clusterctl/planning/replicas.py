@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from clusterctl.errors import DoesNotFit
 from clusterctl.node.documents import Member, ServiceDocument, replica_name, to_json
-from clusterctl.node.rank_placement import NODE_IPS
-from clusterctl.planning.forecast import SYMMETRIC_MEMORY, layout_env
+from clusterctl.planning.forecast import COPY_PLACEMENT, SYMMETRIC_MEMORY, layout_env
 from clusterctl.planning.hardware import GpuModel
 from clusterctl.planning.placement import (
     PARTITION,
@@ -23,17 +22,23 @@ from clusterctl.planning.placement import (
 )
 from clusterctl.planning.planner import fits_on
 from clusterctl.planning.report import Hardware, PlanRequest
-from clusterctl.serving.arguments import UNDECIDED, Layout
+from clusterctl.serving.arguments import COPIES_THERE, Layout
 from clusterctl.serving.declaration import service_file
 from clusterctl.serving.service import PlannedReplica, fingerprint, replica_port
-from clusterctl.serving.vllm_flags import Argument, lay_over, parse_arguments, render
+from clusterctl.serving.vllm_flags import (
+    Argument,
+    last_value,
+    lay_over,
+    parse_arguments,
+    render,
+)
 from clusterctl.survey.services import Replica, Service
 from clusterctl.survey.survey import Survey
 
 Seats = tuple[str, ...]  # The host of each rank of one replica, in vLLM's order
 
 # What a replica's environment says of the hosts and GPUs that it was planned for
-_OF_A_PLACE = frozenset({SYMMETRIC_MEMORY, PARTITION, NODE_IPS})
+_OF_A_PLACE = frozenset({SYMMETRIC_MEMORY, PARTITION, COPY_PLACEMENT})
 
 
 class Sizes(NamedTuple):
@@ -41,14 +46,24 @@ class Sizes(NamedTuple):
 
     tp: int
     pp: int
+    dp: int = 1
+
+    @property
+    def width(self) -> int:
+        """GPUs of a data parallel rank."""
+        return self.tp * self.pp
 
     @property
     def gpus(self) -> int:
-        return self.tp * self.pp
+        return self.width * self.dp
+
+    def __str__(self) -> str:
+        return f"TP {self.tp}, PP {self.pp}" + (f", DP {self.dp}" if self.dp > 1 else "")
 
 
-def sizes_of(layout: Layout | ServiceDocument) -> Sizes:
-    return Sizes(layout.tensor_parallel, layout.pipeline_parallel)
+def sizes_of(document: ServiceDocument) -> Sizes:
+    tp, pp = document.tensor_parallel, document.pipeline_parallel
+    return Sizes(tp, pp, document.gpus // (tp * pp))
 
 
 def seats_for(
@@ -94,17 +109,34 @@ def seat_replicas(
         groups = [[site] for site in sorted(left, key=lambda site: used[site.host])]
         if largest < sizes.gpus:
             groups = [left]
-        roomy = [group for group in groups if sum(len(site.gpus) for site in group) >= sizes.gpus]
-        placements = (seat_ranks(group, sizes.tp, sizes.pp) for group in roomy)
-        placement = next(filter(fits, placements), None)
-        if placement is None:
+        placements = (_copies_on(group, sizes, largest) for group in groups)
+        copies = next((each for each in placements if each and all(map(fits, each))), None)
+        if copies is None:
             break
 
-        seats = tuple(seat.host for seat in placement.seats)
+        seats = tuple(seat.host for placement in copies for seat in placement.seats)
         left = sites_without(left, seats)
         used.update(set(seats))
         found.append(seats)
     return found
+
+
+def _copies_on(sites: Sequence[Site], sizes: Sizes, largest: int) -> list[Placement]:
+    """Return the places of the data parallel ranks of one replica, for most replicas a single one;
+    none if they do not fit. vLLM starts them host by host, and divides none of them over hosts
+    unless it needs more than the `largest` host has."""
+    groups = [sites]
+    if sizes.width <= largest:
+        groups = [[site] for site in sorted(sites, key=lambda site: -len(site.gpus))]
+
+    found: list[Placement] = []
+    for group in groups:
+        left = list(group)
+        while len(found) < sizes.dp and sum(len(site.gpus) for site in left) >= sizes.width:
+            placement = seat_ranks(left, sizes.tp, sizes.pp)
+            left = sites_without(left, [seat.host for seat in placement.seats])
+            found.append(placement)
+    return found if len(found) == sizes.dp else []
 
 
 def require_replicas(
@@ -159,37 +191,15 @@ class ReplicaPorts:
         self._given.add((host, port))
 
 
-def replica_layout(layout: Layout, seats: Seats) -> Layout:
-    """Return the layout of a replica whose ranks are placed on exactly these hosts."""
-    tp = layout.tensor_parallel
-    groups = [set(seats[start : start + tp]) for start in range(0, len(seats), tp)]
-    hosts = tuple(dict.fromkeys(seats))
-    inside = all(len(group) == 1 for group in groups)
-    return replace(layout, hosts=hosts, least_hosts=len(hosts), keeps_tp_in_host=inside, notes=())
-
-
 def as_declared(survey: Survey, replica: Replica) -> PlannedReplica:
     """Return a declared replica as a plan that changes nothing. A plain completion proves it, with
     any tokenizer."""
     document, hosts = replica.document, {n.node_ip: n.host for n in survey.topology.nodes}
-    sizes = sizes_of(document)
-    layout = replace(
-        UNDECIDED,
-        tensor_parallel=sizes.tp,
-        pipeline_parallel=sizes.pp,
-        data_parallel=document.gpus // sizes.gpus,
-        keeps_tp_in_host=False,
-    )
-    if replica.node_ips:
-        # A host that was taken out of the inventory is named by its address.
-        layout = replica_layout(layout, tuple(hosts.get(ip, ip) for ip in replica.node_ips))
+    # A host that was taken out of the inventory is named by its address.
+    seats = tuple(hosts.get(ip, ip) for ip in document.node_ips)
+    layout = Layout(*sizes_of(document), seats=seats)
     return PlannedReplica(
-        document=document,
-        layout=layout,
-        host=replica.host,
-        head_address=document.host,
-        chat=False,
-        old=document,
+        document=document, layout=layout, host=replica.host, chat=False, old=document
     )
 
 
@@ -204,12 +214,13 @@ def moved(
     """Return a new replica with the same settings on these hosts, and the variables that vLLM needs
     there."""
     node_ips = [survey.topology.node(host).node_ip for host in seats]
-    sizes = sizes_of(document)
-    width = replace(UNDECIDED, tensor_parallel=sizes.tp, pipeline_parallel=sizes.pp)
-    layout = replica_layout(width, seats)
+    layout = Layout(*sizes_of(document), seats=seats)
 
-    endpoint = Argument("host", (node_ips[0],)), Argument("port", (str(port),))
-    argv = [*document.argv[:3], *render(lay_over(parse_arguments(document.argv[3:]), endpoint))]
+    flags = parse_arguments(document.argv[3:])
+    new = [Argument("host", (node_ips[0],)), Argument("port", (str(port),))]
+    if last_value(flags, COPIES_THERE):
+        new.append(Argument(COPIES_THERE, (str(layout.copies[0]),)))
+    argv = [*document.argv[:3], *render(lay_over(flags, new))]
     kept = {name: value for name, value in document.env.items() if name not in _OF_A_PLACE}
     env = {**kept, **layout_env(layout, hardware)}
     placed = replace(
@@ -223,18 +234,14 @@ def moved(
         node_ips=node_ips,
         fingerprint=fingerprint(argv, env),
     )
-    return PlannedReplica(
-        document=placed, layout=layout, host=seats[0], head_address=node_ips[0], chat=False
-    )
+    return PlannedReplica(document=placed, layout=layout, host=seats[0], chat=False)
 
 
 def members_of(planned: Iterable[PlannedReplica], away: Sequence[Member]) -> list[Member]:
-    """Return the replicas as members, with those of dead hosts, by number. One that Ray placed is
-    reached at the service's own port, and is no member."""
+    """Return the replicas as members, with those of dead hosts, by number."""
     found = [
         Member(one.document.replica, one.host, one.document.host, one.document.port)
         for one in planned
-        if one.document.node_ips
     ]
     return sorted([*away, *found], key=lambda member: member.replica)
 

@@ -7,16 +7,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from clusterctl.errors import RayNotFormed, UsageError
+from clusterctl.errors import UsageError
 from clusterctl.facts.network_requirements import public_ips
 from clusterctl.models.location import ModelLocation
 from clusterctl.models.name import Model
 from clusterctl.node.documents import Member, MembersDocument, ServiceDocument, replica_name
-from clusterctl.node.gateway_config import LOOPBACK
-from clusterctl.node.rank_placement import NODE_IPS
 from clusterctl.planning.asking import asked as ask_engine
 from clusterctl.planning.forecast import MemoryForecast, forecast_memory, layout_env
 from clusterctl.planning.free_gpus import hosts_on
+from clusterctl.planning.placement import PARTITION
 from clusterctl.planning.question import Question, question
 from clusterctl.planning.replicas import (
     ReplicaPorts,
@@ -24,18 +23,17 @@ from clusterctl.planning.replicas import (
     Sizes,
     free_numbers,
     members_of,
-    replica_layout,
     require_replicas,
     seats_for,
     sizes_of,
 )
 from clusterctl.planning.report import FitReport
-from clusterctl.ray_cluster.topology import base_url, client_address, reached_at
-from clusterctl.serving.arguments import Launch, Layout
+from clusterctl.ray_cluster.topology import REPLICA_PORTS, client_address
+from clusterctl.serving.arguments import Launch, Layout, serve_arguments
 from clusterctl.serving.endpoint import ServiceEndpoint
 from clusterctl.serving.request import ServiceRequest
 from clusterctl.serving.service import PlannedReplica, build_service, choose_port
-from clusterctl.survey.gateways import hosts_with_gateway
+from clusterctl.survey.gateways import gateway_url, hosts_with_gateway
 from clusterctl.survey.services import Replica, Service
 from clusterctl.survey.survey import Survey, require_formed
 
@@ -45,17 +43,17 @@ class ServicePlan:
     """A service that is ready to be declared, with the reasons for its plan."""
 
     replicas: tuple[PlannedReplica, ...]
+    members: MembersDocument
     location: ModelLocation | None = None  # None: every host downloads it from the Hub
     notes: tuple[str, ...] = ()
     fit: FitReport | None = None  # predicted memory and speed; None if they cannot be predicted
     surplus: tuple[Replica, ...] = ()  # Declared replicas that are to stop
-    members: MembersDocument | None = None  # None for a service that was never asked for replicas
-    gateway_url: str = ""  # Of the gateway before its replicas; empty without one
+    gateway_url: str = ""  # Empty without a gateway
     trust: str = ""  # The file that its users keep its certificate in, if that was made for it
 
     @property
     def service(self) -> str:
-        return self.document.service
+        return self.members.service
 
     @property
     def document(self) -> ServiceDocument:
@@ -80,7 +78,6 @@ class _Draft:
     launch: Launch  # With its layout
     forecast: MemoryForecast
     location: ModelLocation | None
-    address: str  # Of the head, for clients
 
     @property
     def service(self) -> Service:
@@ -103,29 +100,22 @@ def plan_service(
     asked = question(survey, request, model, leaving=leaving)
     _require_same_share(asked)
     location = asked.require_location()
-    address = _client_address(survey)
-    _refuse_public(asked, address)
+    _refuse_public(asked)
 
     launch = replace(
         asked.launch,
         port=_choose_port(asked),
-        host=request.host or address,
         random_weights=bool(location and location.random_weights),
         shape=(location and location.shape) or (model.entry.shape if model.entry else None),
     )
-    build_service(launch)  # first of all, refuse flags that this vLLM lacks
+    serve_arguments(launch)  # first of all, refuse flags that this vLLM lacks
 
     files = asked.model_files
     ask = partial(ask_engine, survey, model=files) if files else None
     forecast = forecast_memory(launch, model, asked.config, asked.hardware, asked.served, ask=ask)
     if forecast.sequences and launch.limits:
         launch = replace(launch, limits=replace(launch.limits, sequences=forecast.sequences))
-    layout = forecast.layout
-    if forecast.places:
-        layout = replica_layout(layout, forecast.places)
-    draft = _Draft(asked, replace(launch, layout=layout), forecast, location, address)
-    if _placed_by_ray(draft):
-        return _one_placed_by_ray(draft)
+    draft = _Draft(asked, replace(launch, layout=forecast.layout), forecast, location)
     return _with_replicas(draft)
 
 
@@ -151,96 +141,41 @@ def _client_address(survey: Survey) -> str:
 def _choose_port(asked: Question) -> int:
     """Return the port that clients know. Raises UsageError if the one asked for is taken."""
     survey, own = asked.survey, asked.service.name
-    ports = {}
-    for replica in survey.replicas.values():
-        if replica.document.service != own or replica.placed_by_ray:
-            ports[replica.name] = replica.document.port
-    for name, service in survey.services.items():
-        if service.listed:
-            ports[name] = service.listed.port
-
+    ports = {name: service.port for name, service in survey.services.items() if service.port}
     gateways = [one.name for one in survey.inventory.gateways if one.name in survey.facts]
     listening = {port for name in gateways for port in survey.facts[name].listening_ports}
     low = survey.inventory.gateway.low_ports
     return choose_port(own, asked.request.port, ports, listening, low=low)
 
 
-def _refuse_public(asked: Question, address: str) -> None:
-    """Raise UsageError for all addresses where one of the service's doors has one of the Internet:
-    the hosts with a gateway, or the head for a service without replicas."""
+def _refuse_public(asked: Question) -> None:
+    """Raise UsageError for all addresses where a gateway without TLS has one of the Internet."""
     survey, request = asked.survey, asked.request
     if request.host not in ("0.0.0.0", "::") or survey.inventory.network.public:  # noqa: S104
         return
-    doors = [one.name for one in survey.inventory.gateways if one.name in survey.facts]
-    if request.replicas is None and asked.service.listed is None:
-        doors = doors[:1]
-    for host in doors:
+    if survey.inventory.gateway.tls:
+        return
+    for host in (one.name for one in survey.inventory.gateways if one.name in survey.facts):
         for nic, ip in public_ips(survey.facts[host]):
             raise UsageError(
                 f"--host {request.host} would answer on {ip} ({nic}) of {host} too, an address of "
-                "the Internet, and vLLM's paths outside of /v1 need no key",
-                hint=f"leave it out: the service answers at {address}; or name one address; or, "
-                "where something in front closes the port, network.public: true",
+                "the Internet, where keys and prompts could be read on the way",
+                hint=f"leave it out: the service answers at {_client_address(survey)}; or set "
+                "gateway.tls: true; or, where something in front closes the port, "
+                "network.public: true",
             )
 
 
-def _placed_by_ray(draft: _Draft) -> bool:
-    """Whether Ray chooses the hosts: of a service that was never asked for replicas. Raises
-    UsageError for vLLM's own copies where it was, RayNotFormed for these while a host is dead."""
-    service, request, survey = draft.service, draft.asked.request, draft.asked.survey
-    copies = draft.launch.layout.data_parallel
-    # The list of members may be lost, with a directory that was deleted on the head.
-    has_hosts = any(not replica.placed_by_ray for replica in service.replicas)
-    if service.listed or has_hosts or request.on or request.gpu_share < 1:
-        if copies > 1:
-            raise UsageError(
-                f"{service.name} has replicas on their own hosts, and Ray places the ranks of --dp",
-                hint=f"clusterctl stop {service.name}, then serve again; or --replicas N in place "
-                "of --dp",
-            )
-        return False
-
-    stays_one = bool(service.replicas) and request.replicas == 1
-    if request.replicas is not None and not stays_one:
-        return False
-    if survey.left_out and copies > 1:
-        raise RayNotFormed(
-            "vLLM's own copies need every host, and it does not answer",
-            host=min(survey.left_out),
-            hint="clusterctl status",
-        )
-    # What Ray places waits for all hosts of the inventory; a replica needs only its own.
-    return not survey.left_out
-
-
-def _one_placed_by_ray(draft: _Draft) -> ServicePlan:
-    survey, forecast = draft.asked.survey, draft.forecast
-    env = dict(forecast.env)
-    if forecast.places:
-        node_ips = [survey.topology.node(host).node_ip for host in forecast.places]
-        env[NODE_IPS] = ",".join(node_ips)
-    head = survey.inventory.head.name
-    document = build_service(draft.launch, env=env)
-    one = PlannedReplica(
-        document=document,
-        layout=draft.launch.layout,
-        host=head,
-        head_address=draft.address,
-        chat=draft.chat,
-        old=survey.documents[head].get(document.name),
-    )
-    return ServicePlan(
-        replicas=(one,), location=draft.location, notes=_notes(draft), fit=forecast.report
-    )
-
-
-def _notes(draft: _Draft) -> tuple[str, ...]:
+def _notes(draft: _Draft, layout: Layout) -> tuple[str, ...]:
     """Return the reasons for the layout, and what users should know of it."""
-    layout, model = draft.launch.layout, draft.asked.model
-    dead = sorted(draft.asked.survey.left_out)
+    model, dead = draft.asked.model, sorted(draft.asked.survey.left_out)
     notes = [f"{host} has left Ray: planned without it" for host in dead]
     notes.append(f"TP {layout.tensor_parallel}, PP {layout.pipeline_parallel}: {layout.reason}")
-    notes += layout.notes
+    if not layout.keeps_tp_in_host:
+        notes.append(
+            "tensor parallel ranks are on different hosts and exchange data in every layer: "
+            "on ordinary networks --pp is several times faster"
+        )
     if draft.location is None:
         notes.append(f"{model.hub_id} is on no host: every host downloads it from the Hub")
     elif draft.location.note:
@@ -251,18 +186,22 @@ def _notes(draft: _Draft) -> tuple[str, ...]:
 def _with_replicas(draft: _Draft) -> ServicePlan:
     """Return the plan with all replicas: those that run keep their hosts, ports and numbers.
 
-    Raises DoesNotFit if not all fit, UsageError for another TP or PP than that of the replicas that
+    Raises DoesNotFit if not all fit, UsageError for other sizes than those of the replicas that
     run.
     """
     survey, service, request = draft.asked.survey, draft.service, draft.asked.request
-    sizes = sizes_of(draft.launch.layout)
+    layout, forecast = draft.launch.layout, draft.forecast
+    sizes = Sizes(layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel)
     before = len(service.members) if service.listed else len(service.replicas)
     wanted = request.replicas or max(before, 1)
     most = None if wanted == "max" else wanted
 
     kept = kept_seats(survey, service, sizes, hosts_on(survey, request.on or ""))
     kept = dict(sorted(kept.items())[:most])
-    new = seats_for(draft.asked.hardware, sizes, list(kept.values()), most, draft.forecast.request)
+    # The first replica of a service is where the report has it.
+    first = [forecast.places] if forecast.places and not kept else []
+    seated = [*kept.values(), *first]
+    new = first + seats_for(draft.asked.hardware, sizes, seated, most, forecast.request)
     possible = len(kept) + len(new)
 
     # Where there is no room for replicas of a dead host, they stay members, until it is back.
@@ -274,20 +213,22 @@ def _with_replicas(draft: _Draft) -> ServicePlan:
     ports = ReplicaPorts(survey)
     replicas = [_seated(draft, number, seats[number], ports) for number in sorted(seats)]
     members = _list_of(draft, replicas, waiting)
-    door, trust = gateway_door(survey, members, draft.address)
+    node_ip, gateway = survey.topology.head.node_ip, survey.require_supervised_head().gateway
+    door = gateway_url(survey, gateway, members, node_ip, _client_address(survey))
+    made = door.startswith("https:") and not survey.inventory.gateway.certificate
     notes = [_where_note(replicas), *door_notes(survey, door, members.port)]
     if waiting:
         notes.append(_waiting_note(waiting, possible))
     return ServicePlan(
         replicas=tuple(replicas),
         location=draft.location,
-        notes=(*notes, *_notes(draft)),
+        notes=(*notes, *_notes(draft, replicas[0].layout)),
         # The forecast counts the replicas that could be started; these are the ones that will be.
         fit=draft.forecast.report,
         surplus=tuple(each for each in service.replicas if each.number not in kept),
         members=members,
         gateway_url=door,
-        trust=trust,
+        trust=f"{survey.inventory.cluster}.crt" if made else "",
     )
 
 
@@ -297,34 +238,39 @@ def _seated(draft: _Draft, number: int, seats: Seats, ports: ReplicaPorts) -> Pl
     first = survey.topology.node(seats[0])
     name = replica_name(draft.service.name, number)
     old = survey.documents[first.host].get(name)
-    public = launch.api_port
-    if old and old.node_ips and old.port != public:
-        port = old.port
-    else:
-        port = ports.new(first.host, public)
+    port = old.port if old else 0
+    if port not in REPLICA_PORTS:
+        port = ports.new(first.host, launch.api_port)
 
-    layout = replica_layout(launch.layout, seats)
+    layout = replace(launch.layout, seats=seats)
     document = build_service(
         replace(launch, layout=layout, host=first.node_ip, port=port),
-        env=layout_env(layout, draft.asked.hardware),
+        env={**layout_env(layout, draft.asked.hardware), **_partition(draft, seats, old)},
     )
     node_ips = [survey.topology.node(host).node_ip for host in seats]
     return PlannedReplica(
         document=replace(document, name=name, replica=number, node_ips=node_ips),
         layout=layout,
         host=first.host,
-        head_address=first.node_ip,
         chat=draft.chat,
         old=old,
     )
+
+
+def _partition(draft: _Draft, seats: Seats, old: ServiceDocument | None) -> dict[str, str]:
+    """Return how layers are split over GPUs that differ: as the report has it for these hosts, else
+    as the replica has it."""
+    found = old.env.get(PARTITION) if old else None
+    if seats == draft.forecast.places:
+        found = draft.forecast.partition
+    return {PARTITION: found} if found else {}
 
 
 def _list_of(
     draft: _Draft, replicas: Sequence[PlannedReplica], waiting: Sequence[Member]
 ) -> MembersDocument:
     launch, listed, request = draft.launch, draft.service.listed, draft.asked.request
-    # Where the service would be without replicas: its address stays when it gets some.
-    listen = request.host or (listed.listen if listed else launch.host)
+    listen = request.host or (listed.listen if listed else _client_address(draft.asked.survey))
     head = draft.asked.survey.topology.head.node_ip
     return MembersDocument(
         service=draft.service.name,
@@ -336,21 +282,6 @@ def _list_of(
         on=request.on or "",
         asked=len(replicas) + len(waiting),
     )
-
-
-def gateway_door(survey: Survey, members: MembersDocument, head_address: str) -> tuple[str, str]:
-    """Return the gateway's URL of a service, and the file that its users keep the certificate in
-    if that was made for it. Both are empty without a gateway."""
-    gateway = survey.require_supervised_head().gateway
-    if gateway.state == "absent":
-        return "", ""
-    listens = members.listen or survey.topology.head.node_ip
-    # Its own loopback has no TLS: that is for clients on the head.
-    tls = gateway.tls and listens != LOOPBACK
-    made = tls and not survey.inventory.gateway.certificate
-    virtual = "" if members.listen else str(survey.inventory.gateway.virtual_ip or "")
-    url = base_url(virtual or reached_at(listens, head_address), members.port, tls=tls)
-    return url, f"{survey.inventory.cluster}.crt" if made else ""
 
 
 def door_notes(survey: Survey, door: str, port: int) -> tuple[str, ...]:
@@ -379,7 +310,7 @@ def kept_seats(
     """Return the hosts of the ranks of each declared replica that stays where it is, by number: on
     hosts that are `allowed` and not drained.
 
-    Raises UsageError for a replica with another TP and PP than `sizes`.
+    Raises UsageError for a replica with other sizes.
     """
     hosts = {node.node_ip: node.host for node in survey.topology.nodes}
     usable = set(allowed) - set(survey.drained)
@@ -388,18 +319,14 @@ def kept_seats(
         document = replica.document
         if sizes_of(document) != sizes:
             raise UsageError(
-                f"{document.name} runs with TP {document.tensor_parallel} and PP "
-                f"{document.pipeline_parallel}: replicas change one at a time, and to other GPUs "
-                "only after a stop",
+                f"{document.name} runs with {sizes_of(document)}: replicas change one at a time, "
+                "and to other GPUs only after a stop",
                 hint=f"clusterctl stop {document.service}, then serve again",
             )
 
-        if replica.placed_by_ray:
+        seats = tuple(hosts[ip] for ip in document.node_ips if ip in hosts)
+        if not document.node_ips:  # Ray placed it, for an older clusterctl
             seats = tuple(rank.host for rank in replica.ranks)
-            in_place = seats[:1] == (survey.topology.head.host,)
-        else:
-            seats = tuple(hosts[ip] for ip in document.node_ips if ip in hosts)
-            in_place = True
-        if in_place and len(seats) == document.gpus and set(seats) <= usable:
+        if len(seats) == document.gpus and seats[0] == replica.host and set(seats) <= usable:
             kept[replica.number] = seats
     return kept

@@ -49,10 +49,7 @@ def status_screen(status: ClusterStatus) -> RenderableType:
     parts += _load_lines(status.hosts)
     for service, group in groupby(status.services, key=lambda row: row.document.service):
         rows = list(group)
-        if any(row.member for row in rows):
-            parts += _replica_lines(service, rows)
-        else:
-            parts += [line for row in rows for line in _service_lines(row)]
+        parts += _service_lines(rows[0]) if len(rows) == 1 else _replica_lines(service, rows)
     if not status.services:
         parts.append(_no_services(status))
     parts += _gateway_lines(status)
@@ -139,14 +136,15 @@ class _HostTable:
 
 
 def _service_lines(row: ServiceRow) -> list[Text]:
-    document, state = row.document, row.state
-    first = _text(f"service {row.name}", style="bold")
+    """Return the lines of a service with one replica."""
+    state = row.state
+    first = _text(f"service {row.document.service}", style="bold")
     first.append(" · ").append(_word(row.condition))
     if state and row.condition in {"loading", "starting"} and state.stage:
         first.append(_text(f" ({state.stage})"))
-    layout = f"TP {document.tensor_parallel} · PP {document.pipeline_parallel}"
-    first.append(_text(f" · {document.model} · {layout}", style="dim"))
-    lines = [first, _text(f"  endpoint   {row.endpoint}")]
+    if row.drained:
+        first.append(" · draining", style="yellow")
+    lines = [first.append(_what(row)), _text(f"  endpoint   {row.endpoint}")]
     if state is None:
         return lines
     if state.ranks:
@@ -173,15 +171,10 @@ def _service_lines(row: ServiceRow) -> list[Text]:
 
 def _replica_lines(service: str, rows: Sequence[ServiceRow]) -> list[Text]:
     """Return a line for the service and one for each of its replicas."""
-    document = rows[0].document
     ready = sum(row.serves for row in rows)
     title = _text(f"service {service}", style="bold")
     title.append(f" · {ready} of {count(len(rows), 'replica')} ready")
-    layout = f"TP {document.tensor_parallel} · PP {document.pipeline_parallel}"
-    if rows[0].gpu_share < 1:
-        layout = f"{rows[0].gpu_share:g} of a GPU"
-    on = f" · on {rows[0].on}" if rows[0].on else ""
-    lines = [title.append(_text(f" · {document.model} · {layout}{on}", style="dim"))]
+    lines = [title.append(_what(rows[0])), _text(f"  endpoint   {rows[0].endpoint}")]
     for row in rows:
         state = row.state
         line = _text(f"  {row.name} on {row.host} · ").append(_word(row.condition))
@@ -194,6 +187,16 @@ def _replica_lines(service: str, rows: Sequence[ServiceRow]) -> list[Text]:
         lines.append(line)
         lines += [each for each in _service_lines(row)[2:] if each.plain.startswith(_TROUBLES)]
     return lines
+
+
+def _what(row: ServiceRow) -> Text:
+    """Return what is served, and how."""
+    document = row.document
+    layout = f"TP {document.tensor_parallel} · PP {document.pipeline_parallel}"
+    if row.gpu_share < 1:
+        layout = f"{row.gpu_share:g} of a GPU"
+    on = f" · on {row.on}" if row.on else ""
+    return _text(f" · {document.model} · {layout}{on}", style="dim")
 
 
 # Lines of a service that its row has no room for

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -30,6 +31,8 @@ from clusterctl.serving.vllm_flags import (
 
 FIRST_PORT = 8000  # vLLM's own default
 
+COPIES_THERE = "data-parallel-size-local"  # Of data parallel ranks on the API server's host
+
 # Releases in which a whole image has to fit into one step: 2496 tokens for Gemma 4 (vllm#42687, of
 # 0.20). 0.19 starts with 2048.
 _IMAGE_TOKENS = 4096
@@ -42,31 +45,52 @@ CHUNKED_PREFILL_SINCE: Version = (0, 8, 0)
 
 @dataclass(frozen=True)
 class Layout:
-    """How a service is divided over the cluster's GPUs. `clusterctl.planning` decides it; the
-    running ranks are compared with it."""
+    """How a replica is divided over GPUs. `clusterctl.planning` decides it; the running ranks are
+    compared with it."""
 
     tensor_parallel: int
     pipeline_parallel: int
-    # Hosts whose GPUs it may use; at least `least_hosts` of them get ranks
-    hosts: tuple[str, ...]
-    least_hosts: int
-    keeps_tp_in_host: bool  # Every tensor parallel group is certain to sit inside one host
-    reason: str
-    notes: tuple[str, ...] = ()
     data_parallel: int = 1
-    copies_on_head: int = 0  # Number of the `data_parallel` replicas on the head; 0: not known
+    reason: str = ""
+    # The host of each rank: TP varies fastest, then PP, then DP; empty until it is decided
+    seats: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:
         return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
 
     @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts of its ranks, that of the first rank and of the API server first."""
+        return tuple(dict.fromkeys(self.seats))
+
+    @property
     def spans_hosts(self) -> bool:
-        return self.least_hosts > 1
+        return len(self.hosts) > 1
+
+    @property
+    def keeps_tp_in_host(self) -> bool:
+        """Whether every tensor parallel group is inside one host."""
+        return all(len(set(group)) == 1 for group in self._groups(self.tensor_parallel))
+
+    @property
+    def splits_copies(self) -> bool:
+        """Whether a single data parallel rank needs several hosts."""
+        width = self.tensor_parallel * self.pipeline_parallel
+        return any(len(set(group)) > 1 for group in self._groups(width))
+
+    @property
+    def copies(self) -> list[int]:
+        """How many data parallel ranks begin on each of the hosts that have any."""
+        width = self.tensor_parallel * self.pipeline_parallel
+        return list(Counter(group[0] for group in self._groups(width)).values())
+
+    def _groups(self, size: int) -> list[tuple[str, ...]]:
+        return [self.seats[start : start + size] for start in range(0, len(self.seats), size)]
 
 
 # Placeholder for callers that need only flags independent of the layout
-UNDECIDED = Layout(1, 1, (), 1, keeps_tp_in_host=True, reason="")
+UNDECIDED = Layout(1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +173,10 @@ def serve_arguments(launch: Launch) -> tuple[Argument, ...]:
         if _knows(launch.version, DATA_PARALLEL_BACKEND_SINCE):
             # The default, mp, hangs with ranks on several hosts (vllm#44878).
             flags.append(Argument("data-parallel-backend", ("ray",)))
-            # Without this flag vLLM requires the GPUs of every replica on the head.
-            if layout.copies_on_head:
-                local = str(layout.copies_on_head)
-                flags.append(Argument("data-parallel-size-local", (local,)))
+            # Without this flag vLLM requires the GPUs of every copy on the API server's host.
+            if layout.copies:
+                local = str(layout.copies[0])
+                flags.append(Argument(COPIES_THERE, (local,)))
     # Without this flag vLLM stays on one host whenever that has enough GPUs, and only logs a line
     # about it. A single rank goes through Ray too (vLLM takes `uni` for it only where no backend is
     # named, config/parallel.py): otherwise Ray counts its GPU as free and assigns it again.

@@ -301,7 +301,7 @@ class ServedAt:
 def served_at(survey: Survey, name: str) -> ServedAt:
     """Return where the service or replica `name` is served. The head's answer suffices.
 
-    A service with replicas is reached through the gateway while that is up, otherwise at its first
+    A service is reached through the gateway while that is up, otherwise at its first
     replica that is not draining. Raises UsageError with the names of those declared.
     """
     service = service_of(name)

@@ -77,10 +77,8 @@ class FleetService(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     model: str = Field(min_length=1, description="Alias, Hub id, or path on the hosts.")
-    replicas: Replicas | None = Field(
-        default=None,
-        description="Copies of the model, each on GPUs of its own: a number, or max. Default: 1, "
-        "or as many as `dp` with vLLM's own.",
+    replicas: Replicas = Field(
+        default=1, description="Copies of the model, each on GPUs of its own: a number, or max."
     )
     tp: int | None = Field(
         default=None, ge=1, description="Tensor parallel size. Default: planned."
@@ -204,7 +202,7 @@ def _request(
         name=name,
         port=entry.port,
         stall_timeout=entry.stall_timeout,
-        replicas=str(entry.replicas or 1) if entry.replicas or not entry.dp else None,
+        replicas=str(entry.replicas),
         on=entry.on or ANY_HOST,
         env=entry.env,
         data_parallel=entry.dp,

@@ -24,17 +24,14 @@ _LOG_TAIL = 8192  # Bytes of the benchmark's output that are kept for errors
 
 
 def asked_for(names: Sequence[str], survey: Survey) -> list[ServiceDocument]:
-    """Return the services `names`; without any, the only one. One with replicas is measured as its
-    clients reach it, through the gateway. Raises UsageError."""
+    """Return the services `names`, as their clients reach them, through the gateway; without any,
+    the only one. Raises UsageError."""
     declared = {name: replica.document for name, replica in survey.replicas.items()}
     known = {}
     for name, service in survey.services.items():
-        if service.listed and service.replicas:
-            api = served_at(survey, name)
-            first = service.documents[0]
+        if service.replicas:
+            api, first = served_at(survey, name), service.documents[0]
             known[name] = replace(first, name=name, host=api.address, port=api.port)
-        elif name in declared:
-            known[name] = declared[name]
     if not names and len(known) != 1:
         have = ", ".join(sorted(known)) or "none"
         raise UsageError(f"name the services to measure: {have}", hint="clusterctl status")

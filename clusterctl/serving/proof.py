@@ -17,7 +17,6 @@ from clusterctl.engine.step import Change
 from clusterctl.errors import StepFailed
 from clusterctl.node.documents import GatewayState, NodeState, Rank, ServiceState
 from clusterctl.node.endpoint import Task, task_of
-from clusterctl.node.rank_placement import NODE_IPS
 from clusterctl.ray_cluster.topology import base_url
 from clusterctl.serving.arguments import Layout
 from clusterctl.serving.endpoint import ServiceAnswer, ask
@@ -84,14 +83,6 @@ def prove(
         endpoint = replace(service.endpoint, url=base_url("127.0.0.1", tunnel.port), task=task)
         answer = ask(endpoint, key, deadline=deadlines.FIRST_ANSWER)
     problems = placement_problems(service.layout, addresses, ranks)
-    if document.node_ips or NODE_IPS in document.env:
-        # A replica elsewhere than planned takes the GPUs of another, or others than it fits on.
-        problems += [
-            f"rank {rank.rank} is on {rank.host}, and belongs on "
-            f"{' and '.join(service.layout.hosts)}"
-            for rank in ranks
-            if rank.host not in service.layout.hosts
-        ]
     if problems:
         raise StepFailed(
             "the ranks are not where the plan puts them",
@@ -175,12 +166,13 @@ def placement_problems(
             for number, hosts in sorted(groups.items())
             if len(hosts) > 1
         ]
-    used = sorted({rank.host for rank in ranks})
-    if ranks and len(used) < layout.least_hosts:
-        problems.append(
-            f"all ranks are on {' and '.join(used)}, and {layout.ranks} ranks need "
-            f"{layout.least_hosts} of {', '.join(layout.hosts)}: several ranks share a GPU"
-        )
+    # Elsewhere than planned they take the GPUs of another replica, or others than they fit on.
+    planned, used = Counter(layout.seats), Counter(rank.host for rank in ranks)
+    problems += [
+        f"{host} has {used[host]} of the ranks, and the plan puts {planned[host]} there"
+        for host in sorted({*planned, *used})
+        if used[host] != planned[host]
+    ]
     return problems
 
 

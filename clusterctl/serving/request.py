@@ -232,14 +232,9 @@ def _sharing(
 def _replicas(
     given: str | None, request: ServiceRequest, fail: Callable[..., None]
 ) -> int | Literal["max"] | None:
-    if request.on not in (None, ANY_HOST) and request.data_parallel > 1:
-        fail(
-            "--on cannot be combined with --dp, whose ranks Ray places",
-            "--replicas N instead: each on GPUs of these hosts",
-        )
     if given is None:
         return None
-    if request.data_parallel > 1:
+    if given != "1" and request.data_parallel > 1:
         fail("--replicas and --dp are two ways to have copies of a model", "give only one")
     if given == "max":
         return "max"

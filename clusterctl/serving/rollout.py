@@ -59,14 +59,14 @@ def gateway_let_go(gateway: GatewayState, document: ServiceDocument) -> bool:
 class Rollout:
     """One run over the replicas of one service.
 
-    members  the members to declare in the end; None for a service without replicas
+    members  the members to declare in the end
     lock     None if nothing changes
     """
 
     survey: Survey
     replicas: Sequence[PlannedReplica]
     surplus: Sequence[Replica]
-    members: MembersDocument | None
+    members: MembersDocument
     key: str
     lock: ClusterLock | None
     sink: EventSink
@@ -75,10 +75,9 @@ class Rollout:
     _now: dict[int, Member] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.members:
-            self._written = self.survey.head_file(self._members_file)
-            before = self.survey.service(self.members.service).members
-            self._now = {member.replica: member for member in before}
+        self._written = self.survey.head_file(self._members_file)
+        before = self.survey.service(self.members.service).members
+        self._now = {member.replica: member for member in before}
 
     def run(self) -> dict[str, Proof]:
         """Make it so; return the proof of each replica by its name.
@@ -100,7 +99,7 @@ class Rollout:
         for ending in self.surplus:
             self._stop(ending)
         self._together([replica for replica in new if replica not in seated])
-        self._declare_members(self.members.members if self.members else ())
+        self._declare_members(self.members.members)
         return self.proofs
 
     def leave(self, replica: PlannedReplica) -> None:
@@ -141,17 +140,12 @@ class Rollout:
         raise_all(failures(outcomes))
 
     def _declare(self, replica: PlannedReplica) -> None:
-        """Declare and prove a replica; one that fails either is undone. A service without replicas
-        that does not prove itself stays declared: there is no other that serves."""
+        """Declare and prove a replica; one that fails either is undone."""
         assert self.lock  # noqa: S101 - something changes
         self._give_key(replica.host)
         services, document = self._services(replica.host), replica.document
         file = self._file(replica.host, document.name)
-        if self.members is None:
-            services.declare(self.lock, document, replica.old, file)
-            self._prove(replica)
-        else:
-            services.declare(self.lock, document, replica.old, file, lambda: self._prove(replica))
+        services.declare(self.lock, document, replica.old, file, lambda: self._prove(replica))
 
     def _is_withdrawn(self, replica: PlannedReplica) -> bool:
         """Whether the document of a new replica that failed is gone from its host."""
@@ -224,7 +218,7 @@ class Rollout:
         """Take a replica that serves out of the gateway, and wait for its running requests, for at
         most its shutdown timeout; vLLM itself then gives them as long again."""
         member = self._now.get(document.replica)
-        if self.members is None or member is None or not self._serves(document.name):
+        if member is None or not self._serves(document.name):
             return
         host, title = member.host, f"drain {document.name}"
         started = time.monotonic()
@@ -259,16 +253,19 @@ class Rollout:
     def _admit(self, replicas: Iterable[PlannedReplica]) -> None:
         """Declare proven replicas as members."""
         proven = {replica.document.replica for replica in replicas}
-        planned = self.members.members if self.members else ()
+        planned = self.members.members
         self._now |= {each.replica: each for each in planned if each.replica in proven}
         self._declare_members(self._now.values())
 
     def _declare_members(self, members: Iterable[Member]) -> None:
         """Write the members' file on the head, unless it says so already."""
-        if self.members is None or self.lock is None:
+        if self.lock is None:
             return
         self._now = {member.replica: member for member in sorted(members, key=lambda m: m.replica)}
-        data = to_json(replace(self.members, members=list(self._now.values()))).encode()
+        listed = replace(self.members, members=list(self._now.values()))
+        data: bytes | None = to_json(listed).encode()
+        if not self._now and self.survey.service(listed.service).listed is None:
+            data = None  # Nothing is left of a new service that did not start
         if data != self._written:
             self.lock.replace(self._members_file, data, before=self._written)
             self._written = data
@@ -287,8 +284,7 @@ class Rollout:
 
     @property
     def _members_file(self) -> str:
-        service = self.members.service if self.members else ""
-        return members_file(self.survey.inventory.cluster, service)
+        return members_file(self.survey.inventory.cluster, self.members.service)
 
     def _give_key(self, host: str) -> None:
         """Make sure that the host has the cluster's key, which its API servers demand."""

@@ -1,4 +1,4 @@
-"""A service's document, which the supervisor on the head follows, and how two of them differ."""
+"""A replica's document, which the supervisor on its host follows, and how two of them differ."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clusterctl import deadlines
 from clusterctl.errors import UsageError
 from clusterctl.models.name import Model
 from clusterctl.node.documents import STALL_TIMEOUT, ServiceDocument
-from clusterctl.ray_cluster.topology import REPLICA_PORTS, base_url, reached_at
+from clusterctl.ray_cluster.topology import REPLICA_PORTS, base_url
 from clusterctl.serving.arguments import FIRST_PORT, Launch, Layout, serve_argv
 from clusterctl.serving.endpoint import ServiceEndpoint
 from clusterctl.serving.request import ServiceRequest, service_name
@@ -25,7 +25,6 @@ class PlannedReplica:
     document: ServiceDocument
     layout: Layout  # where the ranks must run
     host: str  # Where it is declared
-    head_address: str = ""  # address of the head for clients
     chat: bool = True  # whether its tokenizer has a chat template; True if not known
     old: ServiceDocument | None = None  # None: it is new
     again: bool = False  # Restart it though nothing differs
@@ -45,9 +44,8 @@ class PlannedReplica:
 
     @property
     def endpoint(self) -> ServiceEndpoint:
-        """The service's API, as clients reach it."""
-        address = reached_at(self.document.host, self.head_address)
-        url = base_url(address, self.document.port)
+        """The replica's own API."""
+        url = base_url(self.document.host, self.document.port)
         return ServiceEndpoint(url, self.document.served_name, self.chat)
 
 
@@ -78,9 +76,10 @@ def choose_port(
     """Return the port asked for; else the port that the service `name` has already, so that serving
     it again changes nothing; else the first free one from 8000 on.
 
-    `ports`: those that clients know, by service. `listening`: ports that programs on the head
-    listen on, the service itself included. `low`: node containers may listen below FIRST_OPEN.
-    Raises UsageError when the port asked for is taken, with the owner and a free port, or too low.
+    `ports`: those that clients know, by service. `listening`: ports that programs on hosts with a
+    gateway listen on, the gateway itself included. `low`: node containers may listen below
+    FIRST_OPEN. Raises UsageError when the port asked for is taken, with the owner and a free port,
+    or too low.
     """
     known = dict(ports)
     own = known.pop(name, None)

@@ -6,7 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from clusterctl.inventory.model import Inventory
-from clusterctl.node.documents import GatewayMember, GatewayState, KeyUse, NodeState
+from clusterctl.node.documents import (
+    GatewayMember,
+    GatewayState,
+    KeyUse,
+    MembersDocument,
+    NodeState,
+)
+from clusterctl.node.gateway_config import LOOPBACK
+from clusterctl.ray_cluster.topology import base_url, reached_at
 from clusterctl.survey.survey import Survey, read_reported_state
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import fan_out, values
@@ -21,6 +29,23 @@ def hosts_with_gateway(survey: Survey) -> list[str]:
         for host, state in states.items()
         if host == head or (state and state.gateway.state != "absent")
     ]
+
+
+def gateway_url(
+    survey: Survey, gateway: GatewayState, listed: MembersDocument, node_ip: str, head_address: str
+) -> str:
+    """Return the URL at which the head's gateway serves a service; empty without a gateway.
+
+    node_ip       the head's
+    head_address  the head's for clients
+    """
+    if gateway.state == "absent":
+        return ""
+    listens = listed.listen or node_ip
+    # Its own loopback has no TLS: that is for clients on the head.
+    tls = gateway.tls and listens != LOOPBACK
+    virtual = "" if listed.listen else str(survey.inventory.gateway.virtual_ip or "")
+    return base_url(virtual or reached_at(listens, head_address), listed.port, tls=tls)
 
 
 def may_have_gateway(survey: Survey) -> dict[str, Transport]:

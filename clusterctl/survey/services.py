@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from clusterctl.errors import RequirementsNotMet
 from clusterctl.node.documents import (
     Member,
     MembersDocument,
@@ -13,7 +14,8 @@ from clusterctl.node.documents import (
     ServiceState,
     replica_name,
 )
-from clusterctl.node.rank_placement import gpu_share, placed_on
+from clusterctl.node.rank_placement import gpu_share
+from clusterctl.ray_cluster.topology import REPLICA_PORTS
 
 
 @dataclass(frozen=True)
@@ -49,16 +51,6 @@ class Replica:
         return self.member is not None and self.member.draining
 
     @property
-    def placed_by_ray(self) -> bool:
-        """Whether Ray chose the hosts of its ranks, as for a service without replicas."""
-        return not self.document.node_ips
-
-    @property
-    def node_ips(self) -> list[str]:
-        """Node IPs of its ranks, in vLLM's order; none if nobody but Ray knows them."""
-        return self.document.node_ips or placed_on(self.document.env)
-
-    @property
     def gpu_share(self) -> float:
         """The part of a GPU that each of its ranks takes."""
         return gpu_share(self.document.env)
@@ -75,12 +67,34 @@ class Service:
 
     name: str
     replicas: tuple[Replica, ...] = ()  # By number
-    listed: MembersDocument | None = None  # None for one that was never asked for replicas
+    # None for one that an older clusterctl declared, or whose list was lost: `serve` writes it
+    listed: MembersDocument | None = None
     lost: tuple[Member, ...] = ()  # On dead hosts: they start again with their host
 
     @property
     def members(self) -> list[Member]:
         return self.listed.members if self.listed else []
+
+    @property
+    def port(self) -> int:
+        """The port that clients know; 0 if that is lost."""
+        if self.listed:
+            return self.listed.port
+        # Older versions declared a single process, which clients reached directly.
+        ports = [each.port for each in self.documents if each.port not in REPLICA_PORTS]
+        return ports[0] if ports else 0
+
+    def require_list(self) -> MembersDocument:
+        """Raises RequirementsNotMet for a service without a list of members."""
+        if self.listed:
+            return self.listed
+        first = self.replicas[0]
+        raise RequirementsNotMet(
+            f"the service {self.name} is not behind the gateway: an older version declared it, or "
+            "the list of its replicas is lost",
+            host=first.host,
+            hint=f"clusterctl serve {first.document.model} --name {self.name}, with the same flags",
+        )
 
     @property
     def documents(self) -> list[ServiceDocument]:

@@ -19,9 +19,9 @@ from clusterctl.node.documents import (
     RayNode,
 )
 from clusterctl.ray_cluster.nodes import container_name
-from clusterctl.ray_cluster.topology import base_url, client_address, reached_at
+from clusterctl.ray_cluster.topology import base_url, client_address
 from clusterctl.survey.drift import log_problems
-from clusterctl.survey.gateways import as_one
+from clusterctl.survey.gateways import as_one, gateway_url
 from clusterctl.survey.services import Replica
 from clusterctl.survey.survey import Survey
 
@@ -84,7 +84,7 @@ class HostRow:
 class ServiceRow(Replica):
     """A replica as the status shows it."""
 
-    head_address: str = ""  # Address for clients
+    service_url: str = ""  # The gateway's; empty without one
     failed_ago: float | None = None  # Seconds since its last failure; None if none is known
     load: ServiceLoad | None = None  # Only in the wide view
     on: str = ""  # The hosts that `serve --on` limits it to; empty: all
@@ -98,8 +98,8 @@ class ServiceRow(Replica):
 
     @property
     def endpoint(self) -> str:
-        address = reached_at(self.document.host, self.head_address)
-        return f"{base_url(address, self.document.port)}/v1"
+        own = base_url(self.document.host, self.document.port)
+        return f"{self.service_url or own}/v1"
 
 
 RENEW_WITHIN = 30  # Days
@@ -192,7 +192,7 @@ def with_causes(status: ClusterStatus, causes: Mapping[str, str]) -> ClusterStat
 def _down(gateway: GatewayState) -> str:
     """Return why nothing listens at the gateway's address."""
     if gateway.state == "absent":
-        return "gateway: the node image has no HAProxy, so services with replicas have no address"
+        return "gateway: the node image has no HAProxy, so services have no address of their own"
     return f"gateway: {gateway.state}{f' ({gateway.detail})' if gateway.detail else ''}"
 
 
@@ -213,14 +213,14 @@ def assess(
     }
     in_ray = {node.name: node for node in (state.nodes if state else ()) if node.alive}
     head_node = in_ray.get(head.name)
-    address = head_node.node_ip if head_node else head.node_ip or head.address
-    if survey.head:
-        address = client_address(head, survey.head.facts, address)
-    services = tuple(
-        _service_row(survey, replica, service.on, address)
-        for service in survey.services.values()
-        for replica in service.replicas
-    )
+    node_ip = head_node.node_ip if head_node else head.node_ip or head.address
+    address = client_address(head, survey.head.facts, node_ip) if survey.head else node_ip
+    services = list[ServiceRow]()
+    for service in survey.services.values():
+        url = ""
+        if state and service.listed:
+            url = gateway_url(survey, state.gateway, service.listed, node_ip, address)
+        services += [_service_row(survey, each, service.on, url) for each in service.replicas]
     odd = odd_mtus(survey)
     has_replicas = any(service.listed for service in survey.services.values())
     return ClusterStatus(
@@ -236,7 +236,7 @@ def assess(
             )
             for host in inventory.hosts
         ),
-        services=services,
+        services=tuple(services),
         ray_version=state.ray_version if state else "",
         vllm_version=_vllm_of(survey, state.vllm_version) if state else "",
         strangers=survey.strangers,
@@ -318,7 +318,7 @@ def secrets_apart(survey: Survey, host: str) -> list[str]:
     return [*own.secret_problems, *found]
 
 
-def _service_row(survey: Survey, replica: Replica, on: str, head_address: str) -> ServiceRow:
+def _service_row(survey: Survey, replica: Replica, on: str, url: str) -> ServiceRow:
     state, ago = replica.state, None
     if state and state.last_failure:
         # By the clock of its host, with which the supervisor recorded it
@@ -328,7 +328,7 @@ def _service_row(survey: Survey, replica: Replica, on: str, head_address: str) -
         replica.host,
         state,
         replica.member,
-        head_address=head_address,
+        service_url=url,
         failed_ago=ago,
         on=on,
     )
@@ -346,7 +346,12 @@ def _lost_replicas(survey: Survey) -> Iterator[str]:
 
     for name, service in survey.services.items():
         listed = service.listed
-        if listed and len(listed.members) < listed.asked:
+        if listed is None:
+            yield (
+                f"service {name}: not behind the gateway: an older version declared it, or the "
+                "list of its replicas is lost; serve it again with the same flags"
+            )
+        elif len(listed.members) < listed.asked:
             yield (
                 f"service {name}: {len(listed.members)} of the {listed.asked} replicas that were "
                 "asked for: the others did not start, and serve starts them again"
@@ -354,7 +359,7 @@ def _lost_replicas(survey: Survey) -> Iterator[str]:
 
     for name, service in survey.services.items():
         for replica in service.replicas:
-            if service.listed and replica.member is None and not replica.placed_by_ray:
+            if service.listed and replica.member is None:
                 yield (
                     f"service {name}: {replica.name} on {replica.host} gets no requests: it was "
                     "replaced while its host was dead, and the next serve or apply ends it"

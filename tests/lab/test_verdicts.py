@@ -57,12 +57,12 @@ signal.signal(signal.SIGRTMIN + 5, loops_forever)
 
 HOG = "import time; held = bytearray(1 << 30); time.sleep(20)"
 
-# Listens on the port of the service as soon as that is free.
+# Listens on the port of the replica as soon as that is free.
 HOLD = """\
 import socket, time
 while True:
     try:
-        held = socket.create_server(("10.77.0.11", 8000))
+        held = socket.create_server(("10.77.0.11", 8100))
         break
     except OSError:
         time.sleep(0.05)
@@ -325,12 +325,12 @@ def test_a_library_that_was_swapped_on_one_host(night: Night) -> None:
 
 def test_a_port_that_another_program_took_between_restarts(night: Night) -> None:
     restarts = night.service()["restarts"]
-    night.do("gpu1", f"docker exec -d {NODE} python3 -c {shlex.quote(HOLD)} holds-8000")
+    night.do("gpu1", f"docker exec -d {NODE} python3 -c {shlex.quote(HOLD)} holds-8100")
     try:
         night.inside("gpu1", "pkill -KILL -f '[v]llm serve'")
         in_use = f"grep -rqi 'address already in use' {LOGS}/lab"
         until(lambda: night.on_host("gpu1", in_use).returncode == 0, within=AGAIN, what="a log")
         night.verdict("port-in-use", "gpu1")
     finally:
-        night.inside("gpu1", "pkill -f '[h]olds-8000'")
+        night.inside("gpu1", "pkill -f '[h]olds-8100'")
     night.ready(after=restarts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from clusterctl.commands.remove import nodes_besides, restarted_by
+from clusterctl.commands.remove import nodes_besides
 from clusterctl.errors import Unreachable
 from clusterctl.facts.model import ContainerFacts
 from clusterctl.facts.parse import Probe
@@ -32,13 +32,3 @@ def test_a_host_that_was_removed_before_stays_out() -> None:
     survey = Survey(cluster.inventory, cluster.transports, {**answers, "gpu4": dark})
     others = nodes_besides(survey, "gpu2")
     assert [host.name for host in others.inventory.hosts] == ["gpu1", "gpu4"]
-
-
-def test_services_that_ray_placed_restart_when_a_node_leaves_and_replicas_do_not() -> None:
-    cluster = Cluster("nvidia")
-    single = replace(cluster.prepare(tp=1).document, name="single")
-    replica = cluster.prepare(tp=1, replicas="1")
-    assert restarted_by(cluster.survey(single, replica), "gpu2") == ["single"]
-    first, second = cluster.state.nodes
-    cluster.state = replace(cluster.state, nodes=[first, replace(second, alive=False)])
-    assert restarted_by(cluster.survey(single, replica), "gpu2") == [], "they wait for it already"

@@ -146,7 +146,10 @@ def test_a_replica_is_not_torn_apart() -> None:
         (Site(keeps_tables=False), "keeps its tables in memory"),
         (Site(given=Given(Contents("2.61.0", None, python="3.12.9"))), "it has Ray 2.61.0"),
         (Site(given=Given(Contents("2.60.0", None, python="3.13.0"))), "it has Python 3.13.0"),
-        (Site((document(1), replace(document(2), node_ips=[]))), "Ray chose the hosts of tiny@2"),
+        (
+            Site((document(1), replace(document(2), node_ips=[]))),
+            "declared tiny@2, which needs all",
+        ),
     ],
 )
 def test_where_it_cannot_be_all_services_stop_and_the_plan_says_why(site: Site, why: str) -> None:

@@ -8,14 +8,19 @@ import sys
 from pathlib import Path
 
 from clusterctl.node import package
-from clusterctl.node.rank_placement import NODE_IPS, pinned, placement_env
+from clusterctl.node.rank_placement import COPIES, NODE_IPS, own_gpus, pinned
 from clusterctl.node.ray_watch import worker_actors
 from clusterctl.node.vllm_plugins import plugin_env
 from tests.fakes.node_bench import Bench, await_value
 
 RAY = """\
-def placement_group(bundles, strategy="PACK"):
+def placement_group(bundles, strategy="PACK", name=""):
     return strategy, bundles
+"""
+
+RAY_STATE = """\
+def available_resources_per_node():
+    return {"a": {"node:10.0.0.1": 1.0, "GPU": 8.0}, "b": {"node:10.0.0.2": 1.0, "GPU": 8.0}}
 """
 
 # What vLLM does: load_general_plugins, and later initialize_ray_cluster
@@ -26,6 +31,9 @@ for plugin in entry_points(group="vllm.general_plugins"):
         plugin.load()()
 import ray.util
 print(ray.util.placement_group([{"GPU": 1.0}, {"GPU": 1.0}], strategy="PACK"))
+print(ray.util.placement_group([{"GPU": 1.0}, {"CPU": 1.0}], name="dp_rank_0"))
+from ray._private.state import available_resources_per_node
+print(available_resources_per_node())
 """
 
 
@@ -38,7 +46,10 @@ def test_the_packed_program_is_a_plugin_that_pins_the_placement_group(tmp_path: 
     (tmp_path / "vllm" / "__init__.py").touch()
     (tmp_path / "vllm" / "envs.py").write_text("environment_variables = {}")
     (tmp_path / "ray" / "util" / "__init__.py").write_text(RAY)
-    env = {**os.environ, **placement_env(["10.0.0.2", "10.0.0.2"])}
+    (tmp_path / "ray" / "_private").mkdir()
+    (tmp_path / "ray" / "_private" / "__init__.py").touch()
+    (tmp_path / "ray" / "_private" / "state.py").write_text(RAY_STATE)
+    env = {**os.environ, NODE_IPS: "10.0.0.2,10.0.0.2", COPIES: "2"}
     env["PYTHONPATH"] = f"{pyz}{os.pathsep}{tmp_path}"
 
     ran = subprocess.run(
@@ -46,11 +57,29 @@ def test_the_packed_program_is_a_plugin_that_pins_the_placement_group(tmp_path: 
     )
 
     bundle = {"GPU": 1.0, "node:10.0.0.2": 0.001}
-    assert ran.stdout.strip() == str(("PACK", [bundle, bundle])), ran.stderr
+    assert ran.stdout.splitlines() == [
+        str(("PACK", [bundle, bundle])),
+        str(("PACK", [{"GPU": 1.0}, {"CPU": 1.0}])),
+        str({"b": {"node:10.0.0.2": 1.0, "GPU": 2.0}, "a": {"node:10.0.0.1": 1.0}}),
+    ], ran.stderr
 
 
 def test_other_placement_groups_are_left_alone() -> None:
     assert pinned([{"CPU": 1.0}], ["10.0.0.1", "10.0.0.2"]) == [{"CPU": 1.0}]
+
+
+def test_copies_of_data_parallel_see_the_gpus_of_their_own_ranks_alone_and_in_their_order() -> None:
+    nodes = {
+        "x": {"node:10.0.0.1": 1.0, "GPU": 4.0, "CPU": 8.0},
+        "y": {"node:10.0.0.2": 1.0, "node:__internal_head__": 1.0, "GPU": 1.0},
+        "z": {"node:10.0.0.3": 1.0, "CPU": 8.0},
+        "u": {"node:10.0.0.4": 1.0, "GPU": 2.0},
+    }
+    found = own_gpus(nodes, ["10.0.0.4", "10.0.0.2", "10.0.0.2", "10.0.0.3"])
+    assert [(node, one.get("GPU")) for node, one in found.items()] == [
+        ("u", 1.0), ("y", 1.0), ("z", None), ("x", None),
+    ]  # fmt: skip
+    assert found["x"] == {"node:10.0.0.1": 1.0, "CPU": 8.0}
 
 
 def test_the_users_own_plugins_and_paths_are_kept() -> None:
@@ -59,13 +88,6 @@ def test_the_users_own_plugins_and_paths_are_kept() -> None:
     own = "clusterctl_compile_cache,clusterctl_rank_placement,clusterctl_stacks"
     assert env["VLLM_PLUGINS"] == f"theirs,{own}"
     assert "VLLM_PLUGINS" not in plugin_env({})
-    assert placement_env([]) == {}
-
-
-def test_a_service_without_replicas_may_name_its_hosts_too() -> None:
-    """By its environment: the variable is all that a replica gets, and plugins are always found."""
-    assert placement_env(["10.0.0.2"]) == {NODE_IPS: "10.0.0.2"}
-    assert plugin_env({NODE_IPS: "10.0.0.2"}) == plugin_env({})
 
 
 def test_a_replica_needs_only_the_hosts_of_its_ranks(bench: Bench) -> None:
@@ -76,7 +98,7 @@ def test_a_replica_needs_only_the_hosts_of_its_ranks(bench: Bench) -> None:
     bench.await_service("ready")
 
     env = bench.starts("vllm")[0]["env"]
-    assert env["CLUSTERCTL_NODE_IPS"] == "10.0.0.1"
+    assert (env[NODE_IPS], env[COPIES]) == ("10.0.0.1", "1"), "Ray's GPUs are what they are"
 
 
 def test_a_replica_waits_for_gpus_of_its_own_host(bench: Bench) -> None:

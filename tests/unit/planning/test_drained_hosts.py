@@ -8,7 +8,6 @@ import pytest
 
 from clusterctl.errors import DoesNotFit, RequirementsNotMet, UsageError
 from clusterctl.node.documents import DrainedHosts, to_json
-from clusterctl.node.files import NodePaths
 from clusterctl.planning.draining import moves_from, require_known
 from clusterctl.survey.survey import drained_file
 from tests.unit.planning.test_prepared_service import Cluster
@@ -46,10 +45,13 @@ def test_where_no_gpu_is_free_the_replica_stops_and_the_plan_says_so() -> None:
     ]
 
 
-def test_a_service_without_replicas_is_not_moved() -> None:
+def test_a_service_without_a_list_of_replicas_is_served_again_first() -> None:
     cluster = Cluster("nvidia")
-    with pytest.raises(RequirementsNotMet, match="has no replicas"):
-        moves_from(cluster.survey(cluster.prepare(tp=1).document), "gpu1")
+    with pytest.raises(RequirementsNotMet, match="qwen is not behind the gateway") as caught:
+        moves_from(cluster.survey(cluster.prepare(tp=1).document), "gpu2")
+    assert (
+        caught.value.hint == "clusterctl serve /data/models/qwen --name qwen, with the same flags"
+    )
 
 
 def test_a_host_without_replicas_has_nothing_to_move() -> None:
@@ -64,21 +66,3 @@ def test_a_drained_host_gets_no_replicas() -> None:
     cluster.head_files[drained_file("demo")] = to_json(DrainedHosts(["gpu2"])).encode()
     with pytest.raises(DoesNotFit, match="2 replicas of qwen need 1 GPU each, and 1 of them fits"):
         cluster.prepare(tp=1, replicas="2")
-
-
-def test_a_service_that_is_only_becoming_one_of_replicas_stays_where_ray_placed_it() -> None:
-    """As `serve --replicas 2` leaves it that was ended before it restarted the first one."""
-    cluster = Cluster("nvidia")
-    first = cluster.prepare(tp=1).document
-    plan = cluster.prepare(tp=1, replicas="2")
-    second = plan.replicas[1].document
-    assert plan.members
-    members = replace(plan.members, members=plan.members.members[1:])  # Written before it starts
-    path = f"{NodePaths('demo').members}/qwen.json"
-    cluster.head_files[path] = to_json(members).encode()
-    (moves,) = moves_from(cluster.survey(first, second), "gpu2")
-
-    assert [each.document for each in moves.staying] == [first]
-    assert [each.document for each in moves.leaving] == [second]
-    # At the port of the service the gateway would be its own member.
-    assert first.port not in {member.port for member in moves.members.members}

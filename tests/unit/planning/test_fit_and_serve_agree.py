@@ -72,9 +72,12 @@ class Cluster:
 
     @cached_property
     def declared(self) -> dict[str, ServiceDocument]:
+        seats = [f"10.0.0.{n}" for n, (_, count) in enumerate(self.gpus, 1) for _ in range(count)]
+        argv = ["vllm", "serve", "/m"]
         other = ServiceDocument(
-            "other", "m", "m", ["vllm", "serve", "/m"], {}, "h", 9000, 1, 1, self.taken, "f"
-        )
+            "other", "m", "m", argv, {}, "h", 8199, 1, 1, self.taken, "f",
+            node_ips=seats[: self.taken],
+        )  # fmt: skip
         found = [*([other] if self.taken else []), *([self.served] if self.served else [])]
         return {document.name: document for document in found}
 

@@ -19,7 +19,7 @@ from clusterctl.planning.forecast import MemoryForecast, forecast_memory
 from clusterctl.planning.hardware import CPU, parse_gpus
 from clusterctl.planning.options import own_limits, settings_key
 from clusterctl.planning.overheads import Measured
-from clusterctl.planning.placement import HostGpus, Site, usual_fabric
+from clusterctl.planning.placement import PARTITION, HostGpus, Site, usual_fabric
 from clusterctl.planning.report import Hardware
 from clusterctl.planning.rules import rules_for
 from clusterctl.planning.speed import parse_network
@@ -39,7 +39,7 @@ QWEN3_8B = config_of("Qwen/Qwen3-8B")
 R1_70B = config_of("deepseek-ai/deepseek-r1-distill-llama-70b")
 R1_32B = config_of("deepseek-ai/deepseek-r1-distill-qwen-32b")
 LAB = Hardware(
-    (Site("gpu1", (CPU,), head=True), Site("gpu2", (CPU,))),
+    (Site("gpu1", (CPU,)), Site("gpu2", (CPU,))),
     defaults=accelerator_named("cpu").defaults,
     env={"VLLM_CPU_KVCACHE_SPACE": "1"},
     vllm="0.32.0+cpu",
@@ -48,7 +48,7 @@ LAB = Hardware(
 
 def hosts(*gpus: str, network: str | None = None, vllm: str = "0.25.1") -> Hardware:
     sites = tuple(
-        Site(f"gpu{number}", found, usual_fabric(found), head=number == 1)
+        Site(f"gpu{number}", found, usual_fabric(found))
         for number, found in enumerate(map(parse_gpus, gpus), 1)
     )
     return Hardware(sites, parse_network(network) if network else None, vllm=vllm)
@@ -90,7 +90,8 @@ class Case:
 
     def document(self) -> ServiceDocument:
         forecast = self.forecast()
-        return build_service(replace(self.launch, layout=forecast.layout), env=forecast.env)
+        env = {PARTITION: forecast.partition} if forecast.partition else {}
+        return build_service(replace(self.launch, layout=forecast.layout), env=env)
 
 
 @pytest.mark.parametrize(("config", "tokens"), [(TINY, 2_097_152), (QWEN_1_5B, 74_880)])
@@ -98,7 +99,6 @@ def test_the_lab_serves_what_it_serves(config: dict[str, Any], tokens: int) -> N
     forecast = Case(config, LAB, tp=2).forecast()
     assert forecast.report is not None
     assert forecast.report.plan.kv_cache_tokens == tokens
-    assert forecast.env == {}
     assert not any("speed" in note for note in forecast.notes)
 
 
@@ -178,11 +178,11 @@ def test_a_layout_that_serves_stays_when_its_service_is_asked_for_again() -> Non
 def test_unlike_gpus_get_layers_by_what_they_hold() -> None:
     small = ("--max-model-len", "8192", "--max-num-seqs", "256")
     case = Case(R1_32B, hosts("RTX 3090", "H800", vllm="0.33.0"), *small, pp=2)
-    assert case.forecast().env == {"VLLM_PP_LAYER_PARTITION": "13,51"}
+    assert case.forecast().partition == "13,51"
     assert any("13,51" in note for note in case.forecast().notes)
     assert case.document().env["VLLM_PP_LAYER_PARTITION"] == "13,51"
     given = replace(case.hardware, env={"VLLM_PP_LAYER_PARTITION": "14,50"})
-    assert Case(R1_32B, given, *small, pp=2).forecast().env == {}
+    assert Case(R1_32B, given, *small, pp=2).forecast().partition == ""
 
 
 def test_what_was_learned_does_not_move_layers_of_a_service_that_runs() -> None:
@@ -193,7 +193,7 @@ def test_what_was_learned_does_not_move_layers_of_a_service_that_runs() -> None:
     assert report is not None
     settings = settings_key(report.plan.settings)
     taught = tuple(
-        replace(site, measured=((1, Measured(1.5 if site.head else 0.2, 0.3, settings)),))
+        replace(site, measured=((1, Measured(1.5 if site.host == "gpu1" else 0.2, 0.3, settings)),))
         for site in hardware.sites
     )
     later = replace(hardware, sites=taught)
@@ -205,7 +205,7 @@ def test_with_gpus_to_spare_the_ranks_are_kept_on_those_that_the_split_is_for() 
     small = ("--max-model-len", "2048", "--gpu-memory-utilization", "0.9")
     case = Case(QWEN3_8B, hosts("RTX 3090", "H800", "H800"), *small, pp=2)
     found = case.forecast()
-    assert set(found.env) == {"VLLM_PP_LAYER_PARTITION"}
+    assert found.partition
     assert found.places == ("gpu1", "gpu2")
 
 
@@ -233,7 +233,6 @@ def test_what_is_not_understood_is_served_with_a_note(
     forecast = Case(config, hosts("H100"), *args, tp=1).forecast()
     assert forecast.report is None
     assert words in forecast.notes[0]
-    assert forecast.env == {}
 
 
 def test_an_unknown_architecture_is_never_refused() -> None:

@@ -24,7 +24,8 @@ INVENTORY = Inventory(
 )
 BIG = ServiceDocument(
     name="big", model="big", served_name="big", argv=["vllm", "serve", "/m"], env={},
-    host="10.0.0.1", port=8000, tensor_parallel=1, pipeline_parallel=1, gpus=1, fingerprint="x",
+    host="10.0.0.1", port=8100, tensor_parallel=1, pipeline_parallel=1, gpus=1, fingerprint="x",
+    node_ips=["10.0.0.1"],
 )  # fmt: skip
 ON_GPU2 = Rank(0, 0, 0, "gpu2", "10.0.0.2", 7)
 
@@ -87,7 +88,7 @@ def test_one_that_runs_is_counted_once_where_its_ranks_are() -> None:
 
 
 def test_one_that_loads_is_counted_once_before_its_ranks_are_seen() -> None:
-    assert free(held(of("loading"), used=(0, 1))) == {"gpu1": 1, "gpu2": 0}
+    assert free(held(of("loading"), used=(1, 0))) == {"gpu1": 0, "gpu2": 1}
 
 
 def test_what_others_do_in_ray_is_no_seat_of_a_service_that_waits() -> None:
@@ -96,7 +97,7 @@ def test_what_others_do_in_ray_is_no_seat_of_a_service_that_waits() -> None:
 
 @pytest.mark.parametrize(
     ("services", "used"),
-    [((), (0, 0)), ((of("ready", ON_GPU2),), (0, 1)), ((of("loading"),), (0, 1))],
+    [((), (0, 0)), ((of("ready", ON_GPU2),), (0, 1)), ((of("loading"),), (1, 0))],
 )
 def test_a_service_that_is_replaced_gives_its_gpus_back(
     services: tuple[ServiceState, ...], used: tuple[float, float]
@@ -107,4 +108,5 @@ def test_a_service_that_is_replaced_gives_its_gpus_back(
 
 
 def test_more_declared_than_there_is_leaves_nothing() -> None:
-    assert free(held(declared=replace(BIG, gpus=4))) == {"gpu1": 0, "gpu2": 0}
+    more = replace(BIG, gpus=4, node_ips=["10.0.0.1"] * 2 + ["10.0.0.2"] * 2)
+    assert free(held(declared=more)) == {"gpu1": 0, "gpu2": 0}

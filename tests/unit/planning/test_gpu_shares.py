@@ -65,7 +65,7 @@ def test_parts_are_added_up_and_what_does_not_fit_is_refused() -> None:
     assert plan(survey, "c", 0.1).document.node_ips == ["10.0.0.1"]
     with pytest.raises(DoesNotFit):
         plan(survey, "c", None)
-    assert plan(survey, "c", None, on=None).document.node_ips == []
+    assert plan(survey, "c", None, on=None).document.node_ips == ["10.0.0.2"]
 
 
 def test_a_share_stays_with_its_service() -> None:

@@ -12,8 +12,9 @@ from clusterctl.models.catalogue import by_hub_id
 from clusterctl.models.config_json import describe
 from clusterctl.models.name import resolve
 from clusterctl.models.shape import ModelShape
-from clusterctl.planning.forecast import MemoryForecast, forecast_memory
+from clusterctl.planning.forecast import MemoryForecast, forecast_memory, layout_env
 from clusterctl.planning.placement import HostGpus
+from clusterctl.planning.replicas import Sizes, seats_for
 from clusterctl.planning.report import Hardware
 from clusterctl.serving.arguments import UNDECIDED, Launch, Layout
 from clusterctl.serving.request import ServiceRequest
@@ -64,7 +65,6 @@ def unplanned(
     tensor_parallel: int | None = None,
     pipeline_parallel: int | None = None,
     data_parallel: int = 1,
-    env: Mapping[str, str] | None = None,
 ) -> MemoryForecast:
     request = ServiceRequest(
         "org/m",
@@ -73,19 +73,16 @@ def unplanned(
         data_parallel=data_parallel,
     )
     launch = Launch(request, "org/m", ("m",), UNDECIDED, "10.0.0.1", shape=shape)
-    hardware = Hardware((), gpus=gpus, env=env or {})
+    hardware = Hardware((), gpus=gpus)
     found = forecast_memory(launch, resolve("org/m", "/models"), None, hardware)
     assert found.report is None
     return found
 
 
-def test_tensor_parallel_over_two_hosts_is_done_as_asked_and_its_cost_is_said() -> None:
+def test_tensor_parallel_over_two_hosts_is_done_as_asked() -> None:
     layout = plan_layout(QWEN, PAIR, tensor_parallel=2)
 
     assert (layout.tensor_parallel, layout.pipeline_parallel, layout.ranks) == (2, 1, 2)
-    assert layout.spans_hosts
-    assert not layout.keeps_tp_in_host
-    assert "--pp" in layout.notes[0]
 
 
 def test_more_ranks_than_gpus_name_the_largest_size_that_works() -> None:
@@ -136,18 +133,8 @@ def test_uneven_hosts_are_cut_by_the_smallest() -> None:
     assert (layout.tensor_parallel, layout.pipeline_parallel) == (2, 2)
 
 
-def test_groups_that_may_be_split_are_not_promised_to_stay_whole() -> None:
-    layout = plan_layout(
-        LLAMA_70B, (HostGpus("a", 3), HostGpus("b", 1)), tensor_parallel=2, pipeline_parallel=2
-    )
-
-    assert not layout.keeps_tp_in_host
-
-
 def test_copied_key_value_heads_are_noted() -> None:
-    layout = plan_layout(QWEN, EIGHTS, tensor_parallel=4)
-
-    assert "2 key/value heads" in layout.notes[0]
+    assert "2 key/value heads" in unplanned(QWEN, EIGHTS, tensor_parallel=4).notes[0]
 
 
 def test_an_unknown_shape_checks_the_gpus_alone() -> None:
@@ -167,42 +154,54 @@ def test_copies_for_data_parallel_need_their_own_gpus() -> None:
     assert plan_layout(QWEN, PAIR, tensor_parallel=1, data_parallel=2).ranks == 2
     with pytest.raises(DoesNotFit, match="--tp 2 --dp 2 needs 4"):
         plan_layout(QWEN, PAIR, tensor_parallel=2, data_parallel=2)
+    uneven = (HostGpus("a", 3), HostGpus("b", 1))
+    with pytest.raises(
+        DoesNotFit, match="needs 4 GPUs, 2 of one host for each copy, and"
+    ) as caught:
+        plan_layout(QWEN, uneven, tensor_parallel=2, data_parallel=2)
+    assert caught.value.hint == "--dp 1 works"
+
+
+def seated(
+    gpus: tuple[int, ...], tp: int, pp: int = 1, dp: int = 1, env: Mapping[str, str] | None = None
+) -> tuple[Layout, dict[str, str]]:
+    """The first replica's layout on hosts with so many GPUs, and the variables that it needs."""
+    hosts = tuple(HostGpus(f"gpu{number}", count) for number, count in enumerate(gpus, 1))
+    hardware = Hardware((), gpus=hosts, env=env or {})
+    (seats,) = seats_for(hardware, Sizes(tp, pp, dp), (), 1, None)
+    layout = Layout(tp, pp, dp, seats=seats)
+    return layout, layout_env(layout, hardware)
 
 
 @pytest.mark.parametrize(
-    ("gpus", "tp", "replicas", "on_head", "placement"),
+    ("gpus", "tp", "dp", "copies", "placement"),
     [
-        ((1, 1), 1, 2, 1, None),
-        ((2, 2), 1, 4, 2, None),
-        ((4, 4), 1, 3, 3, None),
-        ((1, 3), 1, 4, 1, "fill"),
-        ((8, 8), 4, 4, 2, None),
-        ((3, 2), 2, 2, 1, None),
-        ((0, 4), 2, 2, 0, None),
-        ((2, 2, 2, 2), 4, 2, 0, "span"),
-        ((2, 2), 2, 1, 0, None),
+        ((1, 1), 1, 2, [1, 1], None),
+        ((2, 2), 1, 4, [2, 2], None),
+        ((4, 4), 1, 3, [3], None),
+        ((1, 3), 1, 4, [3, 1], "fill"),
+        ((8, 8), 4, 4, [2, 2], None),
+        ((3, 2), 2, 2, [1, 1], None),
+        ((0, 4), 2, 2, [2], None),
+        ((2, 2, 2, 2), 4, 2, [1, 1], "span"),
     ],
 )
-def test_replicas_are_dealt_out_as_vllm_can_start_them(
-    gpus: tuple[int, ...], tp: int, replicas: int, on_head: int, placement: str | None
+def test_copies_are_dealt_out_as_vllm_can_start_them(
+    gpus: tuple[int, ...], tp: int, dp: int, copies: list[int], placement: str | None
 ) -> None:
-    """vLLM starts as many on every host as on the head, unless it is told to fill them."""
-    hosts = tuple(HostGpus(f"gpu{number}", count) for number, count in enumerate(gpus))
-    found = unplanned(None, hosts, tensor_parallel=tp, data_parallel=replicas)
-    assert found.layout.copies_on_head == on_head
-    untried = any("DP master node" in note for note in found.layout.notes)
-    assert untried == (gpus[0] == 0)
-    assert found.env.get("VLLM_RAY_DP_PACK_STRATEGY") == placement
+    """vLLM starts as many on every host as on the first, unless it is told to fill them."""
+    layout, env = seated(gpus, tp, dp=dp)
+    assert layout.copies == copies
+    assert env.get("VLLM_RAY_DP_PACK_STRATEGY") == placement
 
 
-def test_a_group_that_may_span_hosts_does_without_symmetric_memory() -> None:
+def test_a_group_that_spans_hosts_does_without_symmetric_memory() -> None:
     """vLLM 0.25 on two hosts of 2 GPUs hung in it, ranks 0 and 2, while 1 and 3 went on."""
     off = {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
-    twos = (HostGpus("gpu1", 2), HostGpus("gpu2", 2))
-    assert unplanned(None, twos, tensor_parallel=4).env == off
-    assert unplanned(None, PAIR, tensor_parallel=2).env == off
-    assert unplanned(None, twos, tensor_parallel=2).env == {}
-    assert unplanned(None, twos, tensor_parallel=2, data_parallel=2).env == {}
-    assert unplanned(None, twos, tensor_parallel=2, pipeline_parallel=2).env == {}
-    chosen = {"VLLM_ALLREDUCE_USE_SYMM_MEM": "1"}
-    assert unplanned(None, twos, tensor_parallel=4, env=chosen).env == {}
+    assert seated((2, 2), 4)[1] == off
+    assert seated((1, 1), 2)[1] == off
+    assert seated((3, 1), 2, 2)[1] == off
+    assert seated((2, 2), 2)[1] == {}
+    assert seated((2, 2), 2, dp=2)[1] == {}
+    assert seated((2, 2), 2, 2)[1] == {}
+    assert seated((2, 2), 4, env={"VLLM_ALLREDUCE_USE_SYMM_MEM": "1"})[1] == {}

@@ -15,6 +15,9 @@ from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import GatewayAccess, Gpu, Host, Inventory
 from clusterctl.models.name import resolve
 from clusterctl.node.documents import (
+    GatewayState,
+    Member,
+    MembersDocument,
     NodeState,
     RayNode,
     ServiceDocument,
@@ -22,10 +25,11 @@ from clusterctl.node.documents import (
     to_json,
 )
 from clusterctl.node.files import NodePaths
-from clusterctl.node.rank_placement import NODE_IPS
 from clusterctl.planning.replicas import as_declared
 from clusterctl.planning.service_plan import ServicePlan, plan_service
+from clusterctl.serving.arguments import Layout
 from clusterctl.serving.request import Options, read_request
+from clusterctl.serving.service import PlannedReplica
 from clusterctl.serving.vllm_flags import parse_arguments
 from clusterctl.survey.survey import Survey
 from tests.fakes.catalogue import config_of
@@ -98,9 +102,8 @@ class Cluster:
             if isinstance(each, ServicePlan):
                 for replica in each.replicas:
                     declare(replica.document)
-                if each.members:
-                    data = to_json(each.members).encode()
-                    files["gpu1"][f"{paths.members}/{each.members.service}.json"] = data
+                data = to_json(each.members).encode()
+                files["gpu1"][f"{paths.members}/{each.service}.json"] = data
             else:
                 declare(each)
         files["gpu1"][str(paths.state)] = to_json(self.state).encode()
@@ -114,6 +117,10 @@ def _probe(ip: str, report: GpuReport) -> Probe:
     address = (Address(ip, 24, "global"),)
     nic = NicFacts("eth0", "02:00:00:00:00:01", 1500, "up", 25_000, "physical", None, address)
     return Probe(host_facts(nic, gpus=report), {}, (), (), None)
+
+
+def replaced(document: ServiceDocument, host: str) -> PlannedReplica:
+    return PlannedReplica(document=document, layout=Layout(1, 1, seats=(host,)), host=host)
 
 
 def flag(document: ServiceDocument, name: str) -> str:
@@ -139,18 +146,15 @@ def test_serving_again_gives_the_same_document() -> None:
     assert cluster.prepare(own=first.document).document == first.document
 
 
-def test_with_unlike_gpus_ranks_are_kept_where_the_plan_has_them() -> None:
-    """On alike ones Ray may choose: one GPU holds as much as another."""
+def test_ranks_are_kept_where_the_plan_has_them() -> None:
     cluster = Cluster("nvidia")
-    assert NODE_IPS not in cluster.prepare(tp=1).document.env
     smaller = GpuFacts(0, "GPU-3090", "NVIDIA GeForce RTX 3090", 24_576 * 2**20, "580")
     cluster.answers["gpu1"] = _probe("10.0.0.1", GpuReport((smaller,), None))
     prepared = cluster.prepare(tp=1)
     assert prepared.fit is not None
     (rank,) = prepared.fit.plan.ranks
     assert prepared.layout.hosts == (rank.host,)
-    assert prepared.document.env[NODE_IPS] == cluster.inventory.host(rank.host).address
-    assert cluster.prepare(own=prepared.document).document == prepared.document
+    assert prepared.document.node_ips == [cluster.inventory.host(rank.host).address]
     survey = cluster.survey(prepared)
     again = as_declared(survey, survey.replicas["qwen"])
     assert again.layout.hosts == (rank.host,), "a restart is proven on the same host"
@@ -168,9 +172,10 @@ def test_a_declared_service_that_is_not_up_yet_is_named_where_it_leaves_too_few_
 @pytest.mark.parametrize(("holds", "left"), [("gpu1", "gpu2"), ("gpu2", "gpu1")])
 def test_a_declared_service_holds_the_gpu_that_it_is_kept_on(holds: str, left: str) -> None:
     cluster = Cluster("nvidia")
-    kept = {NODE_IPS: cluster.inventory.host(holds).address}
-    other = replace(cluster.prepare(tp=1).document, name="big", port=8001, env=kept)
-    assert cluster.prepare(tp=1, other=other).layout.hosts == (left,)
+    other = replace(cluster.prepare(tp=1, on=holds).document, name="big")
+    listed = MembersDocument("big", ["big"], 8001, [Member(1, holds, other.host, other.port)])
+    plan = ServicePlan(replicas=(replaced(other, holds),), members=listed)
+    assert cluster.prepare(tp=1, declared=(plan,)).layout.hosts == (left,)
 
 
 def test_a_gpu_cluster_pays_no_further_round_trip() -> None:
@@ -216,8 +221,9 @@ def test_all_addresses_are_refused_where_one_is_of_the_internet() -> None:
     with pytest.raises(UsageError, match=r"answer on 8\.8\.4\.4 \(eth9\) of gpu1 too"):
         cluster.prepare("--host", "0.0.0.0")
     network = cluster.inventory.network.model_copy(update={"public": True})
-    cluster.inventory = cluster.inventory.model_copy(update={"network": network})
-    assert flag(cluster.prepare("--host", "0.0.0.0").document, "--host") == "0.0.0.0"
+    for known in ({"network": network}, {"gateway": GatewayAccess(tls=True)}):
+        cluster.inventory = cluster.inventory.model_copy(update=known)
+        assert cluster.prepare("--host", "0.0.0.0").members.listen == "0.0.0.0"
 
 
 def test_all_addresses_are_refused_where_another_gateways_host_has_one_of_the_internet() -> None:
@@ -225,15 +231,16 @@ def test_all_addresses_are_refused_where_another_gateways_host_has_one_of_the_in
     probe = cluster.answers["gpu2"]
     facts = replace(probe.facts, nics=(*probe.facts.nics, nic("eth9", "8.8.4.4")))
     cluster.answers["gpu2"] = replace(probe, facts=facts)
-    assert cluster.prepare("--host", "0.0.0.0", replicas="1").members
+    assert cluster.prepare("--host", "0.0.0.0").members.listen == "0.0.0.0"
     access = GatewayAccess(hosts=("gpu2",))
     cluster.inventory = cluster.inventory.model_copy(update={"gateway": access})
     with pytest.raises(UsageError, match=r"answer on 8\.8\.4\.4 \(eth9\) of gpu2 too"):
-        cluster.prepare("--host", "0.0.0.0", replicas="1")
-    assert flag(cluster.prepare("--host", "0.0.0.0").document, "--host") == "0.0.0.0"
+        cluster.prepare("--host", "0.0.0.0")
 
 
 def test_a_service_on_all_addresses_is_told_where_clients_reach_it() -> None:
-    prepared = Cluster("cpu").prepare("--host", "0.0.0.0")
-    assert flag(prepared.document, "--host") == "0.0.0.0"
+    cluster = Cluster("cpu")
+    cluster.state = replace(cluster.state, gateway=GatewayState("idle"))
+    prepared = cluster.prepare("--host", "0.0.0.0")
+    assert flag(prepared.document, "--host") == "10.0.0.1", "replicas are for the gateway alone"
     assert prepared.endpoint.url == "http://10.0.0.1:8000"

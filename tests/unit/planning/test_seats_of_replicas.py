@@ -9,8 +9,9 @@ import pytest
 from clusterctl.errors import DoesNotFit, UsageError
 from clusterctl.node.documents import (
     GatewayState,
-    MembersDocument,
+    Rank,
     ServiceDocument,
+    ServiceState,
     declared_dir,
     to_json,
 )
@@ -35,10 +36,14 @@ def hosts(*counts: int) -> list[Site]:
         ((1, 2), (1, 2), None, [("gpu2", "gpu2")]),
         ((1, 1, 1, 1), (1, 2), None, [("gpu1", "gpu2"), ("gpu3", "gpu4")]),
         ((1,), (2, 1), None, []),
+        ((4, 4), (1, 1, 4), 2, [("gpu1",) * 4, ("gpu2",) * 4]),
+        ((1, 3), (1, 1, 4), 1, [("gpu2", "gpu2", "gpu2", "gpu1")]),
+        ((2, 2), (2, 1, 2), 1, [("gpu1", "gpu1", "gpu2", "gpu2")]),
+        ((3, 1), (2, 1, 2), 1, []),
     ],
 )
 def test_replicas_stay_in_a_host_and_spread_over_hosts(
-    counts: tuple[int, ...], sizes: tuple[int, int], most: int | None, seats: list[Seats]
+    counts: tuple[int, ...], sizes: tuple[int, ...], most: int | None, seats: list[Seats]
 ) -> None:
     assert seat_replicas(hosts(*counts), Sizes(*sizes), (), most) == seats
 
@@ -71,7 +76,6 @@ def test_each_replica_has_a_document_on_its_own_host() -> None:
         ("10.0.0.1", 8100),
         ("10.0.0.2", 8100),
     ]
-    assert plan.members is not None
     assert plan.members.port == 8000
     assert [member.host for member in plan.members.members] == ["gpu1", "gpu2"]
 
@@ -81,7 +85,6 @@ def test_one_replica_may_span_hosts_behind_the_gateway_and_stays_there() -> None
     plan = cluster.prepare(tp=2, replicas="1")
     again = cluster.prepare(tp=2, replicas="1", declared=(plan,))
 
-    assert plan.members is not None
     assert (plan.members.port, [one.port for one in plan.members.members]) == (8000, [8100])
     assert plan.document.node_ips == ["10.0.0.1", "10.0.0.2"]
     assert plan.document.tensor_parallel == 2
@@ -113,28 +116,31 @@ def test_fewer_replicas_keep_the_first_and_name_the_surplus() -> None:
     assert [document.name for document in one.surplus] == ["qwen@2"]
 
 
-def test_a_service_without_replicas_stays_as_it_was() -> None:
+def older(plan: ServicePlan) -> ServiceDocument:
+    """What a clusterctl before replicas declared: on the head, at the port of clients."""
+    argv = ["8000" if word == "8100" else word for word in plan.document.argv]
+    return replace(plan.document, argv=argv, port=8000, node_ips=[])
+
+
+def test_what_an_older_clusterctl_declared_becomes_a_replica_at_the_same_port() -> None:
     cluster = Cluster("nvidia")
-    plan = cluster.prepare(tp=1)
-    assert plan.members is None
-    assert replicas(cluster, "1", plan.document).document == plan.document
-    assert plan.document.node_ips == []
+    old = older(cluster.prepare(tp=1))
+    plan = replicas(cluster, None, old)
+    assert plan.members.port == 8000, "that clients know"
+    assert [each.number for each in plan.surplus] == [1], "nobody knows on which GPU it is"
 
-
-def test_a_single_service_becomes_the_first_of_two() -> None:
-    cluster = Cluster("nvidia")
-    single = cluster.prepare(tp=1).document
-    plan = replicas(cluster, "2", replace(single, port=8000))
-
-    assert plan.members is not None
-    assert plan.members.port == 8000  # that clients know
-    assert all(each.document.port == 8100 for each in plan.replicas)
+    rank = Rank(0, 0, 0, "gpu1", "10.0.0.1", 7)
+    runs = ServiceState("qwen", "ready", 0.0, ranks=[rank])
+    cluster.state = replace(cluster.state, services=[runs])
+    plan = replicas(cluster, "2", old)
+    assert (plan.members.port, plan.surplus) == (8000, ())
+    assert [each.document.port for each in plan.replicas] == [8100, 8100]
+    assert (plan.replicas[0].old, plan.replicas[0].restarts) == (old, True)
 
 
 def test_replicas_whose_list_was_lost_stay_where_they_are() -> None:
     cluster = Cluster("nvidia")
     two = replicas(cluster, "2")
-    assert two.members
     copy = f"{declared_dir('demo')}/members/qwen.json"
     cluster.head_files[copy] = to_json(two.members).encode()
     again = replicas(cluster, None, *(each.document for each in two.replicas))
@@ -145,7 +151,6 @@ def test_replicas_whose_list_was_lost_stay_where_they_are() -> None:
 def test_another_tp_needs_a_stop() -> None:
     cluster = Cluster("nvidia")
     one = replicas(cluster, "1", replicas(cluster, "2"))
-    assert isinstance(one.members, MembersDocument)
     with pytest.raises(UsageError, match="replicas change one at a time") as caught:
         cluster.prepare(tp=2, replicas="1", declared=(one,))
     assert caught.value.hint == "clusterctl stop qwen, then serve again"
@@ -182,7 +187,6 @@ def test_a_service_that_gets_replicas_keeps_its_address() -> None:
 
     single = cluster.prepare(tp=1)
     assert single.endpoint.url == "http://10.9.0.1:8000"
-    two = cluster.prepare(tp=1, replicas="2", declared=(single.document,))
+    two = cluster.prepare(tp=1, replicas="2", declared=(single,))
     assert two.endpoint.url == single.endpoint.url
-    assert two.members is not None
     assert two.members.listen == "10.9.0.1"

@@ -10,7 +10,7 @@ from clusterctl.errors import DoesNotFit, UsageError
 from clusterctl.node.documents import to_json
 from clusterctl.planning.draining import moves_from
 from tests.fakes.transport import starts
-from tests.unit.planning.test_prepared_service import Cluster
+from tests.unit.planning.test_prepared_service import Cluster, flag
 
 
 def test_a_service_starts_on_the_hosts_that_are_named_and_needs_its_model_only_there() -> None:
@@ -19,7 +19,6 @@ def test_a_service_starts_on_the_hosts_that_are_named_and_needs_its_model_only_t
     plan = cluster.prepare(tp=1, on="gpu2")
 
     assert plan.document.node_ips == ["10.0.0.2"]
-    assert plan.members is not None
     assert (plan.members.on, [each.host for each in plan.members.members]) == ("gpu2", ["gpu2"])
 
 
@@ -34,17 +33,7 @@ def test_serving_again_keeps_the_hosts_until_others_are_named() -> None:
     assert [document.name for document in moved.surplus] == ["qwen"]
 
     free = cluster.prepare(tp=1, on="*", declared=(first,))
-    assert free.members is not None
     assert (free.members.on, free.document) == ("", first.document)
-
-
-def test_a_service_that_ray_placed_elsewhere_moves_to_the_host_that_is_named() -> None:
-    cluster = Cluster("nvidia")
-    single = cluster.prepare(tp=1).document
-    plan = cluster.prepare(tp=1, on="gpu2", own=single)
-    assert plan.document.name == "qwen@2"
-    assert plan.document.node_ips == ["10.0.0.2"]
-    assert [each.document for each in plan.surplus] == [single]
 
 
 def test_what_does_not_fit_there_is_refused_with_what_would() -> None:
@@ -67,9 +56,13 @@ def test_a_misspelt_host_gets_the_nearest() -> None:
         Cluster("nvidia").prepare(tp=1, on="gpo2")
 
 
-def test_data_parallel_ranks_cannot_be_kept_on_hosts() -> None:
-    with pytest.raises(UsageError, match="--on cannot be combined with --dp"):
-        Cluster("nvidia").prepare("--data-parallel-size", "2", on="gpu2")
+def test_data_parallel_ranks_are_kept_on_hosts_too() -> None:
+    plan = Cluster("nvidia").prepare("--data-parallel-size", "2", tp=1, on="gpu1,gpu2")
+    assert plan.document.node_ips == ["10.0.0.1", "10.0.0.2"]
+    assert (plan.document.gpus, len(plan.members.members)) == (2, 1)
+    assert flag(plan.document, "--data-parallel-size-local") == "1"
+    with pytest.raises(DoesNotFit, match=r"--tp 1 --dp 2 needs 2|--dp 2 needs 2"):
+        Cluster("nvidia").prepare("--data-parallel-size", "2", tp=1, on="gpu2")
 
 
 def test_a_drained_host_gives_its_replica_to_none_that_the_service_may_not_use() -> None:
@@ -97,7 +90,6 @@ def test_a_choice_outlives_hosts_that_leave_the_inventory(on: str, left: str) ->
     assert first.layout.hosts == ("gpu1",)
     without(cluster, "gpu2")
     again = cluster.prepare(tp=1, declared=(first,))
-    assert again.members is not None
     assert (again.members.on, again.layout.hosts) == (left, ("gpu1",))
     (moves,) = moves_from(cluster.survey(first), "gpu1")
     assert moves.members.on == left
@@ -107,7 +99,6 @@ def test_a_choice_without_any_host_left_says_so_until_another_is_made() -> None:
     cluster = Cluster("nvidia")
     first = cluster.prepare(tp=1, on="gpu2")
     without(cluster, "gpu2")
-    assert first.members is not None
     cluster.head_files["/etc/clusterctl/demo/members/qwen.json"] = to_json(first.members).encode()
     with pytest.raises(UsageError, match="none of these hosts are in") as caught:
         cluster.prepare(tp=1)
@@ -115,10 +106,9 @@ def test_a_choice_without_any_host_left_says_so_until_another_is_made() -> None:
     assert cluster.prepare(tp=1, on="*").layout.hosts == ("gpu1",)
 
 
-def test_a_service_with_replicas_gets_no_data_parallel_ranks() -> None:
-    """Its GPUs are counted, and one of the ranks would be on another's."""
+def test_a_service_gets_data_parallel_ranks_only_after_a_stop() -> None:
     cluster = Cluster("nvidia")
-    single = cluster.prepare(tp=1, replicas="1")
-    with pytest.raises(UsageError, match="Ray places the ranks of --dp") as caught:
+    single = cluster.prepare(tp=1)
+    with pytest.raises(UsageError, match="qwen runs with TP 1, PP 1: replicas change") as caught:
         cluster.prepare("--data-parallel-size", "2", tp=1, declared=(single,))
-    assert str(caught.value.hint).startswith("clusterctl stop qwen, then serve again")
+    assert caught.value.hint == "clusterctl stop qwen, then serve again"

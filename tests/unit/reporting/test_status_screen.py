@@ -47,7 +47,7 @@ def test_columns_go_by_their_worth_where_there_is_no_room(width: int, shown: str
 def test_replicas_keep_no_character_that_a_terminal_obeys() -> None:
     document = replace(build_service(launch()), name="tiny\x1b[2J@2", model="m\x1b[2J")
     member = Member(2, "gpu1", "10.0.0.1", 8100)
-    row = ServiceRow(document, "gpu1", None, member, head_address="10.0.0.1")
+    row = ServiceRow(document, "gpu1", None, member, service_url="http://10.0.0.1:8000")
     stream = io.StringIO()
     screen(stream).print(status_screen(replace(_status("gpu"), services=(row,))), crop=False)
     assert stream.getvalue().count("\\x1b[2J") >= 3
@@ -67,8 +67,10 @@ def test_a_replica_is_one_line(width: int, name: str, running: int, rate: int, e
         name, "ready", 0.0, running=running, tokens_per_second=rate, kv_cache_use=0.5
     )
     row = ServiceRow(document, "gpu12", state, Member(12, "gpu12", "10.0.0.1", 8100))
+    first = replace(row, document=replace(document, name=document.service))
+    status = replace(_status("gpu"), services=(first, row))
     stream = io.StringIO()
-    Console(file=stream, width=width).print(status_screen(replace(_status("gpu"), services=(row,))))
+    Console(file=stream, width=width).print(status_screen(status))
     (line,) = [each for each in stream.getvalue().splitlines() if each.startswith(f"  {name} on")]
     assert line.rstrip().endswith(end)
 
@@ -111,7 +113,7 @@ def test_the_load_of_a_service_comes_with_where_its_start_went() -> None:
     state = ServiceState(
         "tiny", "ready", 0.0, document.fingerprint, ready_seconds=55.4, start=spent
     )
-    row = ServiceRow(document, "gpu1", state, None, head_address="10.0.0.1")
+    row = ServiceRow(document, "gpu1", state, None)
     for load, expected in ((None, False), (ServiceLoad(None, 1.0, 0, 0, None, None), True)):
         stream = io.StringIO()
         services = (replace(row, load=load),)

@@ -11,8 +11,8 @@ from clusterctl.serving.request import Options, read_request
 from clusterctl.serving.vllm_flags import parse_arguments
 
 PAIR = ("gpu1", "gpu2")
-TWO = Layout(2, 1, PAIR, 2, keeps_tp_in_host=False, reason="as asked")
-ONE = Layout(1, 1, PAIR, 1, keeps_tp_in_host=True, reason="as asked")
+TWO = Layout(2, 1, reason="as asked", seats=PAIR)
+ONE = Layout(1, 1, reason="as asked", seats=("gpu1",))
 
 
 def launch(

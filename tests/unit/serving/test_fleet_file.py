@@ -44,7 +44,7 @@ def test_the_example_has_every_key_loads_and_is_valid_for_editors() -> None:
     assert [key for key in FleetService.model_fields if f"{key}:" not in text] == []
     chat, moe, embed = read_fleet(path)
     assert (moe.data_parallel, moe.replicas, tokens(moe.given)) == (
-        2, None, ["--enable-expert-parallel"],
+        2, 1, ["--enable-expert-parallel"],
     )  # fmt: skip
     assert (chat.name, chat.replicas, chat.port) == ("chat", 4, 8000)
     assert embed.replicas == "max"

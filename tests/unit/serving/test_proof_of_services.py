@@ -75,7 +75,7 @@ def proved(port: int, task: str, monkeypatch: pytest.MonkeyPatch) -> Proof:
     """As a supervisor says that the service serves `task`."""
     monkeypatch.setattr(proof, "Tunnel", lambda *_: nullcontext(SimpleNamespace(port=port)))
     head = FakeTransport(Host(name="gpu1", address="gpu1"))
-    layout = Layout(1, 1, ("gpu1",), 1, keeps_tp_in_host=True, reason="")
+    layout = Layout(1, 1, seats=("gpu1",))
     rank = Rank(0, 0, 0, "gpu1", "10.0.0.1", 7)
     service = ServiceState("m", "ready", 0.0, "f", task=task, ranks=[rank], ready_seconds=9.0)
     state = NodeState("gpu1", "head", 0.0, "1", "up", 0.0, 0, services=[service])

@@ -154,7 +154,7 @@ class World:
         replicas = [
             PlannedReplica(
                 document=each,
-                layout=Layout(1, 1, (host,), 1, keeps_tp_in_host=True, reason=""),
+                layout=Layout(1, 1, seats=(host,)),
                 host=host,
                 old=survey.documents[host].get(each.name),
                 again=each.replica in again,

@@ -36,7 +36,7 @@ def document(
         request=request,
         model_argument="/data/models/Qwen2.5-1.5B-Instruct",
         served_names=served_names(request, model),
-        layout=Layout(tp, 1, PAIR, tp, keeps_tp_in_host=tp == 1, reason=""),
+        layout=Layout(tp, 1, seats=PAIR[:tp]),
         host="10.0.0.1",
         port=choose_port("qwen2.5-1.5b", request.port, {}),
         entry=model.entry,

@@ -51,14 +51,12 @@ def test_one_rank_goes_through_ray_too_which_else_gives_its_gpu_away() -> None:
 
 
 def test_data_parallel_over_ray_names_its_backend() -> None:
-    layout = Layout(1, 1, PAIR, 2, keeps_tp_in_host=True, reason="", data_parallel=2)
-
-    argv = serve_argv(launch("-dp", "2", layout=layout))
+    argv = serve_argv(launch("-dp", "2", layout=Layout(1, 1, 2, seats=PAIR)))
 
     assert argv[argv.index("--data-parallel-backend") + 1] == "ray"
     assert argv[argv.index("--data-parallel-size") + 1] == "2"
     assert argv.count("--data-parallel-size") == 1
-    assert "--data-parallel-size-local" not in argv  # where the head cannot hold one
+    assert argv[argv.index("--data-parallel-size-local") + 1] == "1"
 
 
 def test_only_a_mixture_of_experts_has_experts_to_split() -> None:
@@ -69,10 +67,8 @@ def test_only_a_mixture_of_experts_has_experts_to_split() -> None:
         assert argv.count("--enable-expert-parallel") == 1
 
 
-def test_replicas_of_the_head_are_told_and_the_user_may_say_another_number() -> None:
-    layout = Layout(
-        1, 1, PAIR, 2, keeps_tp_in_host=True, reason="", data_parallel=4, copies_on_head=2
-    )
+def test_copies_on_the_first_host_are_told_and_the_user_may_say_another_number() -> None:
+    layout = Layout(1, 1, 4, seats=("gpu1", "gpu1", "gpu2", "gpu2"))
 
     argv = serve_argv(launch("-dp", "4", layout=layout))
     assert argv[argv.index("--data-parallel-size-local") + 1] == "2"

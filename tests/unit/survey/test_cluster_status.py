@@ -21,6 +21,7 @@ from clusterctl.node.documents import (
     DELETED,
     BrokenNic,
     DrainedHosts,
+    GatewayState,
     Member,
     MembersDocument,
     NodeState,
@@ -54,8 +55,17 @@ LOGS = "/var/log/clusterctl/demo"
 NVML = "Failed to initialize NVML: Unknown Error"
 SERVICE = ServiceDocument(
     name="tiny", model="/data/models/tiny", served_name="tiny", argv=[], env={}, host="10.0.0.1",
-    port=8000, tensor_parallel=2, pipeline_parallel=1, gpus=2, fingerprint="f",
+    port=8100, tensor_parallel=2, pipeline_parallel=1, gpus=2, fingerprint="f",
+    node_ips=["10.0.0.1", "10.0.0.2"],
 )  # fmt: skip
+MEMBERS = MembersDocument("tiny", ["tiny"], 8000, [Member(1, "gpu1", "10.0.0.1", 8100)], asked=1)
+
+
+UP = GatewayState("up", listens=["10.0.0.1:8000"])
+
+
+def listed(members: MembersDocument = MEMBERS) -> dict[str, bytes]:
+    return {members_file("demo", "tiny"): to_json(members).encode()}
 
 
 @pytest.fixture
@@ -80,9 +90,9 @@ def state(host: str, **more: object) -> NodeState:
 def healthy(facts: HostFacts) -> dict[str, Said]:
     ranks = [Rank(0, 0, 0, "gpu1", "10.0.0.1", 7), Rank(1, 1, 0, "gpu2", "10.0.0.2", 8)]
     ready = ServiceState("tiny", "ready", 0.0, "f", running=3, tokens_per_second=41.5, ranks=ranks)
-    head = state("gpu1", nodes=[ray("gpu1"), ray("gpu2")], services=[ready])
+    head = state("gpu1", nodes=[ray("gpu1"), ray("gpu2")], services=[ready], gateway=UP)
     return {
-        "gpu1": Said(facts, head, "running", services=(SERVICE,)),
+        "gpu1": Said(facts, head, "running", services=(SERVICE,), files=listed()),
         "gpu2": Said(facts, state("gpu2"), "running"),
     }
 
@@ -210,9 +220,21 @@ def test_a_service_on_all_addresses_is_shown_where_clients_reach_it(
     facts: HostFacts, listens_on: str
 ) -> None:
     reports = healthy(facts)
-    everywhere = replace(SERVICE, host=listens_on)
-    reports["gpu1"] = replace(reports["gpu1"], services=(everywhere,))
+    everywhere = listed(replace(MEMBERS, listen=listens_on))
+    reports["gpu1"] = replace(reports["gpu1"], files=everywhere)
     assert assess(survey_of(INVENTORY, reports)).services[0].endpoint == "http://10.0.0.1:8000/v1"
+
+
+def test_a_service_of_an_older_clusterctl_is_a_problem_and_shown_where_it_answers(
+    facts: HostFacts,
+) -> None:
+    reports = healthy(facts)
+    older = replace(SERVICE, port=8000, node_ips=[])
+    reports["gpu1"] = replace(reports["gpu1"], files={}, services=(older,))
+    status = assess(survey_of(INVENTORY, reports))
+    assert status.services[0].endpoint == "http://10.0.0.1:8000/v1"
+    (problem,) = status.problems
+    assert problem.startswith("service tiny: not behind the gateway")
 
 
 @pytest.mark.parametrize(
@@ -324,11 +346,8 @@ def test_a_full_run_directory_is_named_as_the_reason_for_silence(facts: HostFact
 
 def test_replicas_that_were_asked_for_and_did_not_start_are_a_problem(facts: HostFacts) -> None:
     reports = healthy(facts)
-    listed = [Member(1, "gpu1", "10.0.0.1", 8100)]
     for asked, told in ((4, True), (1, False), (0, False)):
-        members = MembersDocument("tiny", ["tiny"], 8000, listed, asked=asked)
-        files = {members_file("demo", "tiny"): to_json(members).encode()}
-        head = replace(reports["gpu1"], files=files)
+        head = replace(reports["gpu1"], files=listed(replace(MEMBERS, asked=asked)))
         status = assess(survey_of(INVENTORY, {**reports, "gpu1": head}))
         text = "service tiny: 1 of the 4 replicas that were asked for"
         assert any(problem.startswith(text) for problem in status.problems) is told
@@ -374,7 +393,7 @@ def test_a_service_that_is_not_ready_degrades_the_cluster(facts: HostFacts) -> N
 
 def test_a_drained_host_is_shown_and_is_no_problem(facts: HostFacts) -> None:
     reports = healthy(facts)
-    files = {drained_file("demo"): to_json(DrainedHosts(["gpu2"])).encode()}
+    files = {**listed(), drained_file("demo"): to_json(DrainedHosts(["gpu2"])).encode()}
     reports["gpu1"] = replace(reports["gpu1"], files=files)
     status = assess(survey_of(INVENTORY, reports))
 
@@ -411,6 +430,7 @@ def test_a_document_that_cannot_be_read_is_named_and_what_serves_is_shown(
     cut = to_json(SERVICE).encode()[:40]
     known = UnreadableDocument("services/tiny.json", "cut short", to_json(SERVICE))
     files = {
+        **listed(),
         f"{ETC}/services/tiny.json": cut,
         f"{ETC}/services/new.json": b"garbage",
         f"{declared_dir('demo')}/services/tiny.json": to_json(SERVICE).encode(),
