@@ -25,6 +25,7 @@ from clusterctl.node.documents import ExpectedNode, Rank, RayNode, ServiceDocume
 from clusterctl.node.endpoint import Reading
 from clusterctl.node.evidence import HangEvidence
 from clusterctl.node.files import Journal, NodePaths
+from clusterctl.node.rank_placement import gpu_share
 from clusterctl.node.ray_watch import WORKER_PREFIX, Snapshot, WorkerActor
 from clusterctl.node.secret_files import SecretUnusable, read_secret
 from clusterctl.node.timing import Backoff, Timing
@@ -75,14 +76,16 @@ def why_wait(document: ServiceDocument, conditions: RayConditions, not_before: f
     back = sorted(node.name for node in nodes if node.alive and node.name in conditions.rejoined)
     if back:
         return f"for the head's Ray to reach {', '.join(back)} again"
-    for node_ip, needed in Counter(document.node_ips).items():
-        free = free_gpus([node for node in nodes if node.node_ip == node_ip])
+    share = gpu_share(document.env)
+    for node_ip, ranks_there in Counter(document.node_ips).items():
+        needed = ranks_there * share
+        free = round(free_gpus([node for node in nodes if node.node_ip == node_ip]), 6)
         if free < needed:
             host = next(node.host for node in expected if node.node_ip == node_ip)
-            return f"{needed} GPUs are needed on {host}, {free:g} are free"
-    free = free_gpus(nodes)
-    if free < document.gpus:
-        return f"{document.gpus} GPUs are needed, {free:g} are free"
+            return f"{needed:g} GPUs are needed on {host}, {free:g} are free"
+    needed, free = document.gpus * share, round(free_gpus(nodes), 6)
+    if free < needed:
+        return f"{needed:g} GPUs are needed, {free:g} are free"
     return ""
 
 

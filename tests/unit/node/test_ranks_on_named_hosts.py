@@ -7,9 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from clusterctl.node import package
-from clusterctl.node.rank_placement import COPIES, NODE_IPS, own_gpus, pinned
-from clusterctl.node.ray_watch import worker_actors
+from clusterctl.node.documents import ExpectedNode, RayNode, ServiceDocument
+from clusterctl.node.rank_placement import COPIES, NODE_IPS, PER_WORKER, own_gpus, pinned
+from clusterctl.node.ray_watch import Snapshot, worker_actors
+from clusterctl.node.service import RayConditions, why_wait
 from clusterctl.node.vllm_plugins import plugin_env
 from tests.fakes.node_bench import Bench, await_value
 
@@ -107,6 +111,20 @@ def test_a_replica_waits_for_gpus_of_its_own_host(bench: Bench) -> None:
     bench.start()
 
     bench.await_service("waiting", detail="1 GPUs are needed on a, 0 are free")
+
+
+@pytest.mark.parametrize(("used", "waits"), [(0.3, False), (0.6, True)])
+def test_a_replica_with_a_share_needs_that_part_of_its_gpu(*, used: float, waits: bool) -> None:
+    node = RayNode("n1", "10.0.0.1", "a", True, True, 1, used, 8)
+    conditions = RayConditions(
+        [ExpectedNode("a", "10.0.0.1", 1)], Snapshot(0.0, [node], []), True, {}
+    )
+    document = ServiceDocument(
+        "chat", "m", "m", [], {PER_WORKER: "0.7"}, "10.0.0.1", 8100, 1, 1, 1, "f",
+        node_ips=["10.0.0.1"],
+    )  # fmt: skip
+    why = "0.7 GPUs are needed on a, 0.4 are free" if waits else ""
+    assert why_wait(document, conditions, 0.0) == why
 
 
 def test_a_replica_outlives_other_hosts(bench: Bench) -> None:
