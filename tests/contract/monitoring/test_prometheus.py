@@ -53,7 +53,7 @@ def test_targets_are_what_listens(directory: Path) -> None:
     }
     gpu1, gpu2 = ({"cluster": "demo", "host": host} for host in ("gpu1", "gpu2"))
     assert found == {
-        "demo-vllm.json": [(["10.0.0.1:8000"], {**gpu1, "service": "tiny", "replica": "tiny"})],
+        "demo-vllm.json": [(["10.0.0.1:8100"], {**gpu1, "service": "tiny", "replica": "tiny"})],
         "demo-ray.json": [(["10.0.0.1:6385"], gpu1), (["10.0.0.2:6385"], gpu2)],
         "demo-node.json": [(["10.0.0.2:9100"], gpu2)],
         "demo-gpu.json": [(["10.0.0.2:9400"], gpu2)],

@@ -224,7 +224,7 @@ def test_hosts_with_unlike_digests_are_a_problem(site: Site, registry: Registry)
     site.hosts["gpu2"].files[record_file(site.reference)] = (text, 0o600)
     (problem,) = differences(site.survey())
     assert problem.host == "gpu2"
-    assert f"another image than gpu1 under the name {site.reference}" in str(problem)
+    assert f"a different image than gpu1 under the name {site.reference}" in str(problem)
     assert f"{sha256(again)} here, {OLD_DIGEST} on gpu1" in str(problem)
 
 
