@@ -42,8 +42,8 @@ class RestartPlan:
         if not self.interrupts:
             return f"{start}, after its running requests, while the others serve"
         state = replica.state
-        last = f", which took {state.ready_seconds:.0f} s" if state and state.ready_seconds else ""
-        return f"{start}: no answers from then until vLLM is ready again{last}"
+        last = f" (last time {state.ready_seconds:.0f} s)" if state and state.ready_seconds else ""
+        return f"{start}: no answers until vLLM is ready again{last}"
 
 
 def run(

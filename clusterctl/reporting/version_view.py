@@ -33,7 +33,8 @@ def version_lines(document: Mapping[str, Any], *, width: int | None = None) -> l
             rows += [[name, f"{value} on {host}"] for host, value in values.items()]
     lines = columns(rows, indent="", width=width)
     lines += [f"{host}: {one_line(why)}" for host, why in document["silent"].items()]
-    lines += [f"vulnerable: {note}" for note in document["vulnerabilities"]]
+    for note in document["vulnerabilities"]:
+        lines += below_itself("vulnerable: ", note, width)
     for name, found in document["services"].items():
         lines += ["", f"service {name}"]
         for key, value in found.items():

@@ -25,10 +25,12 @@ from clusterctl.inventory.load import load
 from clusterctl.lab import faults
 from clusterctl.lab.hosts import host_by_name
 from clusterctl.lab.network import NAMESPACES
+from clusterctl.lab.paths import LabPaths
 from clusterctl.transport.connect import Connections
 from clusterctl.transport.lock import ClusterLock
 from tests.lab.cluster import Operator, until
 from tests.lab.conftest import OnHost
+from tests.lab.screens import commands_of_page, on_a_terminal, spoilt
 
 pytestmark = [
     pytest.mark.lab,
@@ -245,6 +247,51 @@ def test_logs_exec_and_ssh_reach_the_hosts(operator: Operator) -> None:
     assert operator.ok("ssh", "gpu2", "hostname").stdout.strip() == "gpu2"
 
 
+# Typed elsewhere: these take the lab itself away, or need the internet
+ELSEWHERE = {"lab up", "lab down", "packages bundle", "image bundle", "model pull"}
+
+
+def test_every_command_fits_a_terminal_of_80_columns(
+    operator: Operator, inventory: str, lab: LabPaths, tmp_path: Path
+) -> None:
+    """As a user types them, with what they print when they refuse: nothing changes."""
+    fleet, script, prompts = tmp_path / "fleet.yaml", tmp_path / "s.py", tmp_path / "p.jsonl"
+    fleet.write_text("services: {other: {model: /data/models/tiny, replicas: 1}}\n")
+    script.write_text("print('hello')\n")
+    prompts.write_text('{"prompt": "a", "max_tokens": 2}\n')
+    small = ("--at-once", "1", "--in", "16", "--out", "4", "--requests", "2")
+    typed = [
+        ("fit", "qwen3-32b", "--gpus", "2xH200"),
+        ("init", "10.77.0.11", "10.77.0.12", "--user", "root", "-o", str(tmp_path / "i.yaml")),
+        ("check",), ("check", "--security"), ("plan",), ("bootstrap", "--dry-run"),
+        ("serve", "/data/models/tiny", "--name", "more", "--dry-run"), ("serve", "no-such-model"),
+        ("apply", str(fleet), "--dry-run"), ("apply", str(fleet), "--prune", "--dry-run"),
+        ("key", "ls"), ("key", "create", "alice"), ("key", "revoke", "alice"),
+        ("key", "rotate", "--dry-run"), ("run", str(script)), ("run", "--gpus", "0", str(script)),
+        ("bench", "tiny", *small), ("soak", "nosuch"), ("batch", "tiny", str(prompts), "-o",
+        str(tmp_path / "answers")), ("status",), ("status", "--wide"),
+        ("metrics", "-o", str(tmp_path / "metrics")), ("report", "-o", str(tmp_path / "r.html")),
+        ("version", "--cluster"), ("drain", "gpu2", "--dry-run"), ("undrain", "gpu2"),
+        ("remove", "gpu2", "--dry-run"), ("scale", "tiny", "9", "--dry-run"),
+        ("scale", "nosuch", "1"),
+        ("restart", "tiny", "--dry-run"), ("stop", "tiny", "--dry-run"), ("down", "--dry-run"),
+        ("diagnose",), ("logs", "-n", "5"), ("exec", "--", "true"), ("exec", "df -h / | tail -1"),
+        ("ssh", "gpu1", "true"), ("tunnel",), ("tunnel", "dashboard", "--port", "0"),
+        ("image", "push", "--dry-run"), ("image", "ls"), ("image", "cache"),
+        ("model", "push", "/data/models/none"), ("model", "ls"), ("model", "search"),
+        ("lab", "status"),
+    ]  # fmt: skip
+    first = {" ".join(words[:2]) for words in typed} | {words[0] for words in typed}
+    assert commands_of_page() - ELSEWHERE <= first, "typed here as well"
+
+    wrong = {}
+    for words in typed:
+        status, screen = on_a_terminal(operator, words)
+        if found := [*spoilt(screen), *(["exit 1"] if status == 1 else [])]:
+            wrong[" ".join(words)] = found
+    assert wrong == {}, "\n".join(f"$ {each}\n" + "\n".join(wrong[each]) for each in wrong)
+
+
 # What `ray stop` does to Ray's processes; `ray start --block` lives on.
 TERMINATE_RAY = "pkill -TERM -f 'gcs_server|raylet/raylet|ray::DashboardAgent|ray::RuntimeEnvAgent'"
 KILL_HEAD = "docker kill clusterctl-lab && docker start clusterctl-lab"
@@ -343,12 +390,13 @@ def test_an_engine_that_hangs_with_requests_is_told_at_once_and_comes_back(
     key = key_of(on_host)
     hanging = threading.Event()
 
-    def ask() -> None:
+    def ask(tokens: int) -> None:
         while not hanging.is_set():
             with contextlib.suppress(httpx2.HTTPError):
-                completion(ENDPOINT, "tiny", key, tokens=500)
+                completion(ENDPOINT, "tiny", key, tokens=tokens)
 
-    users = [threading.Thread(target=ask) for _ in range(3)]
+    # Of unlike lengths: requests that end together leave the engine idle for a moment
+    users = [threading.Thread(target=ask, args=(tokens,)) for tokens in (500, 430, 370)]
     for user in users:
         user.start()
     try:

@@ -81,6 +81,50 @@ def test_a_second_run_changes_nothing(operator: Operator, on_host: OnHost) -> No
     assert pids(on_host) == before
 
 
+def test_another_number_of_replicas_changes_nothing_else(
+    operator: Operator, on_host: OnHost
+) -> None:
+    before = pids(on_host)
+    assert operator.run("scale", "tiny", "2", "--dry-run").status == 0
+    assert "stop tiny@2 on gpu2" in operator.ok("scale", "tiny", "1").stderr
+    assert list(replicas(operator)) == ["tiny"]
+    assert operator.ok("scale", "tiny", "2", "--json").json["replicas"] == {
+        "tiny": "gpu1",
+        "tiny@2": "gpu2",
+    }
+    after = pids(on_host)
+    assert after["gpu1"] == before["gpu1"], "the one that stayed was not restarted"
+    flags = on_host("gpu2", "tr '\\0' ' ' </proc/$(pgrep -of 'vllm serve')/cmdline").stdout
+    assert "--max-model-len 512" in flags
+    assert operator.run(*SERVE, "--replicas", "2", "--dry-run", *SHORT).status == 0
+
+
+@pytest.mark.parametrize(
+    ("what", "make", "mend"),
+    [
+        (
+            "/dev/shm is full",
+            "fallocate -l $(df --output=avail -B1 /dev/shm | tail -1) /dev/shm/filled",
+            "rm /dev/shm/filled",
+        ),
+        (
+            "its MTU on ens3 is 500, and 1500 on the others",
+            "ip link set ens3 mtu 500",
+            "ip link set ens3 mtu 1500",
+        ),
+    ],
+)
+def test_what_a_serving_host_lost_is_named(
+    operator: Operator, on_host: OnHost, what: str, make: str, mend: str
+) -> None:
+    assert on_host("gpu2", make).returncode == 0
+    ran = operator.run("status")
+    assert on_host("gpu2", mend).returncode == 0
+    assert ran.status == 8, ran.text
+    assert f"gpu2: {what}" in ran.stdout, ran.text
+    assert operator.ok("status")
+
+
 def test_sessions_find_their_prefixes_and_the_load_is_balanced(
     operator: Operator, on_host: OnHost
 ) -> None:
@@ -295,7 +339,7 @@ def test_on_keeps_a_service_on_the_hosts_that_are_named(operator: Operator) -> N
         ]
         assert operator.ok(*SERVE, "--json", *LONGER).json["changed"] is False
     asked = operator.run("restart", "tiny", "--dry-run")
-    assert (asked.status, "no answers from then" in asked.stdout) == (10, True), asked.text
+    assert (asked.status, "no answers until" in asked.stdout) == (10, True), asked.text
 
 
 def test_stop_ends_all_replicas(operator: Operator, on_host: OnHost) -> None:
