@@ -307,19 +307,19 @@ def _general(plan: GatewayPlan) -> List[str]:
     ]
 
 
-def _answer(status: int, message: str, kind: str, condition: str) -> str:
+def _answer(status: int, message: str, kind: str, condition: str, header: str = "") -> str:
     return (
         f"    http-request return status {status} content-type application/json "
-        f"string '{error_body(message, kind, status)}' {condition}"
+        f"string '{error_body(message, kind, status)}' {f'hdr {header} ' * bool(header)}{condition}"
     )
 
 
-def _refuse(status: int, message: str, kind: str, condition: str) -> List[str]:
+def _refuse(status: int, message: str, kind: str, condition: str, header: str = "") -> List[str]:
     """Answer a request without any member, and count it in a table in place of a line."""
     return [
         f"    http-request set-log-level silent {condition}",
         f"    http-request sc-inc-gpc0(2) {condition}",
-        _answer(status, message, kind, condition),
+        _answer(status, message, kind, condition, header),
     ]
 
 
@@ -385,9 +385,15 @@ def _front(plan: GatewayPlan) -> List[str]:
             _TOO_MANY,
             limited,
             "if limited { sc0_gpc0_rate,sub(txn.most) -m int ge 0 }",
+            # Seconds until one more is allowed, if they came evenly
+            header="Retry-After %[int(60),div(txn.most),add(1)]",
         ),
         *_refuse(
-            429, _SPENT, limited, f"if {{ var(txn.key),map_str({directory}/spent.map) -m found }}"
+            429,
+            _SPENT,
+            limited,
+            f"if {{ var(txn.key),map_str({directory}/spent.map) -m found }}",
+            header="Retry-After %[date,mod(86400),neg,add(86400)]",  # Seconds until midnight, UTC
         ),
         *_refuse(400, _NO_UPGRADE, bad, "if { req.hdr(upgrade) -m found } counted"),
         *_refuse(400, _NO_UPGRADE, bad, "if { req.hdr(upgrade) -m found } limited"),

@@ -279,7 +279,9 @@ def test_a_limit_of_requests_holds_for_one_key_only(gate: GatewayBench) -> None:
 
     assert [gate.post(alice).status_code for _ in range(5)] == [200] * 3 + [429] * 2
     assert gate.post(bob).status_code == 200
-    assert gate.post(alice).json()["error"]["type"] == "RateLimitError"
+    refused = gate.post(alice)
+    assert refused.json()["error"]["type"] == "RateLimitError"
+    assert refused.headers["retry-after"] == "21"  # Three in 60 s, rounded up
 
 
 def test_tokens_are_counted_as_the_replica_reports_them_else_by_events(gate: GatewayBench) -> None:
@@ -323,6 +325,7 @@ def test_a_stream_that_hides_from_the_gateway_counts_by_its_events(gate: Gateway
     used = await_value(lambda: gate.state().keys, "a use")
     assert [use.completion_tokens for use in used] == [4]
     await_value(lambda: gate.post(key).status_code == 429, "no more tokens")
+    assert 0 < int(gate.post(key).headers["retry-after"]) <= 86400
 
 
 @contextmanager
