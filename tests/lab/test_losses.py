@@ -30,7 +30,6 @@ pytestmark = [
 
 SERVE = ("serve", "/data/models/tiny", "--tp", "1", "--yes")
 HEAD, WORKER = "https://10.77.0.11:8000", "https://10.77.0.12:8000"
-SHARED = "10.77.0.100"
 GATEWAY_BACK = 2.0
 """Seconds."""
 NODE = "clusterctl-lab"
@@ -226,65 +225,3 @@ def test_gateways_of_two_hosts_with_tls(
     refused = operator.run("bootstrap", str(inventory), "--yes")
     assert "its key belongs to another certificate" in refused.stderr, refused.text
     assert both(chain.decode(), bob) == [200, 200]
-
-
-def holders(on_host: OnHost) -> list[str]:
-    """The hosts that have the address that the gateways share."""
-    return [
-        host for host in ("gpu1", "gpu2") if SHARED in on_host(host, "ip -br -4 address").stdout
-    ]
-
-
-def seconds_until_answered() -> float:
-    """How long new clients of the shared address get no answer, from now on."""
-    began = time.monotonic()
-    while time.monotonic() - began < 60:
-        try:
-            httpx2.get(f"http://{SHARED}:8000/health", trust_env=False, timeout=0.5)
-        except httpx2.HTTPError:
-            time.sleep(0.02)
-            continue
-        return time.monotonic() - began
-    return float("inf")
-
-
-@pytest.mark.usefixtures("cluster")
-def test_gateways_that_share_an_address(
-    operator: Operator,
-    on_host: OnHost,
-    used_hosts: str,
-    tmp_path: Path,
-    record_property: Callable[[str, object], None],
-) -> None:
-    inventory, bare = tmp_path / "shared.yaml", Path(used_hosts).read_text()
-    gateway = "gateway: {hosts: all, virtual_ip: 10.78.0.100}"
-    inventory.write_text(f"{bare}\n{gateway}\n")
-    refused = operator.run("bootstrap", str(inventory), "--yes", timeout=300)
-    assert "10.78.0.100 is in the network of none of its interfaces" in refused.stderr, refused.text
-
-    inventory.write_text(f"{bare}\n{gateway.replace('10.78', '10.77')}\n")
-    operator.ok("bootstrap", str(inventory), "--yes", timeout=1000)
-    until(lambda: len(holders(on_host)) == 1, within=30, what="one host has the address")
-    assert seconds_until_answered() < GATEWAY_BACK
-    operator.ok("plan", str(inventory))  # exit 0: the address is no drift
-    assert f"http://{SHARED}:8000" in operator.ok(*SERVE).text
-
-    [first] = holders(on_host)
-    [second] = {"gpu1", "gpu2"} - {first}
-    assert on_host(first, f"docker stop --time 0 {NODE}").returncode == 0
-    stopped = seconds_until_answered()
-    until(lambda: holders(on_host) == [second], within=30, what="the other has the address")
-    on_host(first, f"docker start {NODE}")
-    until(lambda: len(admitted(operator)) == 2, within=600, what="both replicas get requests")
-    assert holders(on_host) == [second], "connections were cut a second time"
-
-    faults.power_off(second)
-    without_power = seconds_until_answered()
-    faults.power_on(second)
-    record_property("seconds without the container, without power", (stopped, without_power))
-    assert stopped < GATEWAY_BACK
-    assert without_power < GATEWAY_BACK
-
-    until(lambda: len(admitted(operator)) == 2, within=600, what="both replicas get requests")
-    operator.ok("bootstrap", used_hosts, "--yes", timeout=1000)
-    assert holders(on_host) == []
