@@ -323,14 +323,18 @@ def _refuse(status: int, message: str, kind: str, condition: str, header: str = 
     ]
 
 
-def _front(plan: GatewayPlan) -> List[str]:
+def _binds(plan: GatewayPlan) -> List[str]:
+    """Return the lines of where clients are taken. With TLS also on loopback, without it there."""
     tls = f" ssl crt {plan.certificate} ssl-min-ver TLSv1.2 alpn h2,http/1.1"
     own = {(LOOPBACK, port) for _, port in plan.listens} if plan.certificate else set()
-    binds = [
+    return [
         f"    bind {f'[{host}]' if ':' in host else host}:{port}"
         + tls * bool(plan.certificate and host != LOOPBACK)
         for host, port in sorted({*plan.listens, *own})
     ]
+
+
+def _front(plan: GatewayPlan) -> List[str]:
     in_service = [
         f"    http-request return status 200 content-type text/plain string ok "
         f"if health {{ nbsrv({service.backend}) gt 0 }}"
@@ -350,7 +354,7 @@ def _front(plan: GatewayPlan) -> List[str]:
     rejected, limited, bad = "AuthenticationError", "RateLimitError", "BadRequestError"
     return [
         "frontend gateway",
-        *binds,
+        *_binds(plan),
         "    log global",
         f"    log-format {json.dumps(log, separators=(',', ':')).join(chr(39) * 2)}",
         "    filter lua.usage",
