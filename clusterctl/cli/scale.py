@@ -27,6 +27,7 @@ def scale(
     from clusterctl.cli.session import session
     from clusterctl.commands.scale import run
     from clusterctl.errors import CHANGES_PENDING
+    from clusterctl.reporting.text import count
 
     with session("scale", inventory, quiet=as_json) as opened:
 
@@ -35,7 +36,7 @@ def scale(
                 print(json.dumps({"service": name, "changes": plan.lines}, indent=2))
             elif not as_json:
                 lines = ["To do:", *(f"  {line}" for line in plan.lines)]
-                same = [f"Nothing to change: {name} has {_count(replicas)}."]
+                same = [f"Nothing to change: {name} has {count(replicas, 'replica')}."]
                 out = sys.stdout if dry_run else sys.stderr
                 print("\n".join(lines if plan.lines else same), file=out)
             if dry_run:
@@ -55,8 +56,4 @@ def scale(
         print(json.dumps(document, indent=2))
         return
     where = ", ".join(f"{each} on {host}" for each, host in hosts.items())
-    print(f"{name} has {_count(replicas)}: {where}")
-
-
-def _count(replicas: int) -> str:
-    return f"{replicas} replica{'s' * (replicas > 1)}"
+    print(f"{name} has {count(replicas, 'replica')}: {where}")

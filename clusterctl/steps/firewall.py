@@ -29,8 +29,8 @@ from clusterctl.errors import (
 )
 from clusterctl.packages.bundle import Bundle, fitting
 from clusterctl.packages.target import FIREWALL
-from clusterctl.steps.files import MAKE_DIRECTORIES, record_installed, root_script
-from clusterctl.steps.package_manager import own_manager, target
+from clusterctl.steps.files import MAKE_DIRECTORIES, root_script
+from clusterctl.steps.package_manager import install_recorded, own_manager, target
 from clusterctl.steps.package_sources import manager_of
 
 MARKER = "/var/lib/clusterctl/firewall-packages"  # names of the packages installed with it
@@ -361,10 +361,7 @@ class Firewall:
                     hint=f"clusterctl packages bundle --for {system.name} -o DIRECTORY",
                 )
             manager = manager_of(view, bundle, wanted=lambda name: "nft" in name, pause=self._pause)
-        manager.prepare()
-        record_installed(view, manager.would_add([FIREWALL]), MARKER)
-        view.say(f"installing {FIREWALL}")
-        manager.install([FIREWALL])
+        install_recorded(view, manager, FIREWALL, MARKER)
 
 
 def _admitted_by(rules: str) -> tuple[str, ...]:

@@ -15,10 +15,9 @@ from clusterctl.steps.files import (
     REMOVE,
     beside,
     installed_by_us,
-    record_installed,
     root_script,
 )
-from clusterctl.steps.package_manager import own_manager, target
+from clusterctl.steps.package_manager import install_recorded, own_manager, target
 from clusterctl.steps.package_sources import manager_of
 from clusterctl.transport.python import CANDIDATES, IS_USABLE, MISSING
 
@@ -66,10 +65,7 @@ class HostPython:
             )
         else:
             manager = own_manager(view, self._pause)
-        manager.prepare()
-        record_installed(view, manager.would_add([package]), MARKER)
-        view.say(f"installing {package}")
-        manager.install([package])
+        install_recorded(view, manager, package, MARKER)
         if not _usable(view):
             raise RequirementsNotMet(
                 f"{package} is installed, but the host still has {MISSING}",

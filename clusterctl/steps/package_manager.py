@@ -13,6 +13,7 @@ from clusterctl.engine.step import HostView
 from clusterctl.errors import CommandFailed, RequirementsNotMet
 from clusterctl.node.documents import PRIVATE
 from clusterctl.packages.target import PackageSystem, target_of
+from clusterctl.steps.files import record_installed
 from clusterctl.transport.base import CommandResult
 
 PROXIES = f"{PRIVATE}/proxy"  # Directory with the variables of each cluster's proxy
@@ -389,6 +390,15 @@ class Dnf(PackageManager):
         errors += re.findall(r"^ *Problem[^:]*: (.+)$", text, re.MULTILINE)
         errors += re.findall(r"^(Failed to (?!resolve).+|No match for .+)$", text, re.MULTILINE)
         raise self._failure(result, doing, errors, _DNF_FIXES)
+
+
+def install_recorded(view: HostView, manager: PackageManager, package: str, record: str) -> None:
+    """Install a package. The file `record` on the host gets the names of all that come with it,
+    so that `down --purge` removes these alone. Raises CommandFailed."""
+    manager.prepare()
+    record_installed(view, manager.would_add([package]), record)
+    view.say(f"installing {package}")
+    manager.install([package])
 
 
 def own_manager(view: HostView, pause: Callable[[float], None] = time.sleep) -> PackageManager:

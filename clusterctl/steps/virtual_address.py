@@ -17,8 +17,8 @@ from clusterctl import deadlines
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import HostFacts
-from clusterctl.steps.files import make_directories, record_installed, root_script
-from clusterctl.steps.package_manager import own_manager
+from clusterctl.steps.files import make_directories, root_script
+from clusterctl.steps.package_manager import install_recorded, own_manager
 
 KEEPALIVED = "keepalived"
 MARKER = "/var/lib/clusterctl/keepalived-packages"  # names of the packages installed with it
@@ -232,7 +232,7 @@ class VirtualAddress:
         del change
         files = self._files
         if not _look(view, files).keepalived:
-            self._install(view)
+            install_recorded(view, own_manager(view, self._pause), KEEPALIVED, MARKER)
         make_directories(view, UNITS)
         config = self.config(view.host.name).encode()
         view.transport.put(files.unit_text.encode(), files.unit, sudo=True)
@@ -267,13 +267,6 @@ class VirtualAddress:
             host=view.host.name,
             hint="choose an address that all hosts of gateway.hosts have in a network of theirs",
         )
-
-    def _install(self, view: HostView) -> None:
-        manager = own_manager(view, self._pause)
-        manager.prepare()
-        record_installed(view, manager.would_add([KEEPALIVED]), MARKER)
-        view.say(f"installing {KEEPALIVED}")
-        manager.install([KEEPALIVED])
 
 
 class VirtualAddressAbsent:
