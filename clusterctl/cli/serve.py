@@ -172,6 +172,8 @@ def serve(
         print(json.dumps(document, indent=2))
         return
     print(f"{plan.document.service} is served at {plan.endpoint.url}/v1")
+    for url in plan.other_urls:
+        print(f"  also at     {url}/v1")
     if location and location.note:
         print(f"  weights     {location.note}")
     for each in plan.replicas:

@@ -101,6 +101,7 @@ MIRRORED_PACKAGES = (
     "docker.io",
     "gnupg",
     "iptables",
+    "keepalived",
     "nftables",
     "pigz",
     "python3",

@@ -260,8 +260,10 @@ class Target(HostTarget):
         return [SecretCopied(secret, "gateway certificate") for secret in secrets]
 
     def without_virtual_ip(self) -> tuple[str, ...]:
+        """Those that shared one before: the survey has seen its files."""
         shares = self._gateways if self.has_virtual_ip() else set()
-        return tuple(name for name in self.names if name not in shares)
+        found = self.cluster.survey.with_keepalived
+        return tuple(name for name in self.names if name in found - shares)
 
     def with_virtual_ip(self) -> tuple[str, ...]:
         return tuple(name for name in self.names if name in self._gateways)

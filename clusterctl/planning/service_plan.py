@@ -12,6 +12,7 @@ from clusterctl.facts.network_requirements import public_ips
 from clusterctl.models.location import ModelLocation
 from clusterctl.models.name import Model
 from clusterctl.node.documents import Member, MembersDocument, ServiceDocument, replica_name
+from clusterctl.node.gateway_config import LOOPBACK
 from clusterctl.planning.asking import asked as ask_engine
 from clusterctl.planning.forecast import MemoryForecast, forecast_memory, layout_env
 from clusterctl.planning.free_gpus import hosts_on
@@ -28,7 +29,7 @@ from clusterctl.planning.replicas import (
     sizes_of,
 )
 from clusterctl.planning.report import FitReport
-from clusterctl.ray_cluster.topology import REPLICA_PORTS, client_address
+from clusterctl.ray_cluster.topology import REPLICA_PORTS, base_url, client_address
 from clusterctl.serving.arguments import Launch, Layout, serve_arguments
 from clusterctl.serving.endpoint import ServiceEndpoint
 from clusterctl.serving.request import ServiceRequest
@@ -49,6 +50,7 @@ class ServicePlan:
     fit: FitReport | None = None  # predicted memory and speed; None if they cannot be predicted
     surplus: tuple[Replica, ...] = ()  # Declared replicas that are to stop
     gateway_url: str = ""  # Empty without a gateway
+    other_urls: tuple[str, ...] = ()  # Of the gateways of other hosts, unless all share one
     trust: str = ""  # The file that its users keep its certificate in, if that was made for it
 
     @property
@@ -216,7 +218,8 @@ def _with_replicas(draft: _Draft) -> ServicePlan:
     node_ip, gateway = survey.topology.head.node_ip, survey.require_supervised_head().gateway
     door = gateway_url(survey, gateway, members, node_ip, _client_address(survey))
     made = door.startswith("https:") and not survey.inventory.gateway.certificate
-    notes = [_where_note(replicas), *door_notes(survey, door, members.port)]
+    others = other_urls(survey, door, members) if door else ()
+    notes = [_where_note(replicas), *door_notes(door, others)]
     if waiting:
         notes.append(_waiting_note(waiting, possible))
     return ServicePlan(
@@ -228,6 +231,7 @@ def _with_replicas(draft: _Draft) -> ServicePlan:
         surplus=tuple(each for each in service.replicas if each.number not in kept),
         members=members,
         gateway_url=door,
+        other_urls=others,
         trust=f"{survey.inventory.cluster}.crt" if made else "",
     )
 
@@ -284,12 +288,24 @@ def _list_of(
     )
 
 
-def door_notes(survey: Survey, door: str, port: int) -> tuple[str, ...]:
+def other_urls(survey: Survey, door: str, members: MembersDocument) -> tuple[str, ...]:
+    """Return the URLs of the gateways of other hosts, for clients that know more than the head's;
+    none where they share an address, or clients are on these hosts (`--host 127.0.0.1`)."""
+    if survey.inventory.gateway.virtual_ip or members.listen == LOOPBACK:
+        return ()
+    found = []
+    for name in hosts_with_gateway(survey)[1:]:
+        node_ip = survey.topology.node(name).node_ip
+        address = client_address(survey.inventory.host(name), survey.facts[name], node_ip)
+        found.append(base_url(address, members.port, tls=door.startswith("https:")))
+    return tuple(found)
+
+
+def door_notes(door: str, others: Sequence[str]) -> tuple[str, ...]:
     """Return what users must know of a gateway with this URL."""
     if not door:
         return ("this image has no gateway: clients use the replicas' own addresses",)
-    others = hosts_with_gateway(survey)[1:]
-    return (f"port {port} of {', '.join(others)} answers, too",) if others else ()
+    return (f"clients can also use {', '.join(others)}",) if others else ()
 
 
 def _where_note(replicas: Sequence[PlannedReplica]) -> str:

@@ -160,6 +160,10 @@ class KeepalivedFiles:
         return f"/etc/clusterctl/{self.cluster}/keepalived.conf"
 
     @property
+    def paths(self) -> tuple[str, str]:
+        return self.unit, self.config
+
+    @property
     def unit_text(self) -> str:
         name = f"clusterctl-address-{self.cluster}"
         return UNIT.format(cluster=self.cluster, config=self.config, name=name)
@@ -237,8 +241,9 @@ class VirtualAddress:
         config = self.config(view.host.name).encode()
         view.transport.put(files.unit_text.encode(), files.unit, sudo=True)
         view.transport.put(config, f"{files.config}.new", mode=0o600, sudo=True)
-        words = (files.unit, files.config)
-        root_script(view, START, *words, doing="starting keepalived", timeout=deadlines.SYSTEMD)
+        root_script(
+            view, START, *files.paths, doing="starting keepalived", timeout=deadlines.SYSTEMD
+        )
 
     def config(self, host: str) -> str:
         """Return keepalived's configuration on that host. The first hosts of the list get the
@@ -285,12 +290,11 @@ class VirtualAddressAbsent:
         del change
         files = self._files
         doing = "ending keepalived"
-        words = (files.unit, files.config)
-        root_script(view, REMOVE, *words, doing=doing, timeout=deadlines.SYSTEMD)
+        root_script(view, REMOVE, *files.paths, doing=doing, timeout=deadlines.SYSTEMD)
 
 
 def _look(view: HostView, files: KeepalivedFiles, address: str = "", nic: str = "") -> AddressFound:
-    words: Sequence[str] = (files.unit, files.config, address, nic)
+    words: Sequence[str] = (*files.paths, address, nic)
     return found_in(root_script(view, LOOK, *words, doing="looking at keepalived"))
 
 

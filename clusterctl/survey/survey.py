@@ -48,6 +48,7 @@ from clusterctl.node.files import LEAST_FREE, NodePaths
 from clusterctl.ray_cluster.nodes import container_name, expected_nodes
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.steps.image_digest import parse_record, record_file
+from clusterctl.steps.virtual_address import KeepalivedFiles
 from clusterctl.survey.declared_documents import (
     documents_in,
     is_document,
@@ -104,6 +105,7 @@ def take_survey(
         f"{declared_dir(inventory.cluster)}/*.json",
         f"{declared_dir(inventory.cluster)}/*/*.json",
         record_file(inventory.image),
+        *KeepalivedFiles(inventory.cluster).paths,
     )
     wanted = (*own, *files)
     gpu_probe = accelerator_named(inventory.accelerator).gpu_probe
@@ -168,6 +170,16 @@ class Survey:
             name
             for name, answer in values(self.outcomes).items()
             if any(each.ip == shared for nic in answer.facts.nics for each in nic.addresses)
+        )
+
+    @cached_property
+    def with_keepalived(self) -> frozenset[str]:
+        """Hosts with files of a keepalived that clusterctl set up there."""
+        paths = KeepalivedFiles(self.inventory.cluster).paths
+        return frozenset(
+            name
+            for name, answer in self.answers.items()
+            if any(answer.files.get(path) is not None for path in paths)
         )
 
     @cached_property

@@ -30,9 +30,13 @@ pytestmark = [
 
 SERVE = ("serve", "/data/models/tiny", "--tp", "1", "--yes")
 HEAD, WORKER = "https://10.77.0.11:8000", "https://10.77.0.12:8000"
+SHARED = "10.77.0.100"
 GATEWAY_BACK = 2.0
 """Seconds."""
-NODE = "clusterctl-lab"
+NODE, ADDRESS = "clusterctl-lab", "clusterctl-address-lab"
+OUTAGE_SECONDS = 30.0
+IN_FLIGHT_AT_MOST = 4
+"""Requests that may be at a gateway at once: two a second, each for less than 2 s."""
 ENGINE = "VLLM::EngineCor"
 
 
@@ -225,3 +229,83 @@ def test_gateways_of_two_hosts_with_tls(
     refused = operator.run("bootstrap", str(inventory), "--yes")
     assert "its key belongs to another certificate" in refused.stderr, refused.text
     assert both(chain.decode(), bob) == [200, 200]
+
+
+def holders(on_host: OnHost) -> list[str]:
+    """The hosts that have the address that the gateways share."""
+    return [
+        host for host in ("gpu1", "gpu2") if SHARED in on_host(host, "ip -br -4 address").stdout
+    ]
+
+
+def seconds_until_answered() -> float:
+    """How long new clients of the shared address get no answer, from now on."""
+    began = time.monotonic()
+    while time.monotonic() - began < 60:
+        try:
+            httpx2.get(f"http://{SHARED}:8000/health", trust_env=False, timeout=0.5)
+        except httpx2.HTTPError:
+            time.sleep(0.02)
+            continue
+        return time.monotonic() - began
+    return float("inf")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_gateways_that_share_an_address(
+    operator: Operator,
+    on_host: OnHost,
+    used_hosts: str,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """The head's host, which has the address, loses its power for 30 s; then the other gateway ends."""
+    inventory, bare = tmp_path / "shared.yaml", Path(used_hosts).read_text()
+
+    def sharing(address: str) -> str:
+        gateway = f"gateway: {{hosts: all, virtual_ip: {address}}}"
+        inventory.write_text(f"{bare}\n{gateway}\n")
+        return str(inventory)
+
+    refused = operator.run("bootstrap", sharing("10.79.0.100"), "--yes", timeout=300)
+    assert "10.79.0.100 is in the network of none of its interfaces" in refused.stderr, refused.text
+    assert holders(on_host) == []
+    taken = operator.run("bootstrap", sharing("10.77.0.1"), "--yes", timeout=300)
+    assert "10.77.0.1 is taken" in taken.stderr, taken.text
+    assert on_host("gpu1", "systemctl cat clusterctl-address-lab").returncode != 0
+
+    operator.ok("bootstrap", sharing(SHARED), "--yes", timeout=1000)
+    until(lambda: len(holders(on_host)) == 1, within=30, what="one host has the address")
+    assert seconds_until_answered() < GATEWAY_BACK
+    operator.ok("plan", str(inventory))  # exit 0: the address is no drift
+    served = operator.ok(*SERVE).text
+    assert f"http://{SHARED}:8000" in served, served
+    assert "also at" not in served, served
+    if holders(on_host) == ["gpu2"]:
+        on_host("gpu2", f"systemctl restart {ADDRESS}")
+        until(lambda: holders(on_host) == ["gpu1"], within=30, what="the head has the address")
+
+    with SteadyLoad(operator, on_host, f"http://{SHARED}:8000").during("no power") as row:
+        faults.power_off("gpu1")
+        without_power = seconds_until_answered()
+        time.sleep(OUTAGE_SECONDS)
+        faults.power_on("gpu1")
+        until(lambda: len(admitted(operator)) == 2, within=600, what="both replicas get requests")
+    record_property("the head's host without power for 30 s, at the shared address", row)
+    assert holders(on_host) == ["gpu2"], "connections were cut a second time"
+    # What was on its way to that gateway; all others waited at most for the address.
+    assert row["failed"] + row["broken"] <= IN_FLIGHT_AT_MOST, row
+    assert row["lost_within_seconds"] <= GATEWAY_BACK, row
+
+    assert on_host("gpu2", f"docker stop --time 0 {NODE}").returncode == 0
+    stopped = seconds_until_answered()
+    until(lambda: holders(on_host) == ["gpu1"], within=30, what="the other has the address")
+    on_host("gpu2", f"docker start {NODE}")
+    until(lambda: len(admitted(operator)) == 2, within=600, what="both replicas get requests")
+    assert holders(on_host) == ["gpu1"], "connections were cut a second time"
+    record_property("seconds without power, without the container", (without_power, stopped))
+    assert without_power < GATEWAY_BACK
+    assert stopped < GATEWAY_BACK
+
+    operator.ok("bootstrap", used_hosts, "--yes", timeout=1000)
+    assert holders(on_host) == []

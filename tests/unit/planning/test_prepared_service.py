@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from ipaddress import IPv4Address
 from typing import Any
 
 import pytest
@@ -244,3 +245,24 @@ def test_a_service_on_all_addresses_is_told_where_clients_reach_it() -> None:
     prepared = cluster.prepare("--host", "0.0.0.0")
     assert flag(prepared.document, "--host") == "10.0.0.1", "replicas are for the gateway alone"
     assert prepared.endpoint.url == "http://10.0.0.1:8000"
+
+
+def test_clients_are_told_of_every_gateway_unless_these_share_an_address() -> None:
+    cluster = Cluster("cpu")
+    cluster.state = replace(cluster.state, gateway=GatewayState("up"))
+    worker = replace(cluster.state, host="gpu2", role="worker")
+    request = read_request(Options("/data/models/qwen", name="qwen"), (), parse_arguments(()))
+
+    def with_gateways(access: GatewayAccess) -> ServicePlan:
+        cluster.inventory = cluster.inventory.model_copy(update={"gateway": access})
+        model = resolve(request.model, cluster.inventory.models)
+        return plan_service(cluster.survey(gpu2=worker), request, model)
+
+    plan = with_gateways(GatewayAccess(hosts=("gpu2",)))
+    assert plan.gateway_url == "http://10.0.0.1:8000"
+    assert plan.other_urls == ("http://10.0.0.2:8000",)
+    assert "clients can also use http://10.0.0.2:8000" in plan.notes
+
+    shared = GatewayAccess(hosts=("gpu2",), virtual_ip=IPv4Address("10.0.0.100"))
+    plan = with_gateways(shared)
+    assert (plan.gateway_url, plan.other_urls) == ("http://10.0.0.100:8000", ())

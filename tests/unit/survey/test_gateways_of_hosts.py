@@ -108,3 +108,11 @@ def test_the_head_comes_first_and_hosts_may_be_named() -> None:
     assert [host.name for host in INVENTORY.gateways] == ["gpu1", "gpu2"]
     alone = INVENTORY.model_copy(update={"gateway": GatewayAccess()})
     assert [host.name for host in alone.gateways] == ["gpu1"]
+
+
+def test_hosts_that_shared_an_address_are_known_from_the_one_look() -> None:
+    unit = {"/etc/systemd/system/clusterctl-address-demo.service": b"[Unit]"}
+    said = {name: _said(name, "running") for name in ("gpu1", "gpu2")}
+    assert survey_of(INVENTORY, said).with_keepalived == frozenset()
+    said["gpu2"] = replace(said["gpu2"], files=unit)
+    assert survey_of(INVENTORY, said).with_keepalived == {"gpu2"}
