@@ -259,7 +259,7 @@ def test_gateways_that_share_an_address(
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """The head's host, which has the address, loses its power for 30 s; then the other gateway ends."""
+    """The head's host has the address and loses its power; then the other host's gateway ends."""
     inventory, bare = tmp_path / "shared.yaml", Path(used_hosts).read_text()
 
     def sharing(address: str) -> str:
