@@ -56,6 +56,11 @@ _MISLEADING = ("Enforce eager set",)
 # Read like an error to whoever waits, and are logged by every start.
 _ALARMING = ("No current placement group found",)
 
+# What vLLM 0.12 to 0.33 log when an engine or a rank is gone, or a signal told one to end. The API
+# server ends by itself then, with status 0 and as if all were well.
+_GONE = ("died unexpectedly", "exited unexpectedly", "encountered a fatal error", "EngineDeadError")
+_TOLD = ("API server: shutdown triggered", "EngineCore: trigger received signal=")
+
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 _PREFIX = re.compile(r"^(\([^)]*\)\s*|(DEBUG|INFO|WARNING)\s+[\d-]+\s+[\d:.]+\s*|\[[^\]]*\]\s*)+")
@@ -118,6 +123,7 @@ class Attempt:
         self.stage = ""
         self.stage_line = ""
         self._reached: Dict[str, float] = {}  # By stage, in order: when its first line came
+        self._ending = ""  # The first line that tells why it ends
         store = {"VLLM_DP_MASTER_PORT": str(store_port - STORE_OFFSET)} if store_port else {}
         self.child = Child(
             [*document.argv, "--middleware", MIDDLEWARE],
@@ -164,6 +170,19 @@ class Attempt:
             return False
         self.child.drain(REFUSAL_LIMIT)
         return any("error: " in line for line in self.last_lines())
+
+    def how_it_ended(self) -> str:
+        """Return how the process ended, which it has, and of one that ended by itself what made
+        it."""
+        status = self.child.exit_status() or 0
+        if status:
+            return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+        self.child.drain()
+        if any(words in self._ending for words in _TOLD):
+            return "was told to end by a signal that is not clusterctl's"
+        if self._ending:
+            return f"ended by itself, as its engine did ({plain(self._ending)})"
+        return "ended by itself, as it does when its engine is gone or a signal tells it to"
 
     def last_lines(self) -> List[str]:
         self.child.drain()
@@ -222,6 +241,8 @@ class Attempt:
             return False
 
     def _read(self, line: str) -> None:
+        if not self._ending and any(words in line for words in (*_GONE, *_TOLD)):
+            self._ending = line
         stage = stage_of(line)
         if stage:
             self.stage = later(self.stage, stage)

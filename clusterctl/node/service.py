@@ -305,9 +305,8 @@ class SupervisedService:
         reading = attempt.reading
         left = who_left(attempt.nodes, self._snapshot)
         ended_rank = attempt.ended_rank(self._snapshot, now, self._timing.rank_patience)
-        status = attempt.child.exit_status()
-        if status is not None:
-            how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+        if attempt.child.exit_status() is not None:
+            how = attempt.how_it_ended()
             if attempt.lost_rank:
                 how = f"{attempt.lost_rank}, and then vLLM {how}"
             if attempt.refused_its_arguments():

@@ -3,7 +3,8 @@
 Settings in ROOT/vllm.json, read at every request: `exit` with `words`, `never_listen`,
 `models`, `completion` (ok | error | hang), `running`, `tokens_still`, `ignore_term`, and `task`:
 what it serves in place of completions (embeddings | scores | classes | pooling | speech).
-ROOT/vllm.die makes it end with status 1, as the API server does when its engine died.
+ROOT/vllm.die makes it log what that file has, and end with status 0, as the API server does when
+its engine died.
 """
 
 # ruff: noqa: T201 - what a program prints is its log
@@ -100,9 +101,10 @@ class Handler(BaseHTTPRequestHandler):
 def die_when_told() -> None:
     while not (root / "vllm.die").exists():
         time.sleep(0.02)
+    if said := (root / "vllm.die").read_text():
+        log(said)
     (root / "vllm.die").unlink()
-    print("EngineDeadError: the engine died", flush=True)
-    os._exit(1)
+    os._exit(0)
 
 
 with (root / "vllm.starts").open("a") as starts:

@@ -83,16 +83,38 @@ def test_stage_and_metrics_are_shown(bench: Bench) -> None:
     bench.await_service("ready", kv_cache_use=0.25, stage="")
 
 
-def test_an_engine_that_died_is_started_again(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("said", "failure"),
+    [
+        (  # vLLM 0.33.0, kill -9 of the engine
+            "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup",
+            "ended by itself, as its engine did (MPClient: engine core exited unexpectedly; "
+            "starting cleanup)",
+        ),
+        (  # vLLM 0.33.0, kill of the API server
+            "[shutdown] API server: shutdown triggered",
+            "was told to end by a signal that is not clusterctl's",
+        ),
+        ("", "ended by itself, as it does when its engine is gone or a signal tells it to"),
+    ],
+)
+def test_an_engine_that_died_is_started_again_and_its_end_is_named(
+    bench: Bench, said: str, failure: str
+) -> None:
+    """The API server itself ends with status 0, as if all were well."""
     bench.declare()
     bench.start()
     first = bench.await_service("ready").pid
 
-    (bench.root / "vllm.die").touch()
+    told = bench.root / "vllm.die.new"
+    told.write_text(said)
+    told.rename(bench.root / "vllm.die")
 
     again = await_value(lambda: (s := bench.service()) and s.pid not in (0, first) and s, "a start")
     assert again
-    assert bench.await_service("ready").restarts == 1
+    ready = bench.await_service("ready")
+    assert ready.restarts == 1
+    assert ready.last_failure == failure
     assert not session_members(first)
     assert "backing-off" in bench.events("chat")
 
