@@ -41,7 +41,7 @@ from clusterctl.ray_cluster.node_files import (
 )
 from clusterctl.ray_cluster.nodes import container_spec
 from clusterctl.steps.container_engine import ContainerEngine
-from clusterctl.steps.engine_restart import StartedAfterEngine
+from clusterctl.steps.engine_restart import UnitsBesideEngine
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.files import OLD_CACHES, PathsAbsent
 from clusterctl.steps.host_proxy import HostProxy
@@ -280,12 +280,12 @@ class Target(HostTarget):
         assert address  # noqa: S101 - by `has_virtual_ip`
         return (VirtualAddress(self.inventory.cluster, address, shares),)
 
-    def started_after_engine(self) -> Sequence[Step]:
+    def units_beside_engine(self) -> Sequence[Step]:
         def has_cdi(view: HostView) -> bool:
             gpus = self.cluster.topology.node(view.host.name).gpus
             return bool(gpus and self.accelerator.access(view.facts).cdi)
 
-        return (StartedAfterEngine(self.inventory.cluster, has_cdi),)
+        return (UnitsBesideEngine(self.inventory.cluster, has_cdi),)
 
     def spec(self, view: HostView) -> ContainerSpec:
         topology = self.cluster.topology
@@ -450,7 +450,7 @@ STAGES: tuple[OnHosts | OnNodes | Several | Between, ...] = (
         Target.virtual_ip,
         when=Target.has_virtual_ip,
     ),
-    OnNodes("Restarts of Docker", Target.all_hosts, Target.started_after_engine),
+    OnNodes("Restarts of Docker", Target.all_hosts, Target.units_beside_engine),
     OnNodes("Ray head", Target.heads_together, Target.container),
     OnNodes("Ray workers", Target.workers_together, Target.container, OnFailure.SET_HOST_ASIDE),
     Several(Target.rolling_hosts),

@@ -22,7 +22,7 @@ from clusterctl.node.package import ROOT
 from clusterctl.packages.bundle import open_bundles
 from clusterctl.ray_cluster.node_files import admission
 from clusterctl.steps.container_engine import EngineAbsent
-from clusterctl.steps.engine_restart import NotStartedAfterEngine
+from clusterctl.steps.engine_restart import NoUnitsBesideEngine
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.files import OLD_CACHES, OWN_FILES, PathsAbsent
 from clusterctl.steps.firewall import MARKER as FIREWALL_PACKAGES
@@ -64,9 +64,8 @@ def removal_stages(
     cluster = inventory.cluster
     directories = (run_dir, declared_dir, tables_dir)
     files = PathsAbsent("node files", (own, *(each(cluster) for each in directories)))
-    after_engine = NotStartedAfterEngine(cluster)
     common = (
-        Stage("Restarts of Docker", names, (after_engine,), aside),
+        Stage("Restarts of Docker", names, (NoUnitsBesideEngine(cluster),), aside),
         Stage("Services and Ray", (head,) if head in names else (), containers, aside),
         Stage("Workers", tuple(name for name in names if name != head), containers, aside),
         Stage("Shared address of gateways", names, (VirtualAddressAbsent(cluster),), aside),

@@ -132,11 +132,13 @@ class ContainerEngine:
         del change
         found = _look(view)
         if not (found.client and found.unit):
-            if self._bridge and view.transport.read_file(DAEMON_JSON) is None:
+            if view.transport.read_file(DAEMON_JSON) is None:
                 record_installed(view, [DAEMON_JSON], ENGINE_FILES)
                 directory = DAEMON_JSON.rpartition("/")[0]
                 root_script(view, MAKE_DIRECTORIES, "755", directory, doing=f"making {directory}")
-                text = json.dumps({"bip": str(self._bridge)}) + "\n"
+                settings: dict[str, object] = {"live-restore": True}
+                settings |= {"bip": str(self._bridge)} if self._bridge else {}
+                text = json.dumps(settings) + "\n"
                 view.transport.put(text.encode(), DAEMON_JSON, sudo=True)
             self._source(view, found).install(view)
         if not _look(view).server:

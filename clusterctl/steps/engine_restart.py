@@ -1,12 +1,15 @@
-"""Steps for a systemd unit that starts the node container again after the engine did not.
+"""Steps for the systemd units beside Docker's, for what it does not do with the node container.
 
 When Docker itself starts (boot, power loss, `systemctl restart docker`), it starts the containers
 that ran before, and tries each only once. One with CDI devices fails then if the engine registers
 CDI after its containers (moby issue 49989, releases before 28.2), or if the host writes the CDI
 specification later during boot. The restart policy ignores such failures.
 
-docker.service pulls in the unit, which starts the container only if it did not start for want of
+docker.service pulls in a unit, which starts the container only if it did not start for want of
 CDI devices: one that was stopped by hand stays stopped.
+
+With live-restore, Docker leaves containers running when it ends, also where the host shuts down
+(moby issue 31547): another unit then ends the supervisor, which lets running requests finish.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ UNITS = "/etc/systemd/system"
 
 # systemd doubles the dollar signs of shell variables. Type=exec is missing before systemd 240, and
 # `oneshot` would keep the host `starting` for as long as the script waits.
-UNIT = """\
+DEVICES = """\
 # Written by clusterctl.
 [Unit]
 Description=Start {container} if Docker could not give it CDI devices at its own start
@@ -42,78 +45,138 @@ ExecStart=/bin/sh -c 'for attempt in $$(seq 60); do \\
 WantedBy=docker.service
 """
 
-# Argument: path of the unit. Systemd says what it has read, which files alone do not.
+# It ends after Docker, which would start the container again, and before the network does. To
+# Docker the container has not been stopped by hand: it starts again with the host.
+SHUTDOWN = """\
+# Written by clusterctl.
+[Unit]
+Description=End {container} when the host shuts down, if Docker leaves it running
+After=network.target
+Before=docker.service
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+Environment="SUPERVISOR=^python3 /opt/clusterctl/[^ ]*/node.pyz supervise --cluster {cluster} "
+ExecStart=/bin/true
+ExecStop=/bin/sh -c 'case $$(systemctl is-system-running) in stopping) ;; *) exit 0;; esac; \\
+  pkill -TERM -u 0 -f "$$SUPERVISOR"; \\
+  for second in $$(seq 100); do pgrep -u 0 -f "$$SUPERVISOR" >/dev/null || exit 0; sleep 1; done'
+TimeoutStopSec=110
+
+[Install]
+WantedBy=docker.service
+"""
+
+# Arguments: paths of the units. Systemd says what it has read, which files alone do not.
 LOOK = """\
-if ! [ -d /run/systemd/system ] || ! systemctl cat docker.service >/dev/null 2>&1; then echo other
-elif systemctl show --property=Wants docker.service | grep -qwF "${1##*/}" &&
-  systemctl show --property=NeedDaemonReload "${1##*/}" | grep -q no
-then echo wanted
-else echo unknown
-fi
-[ ! -f "$1" ] || sha256sum <"$1" | cut -c1-64
+for path in "$@"; do
+  if ! [ -d /run/systemd/system ] || ! systemctl cat docker.service >/dev/null 2>&1
+  then known=other
+  elif systemctl show --property=Wants docker.service | grep -qwF "${path##*/}" &&
+    systemctl show --property=NeedDaemonReload "${path##*/}" | grep -q no
+  then known=wanted
+  else known=unknown
+  fi
+  [ -f "$path" ] && digest=$(sha256sum <"$path" | cut -c1-64) || digest=none
+  echo "$known $digest"
+done
 """
 
 # `enable` reads all units again, which takes GPUs away from containers without links in /dev/char:
 # GpuAccess makes them first.
-ENABLE = 'systemctl enable "${1##*/}" 2>&1 && systemctl daemon-reload'
+ENABLE = """\
+for path in "$@"; do
+  systemctl enable "${path##*/}" 2>&1 || exit
+done
+systemctl daemon-reload
+for path in "$@"; do
+  systemctl start --no-block "${path##*/}" 2>&1 || exit
+done
+"""
 
 REMOVE = """\
-systemctl disable --now "${1##*/}" 2>/dev/null
-rm -f "$1"
+for path in "$@"; do
+  systemctl disable --now "${path##*/}" 2>/dev/null
+  rm -f "$path"
+done
 systemctl daemon-reload
 """
 
 
-def unit_path(cluster: str) -> str:
-    return f"{UNITS}/{container_name(cluster)}-devices.service"
+def units(cluster: str) -> dict[str, str]:
+    """Return the units by path, the one for CDI devices first."""
+    container = container_name(cluster)
+    texts = {"devices": DEVICES, "shutdown": SHUTDOWN}
+    return {
+        f"{UNITS}/{container}-{name}.service": text.format(container=container, cluster=cluster)
+        for name, text in texts.items()
+    }
 
 
-class StartedAfterEngine:
-    """Step: the unit is there, and systemd knows it. For hosts whose node container has CDI devices
-    and whose Docker is a unit of systemd; `facts/requirements.py` names the others."""
+class UnitsBesideEngine:
+    """Step: the units are there, and systemd knows them, on hosts whose Docker is a unit of its;
+    `facts/requirements.py` names the others. The one for CDI devices is for hosts whose node
+    container has some."""
 
-    title = "start after Docker"
+    title = "units beside Docker"
 
     def __init__(self, cluster: str, has_cdi: Callable[[HostView], bool]) -> None:
-        self._path = unit_path(cluster)
-        self._unit = UNIT.format(container=container_name(cluster)).encode()
+        self._units = units(cluster)
         self._has_cdi = has_cdi
 
     def check(self, view: HostView) -> Change | None:
-        if not self._has_cdi(view):
+        wanted = self._wanted(view)
+        ready = [f"wanted {hashlib.sha256(text.encode()).hexdigest()}" for text in wanted.values()]
+        pairs = zip(wanted, _look(view, list(wanted)), ready, strict=True)
+        names = [
+            path.rpartition("/")[2]
+            for path, found, expected in pairs
+            if found != expected and not found.startswith("other ")
+        ]
+        if not names:
             return None
-        found = _look(view, self._path)
-        ready = ["wanted", hashlib.sha256(self._unit).hexdigest()]
-        if found in (ready, ["other"]):
-            return None
-        return Change("start the node container after Docker, if Docker does not")
+        return Change(f"add {' and '.join(names)}, for restarts of Docker and of the host")
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
+        wanted = self._wanted(view)
         make_directories(view, UNITS)
-        view.transport.put(self._unit, self._path, sudo=True)
-        doing = "enabling the unit that starts the node container"
-        root_script(view, ENABLE, self._path, doing=doing, timeout=deadlines.SYSTEMD)
+        for path, text in wanted.items():
+            view.transport.put(text.encode(), path, sudo=True)
+        doing = "enabling the units beside Docker's"
+        root_script(view, ENABLE, *wanted, doing=doing, timeout=deadlines.SYSTEMD)
+
+    def _wanted(self, view: HostView) -> dict[str, str]:
+        has_cdi = self._has_cdi(view)
+        return {
+            path: text for path, text in self._units.items() if has_cdi or "devices" not in path
+        }
 
 
-class NotStartedAfterEngine:
-    """Step: the unit is gone."""
+class NoUnitsBesideEngine:
+    """Step: the units are gone."""
 
-    title = "start after Docker"
+    title = "units beside Docker"
 
     def __init__(self, cluster: str) -> None:
-        self._path = unit_path(cluster)
+        self._paths = list(units(cluster))
 
     def check(self, view: HostView) -> Change | None:
-        left = len(_look(view, self._path)) > 1
-        return Change(f"remove {self._path}") if left else None
+        left = self._left(view)
+        return Change(f"remove {', '.join(left)}") if left else None
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
-        doing = f"removing {self._path}"
-        root_script(view, REMOVE, self._path, doing=doing, timeout=deadlines.SYSTEMD)
+        left = self._left(view)
+        doing = f"removing {', '.join(left)}"
+        root_script(view, REMOVE, *left, doing=doing, timeout=deadlines.SYSTEMD)
+
+    def _left(self, view: HostView) -> list[str]:
+        pairs = zip(self._paths, _look(view, self._paths), strict=True)
+        return [path for path, found in pairs if not found.endswith(" none")]
 
 
-def _look(view: HostView, path: str) -> list[str]:
-    """Return `wanted`, `unknown` or `other`, and the file's digest if there is one."""
-    return root_script(view, LOOK, path, doing="looking at systemd's units").split()
+def _look(view: HostView, paths: list[str]) -> list[str]:
+    """Return for each path `wanted`, `unknown` or `other`, and the file's digest or `none`."""
+    return root_script(view, LOOK, *paths, doing="looking at systemd's units").splitlines()

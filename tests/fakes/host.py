@@ -281,25 +281,26 @@ class FakeTransport:
         return ""
 
     def _look_at_unit(self, arguments: list[str], _: bytes) -> str:
-        (path,) = arguments
-        state, text = self.state, self.read_file(path)
-        if not state.systemd:
-            return "other\n"
-        known = "wanted" if state.wanted.get(path, b"") == text else "unknown"
-        return f"{known}\n" + (f"{hashlib.sha256(text).hexdigest()}\n" if text else "")
+        lines = []
+        for path in arguments:
+            text = self.read_file(path)
+            known = "wanted" if self.state.wanted.get(path, b"") == text else "unknown"
+            digest = hashlib.sha256(text).hexdigest() if text else "none"
+            lines.append(f"{known if self.state.systemd else 'other'} {digest}\n")
+        return "".join(lines)
 
     def _enable(self, arguments: list[str], _: bytes) -> str:
         self.state.about_to_change()
-        (path,) = arguments
-        self.state.wanted[path] = self.state.files[path][0]
+        for path in arguments:
+            self.state.wanted[path] = self.state.files[path][0]
         return ""
 
     def _remove_unit(self, arguments: list[str], _: bytes) -> str:
-        (path,) = arguments
-        self.state.about_to_change()
-        self.state.wanted.pop(path, None)
-        self.state.about_to_change()
-        self.state.files.pop(path, None)
+        for path in arguments:
+            self.state.about_to_change()
+            self.state.wanted.pop(path, None)
+            self.state.about_to_change()
+            self.state.files.pop(path, None)
         return ""
 
     def _forget(self, arguments: list[str], _: bytes) -> str:

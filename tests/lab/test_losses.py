@@ -8,7 +8,8 @@ import re
 import signal
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
@@ -119,6 +120,39 @@ def head_killed(_: Operator, on_host: OnHost) -> None:
     assert on_host("gpu1", RESTART).returncode == 0
 
 
+@contextmanager
+def live_restore(on_host: OnHost, host: str) -> Iterator[None]:
+    """Docker there leaves containers running when it ends, as one does that we install."""
+    file, reload = "/etc/docker/daemon.json", "systemctl reload docker && sleep 1 && docker info"
+    on = f"""sed -i 's/^{{/{{"live-restore": true, /' {file} && {reload}"""
+    assert "Live Restore Enabled: true" in on_host(host, on).stdout
+    yield
+    off = f"""sed -i 's/"live-restore": true, //' {file} && {reload}"""
+    until(lambda: "Enabled: false" in on_host(host, off).stdout, within=150, what="as before")
+
+
+def docker_restarted(host: str) -> Callable[[Operator, OnHost], None]:
+    """Return the restart of a Docker with live-restore."""
+
+    def restart(_: Operator, on_host: OnHost) -> None:
+        processes = "pgrep -f '[v]llm serve' && pgrep -x raylet"
+        with live_restore(on_host, host):
+            before = on_host(host, processes)
+            assert before.returncode == 0
+            assert on_host(host, "systemctl restart docker", timeout=200).returncode == 0
+            time.sleep(20)
+            assert on_host(host, processes).stdout == before.stdout
+
+    return restart
+
+
+def rebooted(operator: Operator, on_host: OnHost) -> None:
+    """A host with live-restore is shut down in order, and starts again."""
+    with live_restore(on_host, "gpu2"):
+        on_host("gpu2", "systemctl reboot")
+        until(lambda: admitted(operator) == ["gpu1"], within=150, what="the replica is out")
+
+
 RESTART = f"docker kill {NODE} && docker start {NODE}"
 NOTHING, BEGUN, IN_FLIGHT, OUTAGE = "nothing", "begun streams", "in flight", "outage"
 
@@ -135,6 +169,9 @@ CHANGES = [
     ("SIGSTOP of an engine", on_the_worker(f"pkill -STOP -f {ENGINE}"), BEGUN),
     ("the worker's node container killed, started", on_the_worker(RESTART), BEGUN),
     ("power loss of the worker, on again", power_loss, BEGUN),
+    ("Docker with live-restore restarted on the worker", docker_restarted("gpu2"), NOTHING),
+    ("Docker with live-restore restarted on the head", docker_restarted("gpu1"), NOTHING),
+    ("the worker with live-restore shut down, started", rebooted, NOTHING),
     ("kill -9 of the gateway", gateway_killed, IN_FLIGHT),
     ("the head's node container killed, started", head_killed, OUTAGE),
 ]

@@ -19,7 +19,7 @@ from clusterctl.node.documents import (
     to_json,
 )
 from clusterctl.steps.container_engine import ContainerEngine, EngineAbsent
-from clusterctl.steps.engine_restart import NotStartedAfterEngine, StartedAfterEngine, unit_path
+from clusterctl.steps.engine_restart import NoUnitsBesideEngine, UnitsBesideEngine, units
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.files import (
     ENGINE_PACKAGES,
@@ -312,15 +312,16 @@ def _other_proxy(made: Cluster) -> None:
 
 
 def _other_unit(made: Cluster) -> None:
-    made.head.files[unit_path("demo")] = (b"an older one", 0o644)
+    for path in units("demo"):
+        made.head.files[path] = (b"an older one", 0o644)
 
 
 def _started_after_engine(made: Cluster) -> None:
     _after_engine().apply(made.head_view, Change("start"))
 
 
-def _after_engine() -> StartedAfterEngine:
-    return StartedAfterEngine("demo", lambda _: True)
+def _after_engine() -> UnitsBesideEngine:
+    return UnitsBesideEngine("demo", lambda _: True)
 
 
 def _on_network(view: HostView, ip: str) -> HostFacts:
@@ -362,9 +363,9 @@ CASES = (
     Case("shared address gone", _shared_address, lambda _: VirtualAddressAbsent("demo")),
     Case("unit after Docker, none there", lambda _: None, lambda _: _after_engine()),
     Case("unit after Docker, another there", _other_unit, lambda _: _after_engine()),
-    Case("unit gone", _started_after_engine, lambda _: NotStartedAfterEngine("demo")),
+    Case("unit gone", _started_after_engine, lambda _: NoUnitsBesideEngine("demo")),
     Case(
-        "unit gone that systemd does not know", _other_unit, lambda _: NotStartedAfterEngine("demo")
+        "unit gone that systemd does not know", _other_unit, lambda _: NoUnitsBesideEngine("demo")
     ),
     Case(
         "CA, none there", lambda _: None, lambda _: TrustedCa("demo", CAS, "registry.corp/vllm:1")

@@ -64,7 +64,7 @@ def test_what_was_added_is_noted_before_and_taken_back_by_purge(
 
 
 def test_an_installation_cut_short_can_be_taken_back_too(host: FakeHost, view: HostView) -> None:
-    host.cut_at = 3  # the marker, containerd, and then the cable
+    host.cut_at = 6  # daemon.json in three steps, the marker, containerd, and then the cable
     with pytest.raises(Exception, match="connection was lost"):
         apply(view)
     assert host.packages == {"containerd"}

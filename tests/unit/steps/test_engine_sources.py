@@ -120,6 +120,7 @@ def test_the_static_archives_files_are_noted_and_taken_back(made: Cluster) -> No
     step(None, "docker-29.1.3.tgz").apply(made.head_view, Change(""))
     marked = made.head.files[ENGINE_FILES][0].decode().split()
     assert marked == [
+        "/etc/docker/daemon.json",
         "/etc/systemd/system/containerd.service",
         "/etc/systemd/system/docker.service",
         "/usr/bin/docker",
@@ -141,9 +142,16 @@ def test_where_the_site_uses_dockers_own_network_its_bridge_gets_another(made: C
     engine = ContainerEngine(bridge=bridge, pause=lambda _: None)
     engine.apply(made.head_view, Change(""))
     text, _ = made.head.files[DAEMON_JSON][:2]
-    assert text == b'{"bip": "172.30.213.1/24"}\n'
+    assert text == b'{"live-restore": true, "bip": "172.30.213.1/24"}\n'
     EngineAbsent("demo").apply(made.head_view, Change(""))
     assert DAEMON_JSON not in made.head.files
+
+
+def test_a_docker_that_we_install_leaves_containers_running_when_it_restarts(made: Cluster) -> None:
+    made.head.packages.clear()
+    made.head.engine.running = False
+    ContainerEngine(pause=lambda _: None).apply(made.head_view, Change(""))
+    assert made.head.files[DAEMON_JSON][0] == b'{"live-restore": true}\n'
 
 
 def test_a_daemon_json_of_the_sites_own_stays_as_it_is(made: Cluster) -> None:
