@@ -50,7 +50,7 @@ class Message:
 
     @property
     def part(self) -> str:
-        return part_of([f"/{self.path}"], "", self.text).name
+        return part_of([f"/{self.path}"], "", "", self.text).name
 
 
 def main(arguments: list[str]) -> int:

@@ -147,7 +147,7 @@ class _Search:
         self._met: set[int] = set()  # shapes of this start that match, whatever their digits
         self._began = len(_STARTS)  # which mark this start began with
         self._start = Start()
-        self._release = ""  # of vLLM
+        self._served: Start | None = None  # the start that served last
         self._fails = False  # lines of this block may show failures that no rule knows
         self._chained = ""  # what stands between the last traceback and this one
 
@@ -185,7 +185,7 @@ class _Search:
         if "causes" in text or "reasons" in text:
             text = _without_guesses(text)
         candidates = _candidates(text, there)
-        known = _match(text, candidates, self._before, self._release)
+        known = _match(text, candidates, self._before, self._start.release)
         alike = not any(pattern.tells_alike_apart for _, pattern in candidates)
         if known is None and self._fails and may_fail(text):
             if self._chain(text):
@@ -208,6 +208,7 @@ class _Search:
             self._begin(begins, raw)
         elif any(mark in raw for mark in _READY):
             self._start = replace(self._start, serves=True)
+            self._served = self._start
             for key, some in self._current.items():
                 self._current[key] = [one for one in some if one.lasts]
             self._met.clear()
@@ -216,11 +217,12 @@ class _Search:
         if begins <= self._began:
             if not self._last_start:
                 self._end()
-            self._began, self._start, self._chained = begins, Start(), ""
+            self._began, self._chained = begins, ""
+            self._start = Start(release=self._start.release, before=self._served)
             self._current.clear()
             self._met.clear()
         if release := _RELEASE.search(raw):
-            self._release = release[1].decode()
+            self._start = replace(self._start, release=release[1].decode())
         if begins == _ARGUMENTS:
             self._start = replace(self._start, arguments=plain(raw))
 

@@ -33,23 +33,46 @@ class Part:
     files: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
     says: tuple[str, ...] = ()
+    about: tuple[str, ...] = ()
+    calls: bool = False
+
+    @property
+    def of_all(self) -> bool:
+        """Whether it says little: all others run in it."""
+        return self.calls and not self.settings
 
 
-def part_of(paths: Sequence[str], line: str, message: str) -> Part:
-    """Return the part that raised an exception: `paths` of its traceback, innermost first."""
+NO_PART, VLLM = Part("a program"), Part("vLLM")
+COMPILING = Part("a kernel that is compiled at the start")
+
+
+def part_of(paths: Sequence[str], module: str, line: str, message: str) -> Part:
+    """Return the part that raised an exception: `paths` of its traceback, innermost first, and the
+    path of its class.
+
+    Where that is a part that calls all others, one further outwards says more, or the message.
+    """
     for part in parts():
         if any(words in message for words in part.says):
             return part
 
     own = [path for path in paths if not any(one in path for one in _NEUTRAL)]
-    for path in [*own, line]:
-        if part_there := _with_file(path.lower()):
-            return part_there
-    return Part("a program")
+    there = [part for part in map(_with_file, own) if part]
+    of_class = _with_file(module) if module else None
+    if of_class and not of_class.of_all:
+        return of_class
+    if there and not there[0].of_all:
+        return there[0]
+
+    told = [part for part in parts() if any(words in message for words in part.about)]
+    callers = [part for part in there if not part.calls]
+    of_line = None if there else _with_file(line)
+    return next(filter(None, (*callers, *told, *there, of_line)), NO_PART)
 
 
 def _with_file(path: str) -> Part | None:
-    return next((part for part in parts() if any(one in path for one in part.files)), None)
+    small = path.lower()
+    return next((part for part in parts() if any(one in small for one in part.files)), None)
 
 
 def running_in(functions: Sequence[str], before: Sequence[str]) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
-from clusterctl.diagnosis.parts import Part, part_of, running_in
+from clusterctl.diagnosis.parts import COMPILING, NO_PART, VLLM, Part, part_of, running_in
 from clusterctl.diagnosis.rules import Pattern, Rule
 
 UNKNOWN, REFUSED, REQUEST = "unknown-cause", "setting-refused", "request-failed"
@@ -23,7 +23,7 @@ _MOST_FLAGS = 4
 
 TRIGGER = re.compile(
     r"error|exception|\.exc\.|\.empty|fatal|aborted|core dumped|segfault|segmentation fault|"
-    r"panicked at|nccl warn|assertion|cudbg_|cuda failure|failed"
+    r"panicked at|nccl warn|assertion|cudbg_|cuda failure|failed|non-zero status|null value"
 )
 """Texts of which a line of a failure has one, in small letters."""
 
@@ -38,10 +38,14 @@ _PREFIX = re.compile(
 _GRAVE_PREFIX = re.compile(
     r"(?:\([^()]*pid=\d+[^()]*\)\s*)*(?:[EF]\d{4} \d\d:|\[[^\]]*,\d+ [EF] \d+ \d+\])"
 )
+_OF_VLLM = re.compile(r"\((?:EngineCore|APIServer|Worker|VllmWorker|RayWorker)[^()]* ?pid=")
 _GRAVE = frozenset({"ERROR", "CRITICAL", "FATAL"})
 _HARMLESS = frozenset({"INFO", "DEBUG", "WARNING", "WARN"})
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*")
-_MILD = re.compile(r"\b(?:INFO|DEBUG|WARN|WARNING|Warning)\b|Exception ignored in")
+_MILD = re.compile(
+    r"\b(?:INFO|DEBUG|WARN|WARNING|Warning)\b|Exception ignored in|"
+    r"^(?:\([^()]*\)\s*)*[IW]\d{4} \d\d:"
+)
 _SOURCE = re.compile(r"\s*(?:raise|except|return|class|def|if|assert|from|import|with)\b")
 
 _CLASS = r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)"
@@ -56,7 +60,15 @@ _EMBEDDED = re.compile(
 )
 _PYDANTIC = re.compile(r"\s*(?:Value|Assertion) error, (?P<message>.+?)(?: \[type=.*)?$")
 _ARGPARSE = re.compile(r"(?:[\w./-]+ ){0,2}[\w./-]+: error: (?P<message>.+)")
-_COMPILER = re.compile(r"\S+(?::\d+(?::\d+)?|\(\d+\)): (?:fatal )?error:? (?P<message>.+)")
+_COMPILER = re.compile(
+    r"(?:\S+(?::\d+(?::\d+)?|\(\d+\)): (?:fatal )?error:?|"
+    r"(?:nvcc|ptxas|nvlink) (?:fatal|error) *:) (?P<message>.+)"
+)
+# How libraries in C and C++ say it, such as NVSHMEM and UCX: file.cpp:418: what failed
+_NATIVE = re.compile(
+    r"(?:.*\s)?[\w./-]+\.(?:c|cc|cpp|cu|h|hpp)(?::\w+)?:\d+[:\]]? .*"
+    r"(?:\bERROR\b|\bfailed\b|\berror\b|non-zero status|NULL value)"
+)
 _DIED = re.compile(
     r"Segmentation fault|Segfault encountered|core dumped|Fatal Python error: |"
     r"terminate called after|panicked at|^Aborted\b|Check failed: |Assertion\b.* failed|"
@@ -65,8 +77,12 @@ _DIED = re.compile(
 _BARE = re.compile(
     r"(?:[\w./:\[\]-]+ ){0,3}(?:(?:fatal )?error|failed|failure)\b[^(=]*:", re.IGNORECASE
 )
+# An executor that tells what a rank of its raised
+_PASSED_ON = re.compile(r"Worker failed with error '(?P<error>.+)', please check the stack trace")
 _HEADLINE = re.compile(r"Traceback \(most|Error executing method |  File \"")
-_FRAME = re.compile(r'File "(?P<path>[^"]+)", line \d+, in (?P<function>\S+)')
+_FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+_PACKAGES = re.compile(r".*(?:site|dist)-packages/")
+_SETTING = re.compile(r"'(\w+)': ('[^']*'|\{[^{}]*\}|[^,{}]+)")
 _ARGUMENTS = re.compile(r"'?(\w+)'?[:=]")
 _FLAG = re.compile(r"--[a-z][a-z0-9-]+|\b[a-z]+(?:_[a-z]+)+\b")
 
@@ -109,8 +125,13 @@ class Shown:
     """What one line shows."""
 
     kind: Kind
-    name: str  # the exception's class without its module; empty if it is none
+    raised: str  # the exception's class with its module; empty if it is none
     message: str
+
+    @property
+    def name(self) -> str:
+        """The exception's class without its module."""
+        return self.raised.rpartition(".")[2]
 
 
 @dataclass(frozen=True)
@@ -121,7 +142,9 @@ class UnknownFailure:
     shown: Shown
     part: Part
     running: str  # empty if the log does not show it
+    place: str  # where in the code: file:line; empty if the log does not show it
     flags: tuple[str, ...]  # that the message names, and that the part reads
+    changed: tuple[str, ...]  # since it last served, in the same log
 
     @property
     def more_follows(self) -> bool:
@@ -135,7 +158,8 @@ class UnknownFailure:
         if self.id == REFUSED:
             return f"vLLM refuses {', '.join(self.flags) or 'a setting'}: {self.shown.message}"
         running = f" while {self.running}" if self.running else ""
-        return f"{self.part.name} failed{running}: {said}"
+        place = f" ({self.place})" if self.place else ""
+        return f"{self.part.name} failed{running}: {said}{place}"
 
     @property
     def fix(self) -> str:
@@ -143,6 +167,10 @@ class UnknownFailure:
         if self.id == REFUSED:
             return f"change {flags or 'what the line names'} as the line says, or leave it out"
         search = "search the project's issues for the line"
+        if self.changed:
+            search = (
+                f"undo what changed since it last served ({', '.join(self.changed)}), or {search}"
+            )
         if flags:
             return f"{search}; this part reads {flags}: leave them out one by one"
         return f"{search}, and try another release of the image"
@@ -173,7 +201,21 @@ class Start:
     """What is known of the start of vLLM that a line belongs to."""
 
     arguments: str = ""  # the line with its settings
+    release: str = ""  # of vLLM
     serves: bool = False  # it was ready
+    before: Start | None = None  # the one that served last
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """What differs from the start that served last."""
+        if self.before is None or self.serves:
+            return ()
+        old, new = self.before.release, self.release
+        releases = [f"vLLM {old} is now {new}"] if old and new and old != new else []
+        then, now = (_settings(one.arguments) for one in (self.before, self))
+        names = sorted(then.keys() | now.keys()) if then and now else ()
+        flags = [f"--{name.replace('_', '-')}" for name in names if then.get(name) != now.get(name)]
+        return (*releases, *flags[:_MOST_FLAGS])
 
 
 def may_fail(text: str) -> bool:
@@ -199,19 +241,26 @@ def failure_in(text: str, before: Sequence[bytes], start: Start) -> UnknownFailu
         return None
 
     frames = list(_frames(text, before)) if shown.kind is Kind.RAISED else []
-    paths = [frame["path"] for frame in frames]
-    part = part_of(paths, text, shown.message)
+    paths = [frame.path for frame in frames]
+    module = f"/{shown.raised.replace('.', '/')}" if "." in shown.raised else ""
+    part = part_of(paths, module, text, shown.message)
+    if part is NO_PART and shown.kind is Kind.COMPILED:
+        part = COMPILING
+    elif part is NO_PART and _OF_VLLM.search(text):
+        part = VLLM
     earlier = [raw.decode("utf-8", "replace") for raw in before]
-    running = running_in([frame["function"] for frame in frames], earlier)
+    running = running_in([frame.function for frame in frames], earlier)
+    if frames and shown.kind is Kind.RAISED and not shown.message:
+        shown = replace(shown, message=frames[0].source)
 
     identity = UNKNOWN
     if shown.kind is Kind.PARSED or _is_refusal(shown, running, start):
         identity = REFUSED
     elif start.serves and _of_a_request(paths):
         identity = REQUEST
-    return UnknownFailure(
-        identity, shown, part, running, _flags(part, shown.message, start.arguments)
-    )
+    place = frames[0].place if frames else ""
+    flags = _flags(part, shown.message, start.arguments)
+    return UnknownFailure(identity, shown, part, running, place, flags, start.changed)
 
 
 def _shown(text: str) -> Shown | None:
@@ -225,7 +274,10 @@ def _shown(text: str) -> Shown | None:
     if match := _PYDANTIC.match(line) or _ARGPARSE.match(line):
         return _cut(Kind.PARSED, "", match["message"])
     if match := _RAISED.match(line):
-        return _raised(match)
+        passed_on = _PASSED_ON.match(match["message"] or "")
+        if passed_on and (inner := _RAISED.match(passed_on["error"])):
+            return _raised(inner)
+        return _cut(Kind.RAISED, "", passed_on["error"]) if passed_on else _raised(match)
 
     of_program, harmless = _GRAVE_PREFIX.match(text), _MILD.search(text)
     embedded = None if of_program or harmless else _EMBEDDED.search(line)
@@ -237,7 +289,7 @@ def _shown(text: str) -> Shown | None:
         return _cut(Kind.DIED, "", line)
 
     grave = (level in _GRAVE or of_program) and body[:1] not in {"", " "}
-    spoken = _BARE.match(line) and not harmless
+    spoken = (_BARE.match(line) or _NATIVE.match(line)) and not harmless
     if "NCCL WARN" in text or spoken or (grave and not _HEADLINE.match(body)):
         return _cut(Kind.SAID, "", line)
     return None
@@ -249,7 +301,7 @@ def _raised(match: re.Match[str]) -> Shown:
 
 
 def _cut(kind: Kind, name: str, message: str) -> Shown:
-    return Shown(kind, name.rpartition(".")[2], message[:_LONGEST].strip())
+    return Shown(kind, name, message[:_LONGEST].strip())
 
 
 def _is_refusal(shown: Shown, running: str, start: Start) -> bool:
@@ -262,6 +314,11 @@ def _of_a_request(paths: Sequence[str]) -> bool:
     return not inside and any(one in path for path in paths for one in _OF_REQUESTS)
 
 
+def _settings(arguments: str) -> dict[str, str]:
+    """Return the settings in the line that vLLM logs of them, by name."""
+    return dict(_SETTING.findall(arguments))
+
+
 def _flags(part: Part, message: str, arguments: str) -> tuple[str, ...]:
     """Return the flags that the message names and that the part reads: if the log shows which are
     set, only those."""
@@ -272,10 +329,25 @@ def _flags(part: Part, message: str, arguments: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(flags))[:_MOST_FLAGS]
 
 
-def _frames(text: str, before: Sequence[bytes]) -> Iterator[re.Match[str]]:
+@dataclass(frozen=True)
+class _Frame:
+    """A frame of a traceback."""
+
+    path: str
+    line: str
+    function: str
+    source: str  # the line of code; empty if the log lacks it
+
+    @property
+    def place(self) -> str:
+        """The file below the directory of packages, and the line."""
+        return f"{_PACKAGES.sub('', self.path)}:{self.line}"
+
+
+def _frames(text: str, before: Sequence[bytes]) -> Iterator[_Frame]:
     """Yield the frames of the traceback that ends with this line, innermost first: those of its
     own process, as ranks write at once."""
-    own = _TAG.findall(text)
+    own, source = _TAG.findall(text), ""
     for raw in list(before)[-2::-1]:
         line = raw.decode("utf-8", "replace")
         if _TAG.findall(line) != own:
@@ -283,4 +355,7 @@ def _frames(text: str, before: Sequence[bytes]) -> Iterator[re.Match[str]]:
         if "Traceback (most recent" in line or WRAPS in line or HANDLES in line:
             return
         if frame := _FRAME.search(line):
-            yield frame
+            yield _Frame(frame["path"], frame["line"], frame["function"], source)
+        elif prefix := _PREFIX.match(line):
+            code = line[prefix.end() :].strip()
+            source = source if set(code) <= {"^", "~"} else code

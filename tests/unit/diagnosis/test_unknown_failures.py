@@ -22,7 +22,9 @@ def traceback(*frames: tuple[str, str], raised: str, of: str = "(EngineCore pid=
     """Return the lines of a traceback; `frames`: paths in vLLM's directory, and functions."""
     lines = [error("Traceback (most recent call last):", of)]
     for path, function in frames:
-        lines.append(error(f'  File "/usr/lib/python3/{path}", line 12, in {function}', of))
+        lines.append(
+            error(f'  File "/usr/lib/python3/dist-packages/{path}", line 12, in {function}', of)
+        )
         lines.append(error(f"    {function}()", of))
     return [*lines, error(raised, of)]
 
@@ -48,7 +50,8 @@ def test_an_exception_is_named_with_its_part_and_what_was_running() -> None:
     assert cause.certainty == "unknown"
     assert cause.cause == (
         "the KV connector failed while handing the KV cache to the connector: "
-        "LinkError: no route for block 7"
+        "LinkError: no route for block 7 (vllm/distributed/kv_transfer/"
+        "kv_connector/v1/newlink.py:12)"
     )
     assert "--kv-transfer-config" in cause.fix
     assert "--max-num-seqs" not in cause.fix
@@ -91,7 +94,10 @@ def test_what_wraps_the_first_exception_is_taken_off() -> None:
         ENDED,
     )
 
-    assert cause.cause == "vLLM failed while loading the model: OddError: a"
+    assert (
+        cause.cause
+        == "vLLM failed while loading the model: OddError: a (vllm/v1/worker/gpu_worker.py:12)"
+    )
     assert cause.evidence[0].host == "10.0.0.2"
     assert all("RunError" not in one.text for one in cause.evidence)
 
@@ -102,7 +108,7 @@ def test_what_failed_after_something_was_tried_counts() -> None:
         error("During handling of the above exception, another exception occurred:"),
         *traceback(("vllm/a.py", "make"), raised="OddError: cannot make x"),
     )
-    assert cause.cause == "vLLM failed: OddError: cannot make x"
+    assert cause.cause == "vLLM failed: OddError: cannot make x (vllm/a.py:12)"
 
 
 def test_the_first_by_time_counts_over_all_ranks() -> None:
@@ -119,7 +125,7 @@ def test_ranks_that_write_at_once_keep_their_tracebacks() -> None:
 
     cause = first(*mixed)
 
-    assert cause.cause == "FlashInfer failed: OddError: x"
+    assert cause.cause == "FlashInfer failed: OddError: x (flashinfer/jit/core.py:12)"
 
 
 def test_a_compilers_line_counts_and_not_the_headline_above_it() -> None:
@@ -270,3 +276,81 @@ RAY_RANK = "(EngineCore pid=7) (RayWorkerWrapper pid=9, ip=10.0.0.2)"
 )  # fmt: skip
 def test_what_came_with_the_releases_of_2026_is_told_apart(lines: list[str], expected: str) -> None:
     assert first(*lines).id == expected
+
+
+@pytest.mark.parametrize(
+    ("frames", "raised", "part"),
+    [
+        # The innermost file is one that all parts call, so one further outwards counts.
+        (["vllm/v1/spec_decode/tree.py", "vllm/forward_context.py"], "OddError: 1",
+         "speculative decoding"),
+        (["nixl_connector.py", "vllm/v1/worker/utils.py"], "OddError: 1",
+         "the KV connector (NIXL)"),
+        # vLLM's compilation calls all that a model does.
+        (["vllm/compilation/wrapper.py", "vllm/utils/math.py"], "OddError: 1", "vLLM"),
+        # No file tells, and the message does.
+        (["vllm/v1/worker/gpu_model_runner.py"], "AttributeError: no attribute 'drafter'",
+         "speculative decoding"),
+        (["vllm/v1/worker/gpu_model_runner.py"], "nixl_cu13._bindings.nixlNotFoundError: X",
+         "the KV connector (NIXL)"),
+    ],
+)  # fmt: skip
+def test_a_part_that_all_others_run_in_is_no_answer(
+    frames: list[str], raised: str, part: str
+) -> None:
+    cause = first(*traceback(*((path, "do") for path in frames), raised=raised))
+    assert cause.cause.startswith(f"{part} failed: ")
+
+
+def test_an_exception_without_words_is_told_with_its_line_of_code() -> None:
+    cause = first(
+        error("Traceback (most recent call last):"),
+        error('  File "/usr/lib/python3/dist-packages/vllm/a.py", line 88, in make'),
+        error("    assert sizes[rank] == batch"),
+        error("           ^^^^^^^^^^^^^^^^^^^^"),
+        error("AssertionError"),
+    )
+    assert cause.cause == "vLLM failed: AssertionError: assert sizes[rank] == batch (vllm/a.py:88)"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        (error("RuntimeError: Worker failed with error 'OddError: no lane', please check the stack "
+               "trace above for the root cause"), "vLLM failed: OddError: no lane"),
+        ("/src/nvshmem/ibrc.cpp:418: non-zero status: 110 lane failed",
+         "NVSHMEM failed: /src/nvshmem/ibrc.cpp:418: non-zero status: 110 lane failed"),
+        ("[1749.5] [gpu1:7053 :0]   tcp_ep.c:1260 UCX  ERROR send(110) failed: Input/output error",
+         "UCX failed: tcp_ep.c:1260 UCX  ERROR send(110) failed: Input/output error"),
+        (error("nvcc fatal   : Unknown option '--odd'"),
+         "a kernel that is compiled at the start failed: Unknown option '--odd'"),
+    ],
+)  # fmt: skip
+def test_other_programs_words_for_a_failure_are_read(line: str, cause: str) -> None:
+    assert first(line).cause == cause
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "W0613 08:28:11.555796    7053 ucx_utils.cpp:43] Unexpected UCX error: Endpoint timeout",
+        "gpu1:410:521 [0] NCCL INFO transport/net_ib.cc:1021 an error, and on with sockets",
+    ],
+)
+def test_warnings_of_native_libraries_are_no_failures(line: str) -> None:
+    assert diagnose([line]) == []
+
+
+def test_what_changed_since_it_last_served_is_told() -> None:
+    cause = first(
+        START.format(settings="{'model': 'm', 'max_num_seqs': 8, 'block_size': 16}"),
+        ENGINE.format("0.40.0"),
+        READY,
+        START.format(settings="{'model': 'm', 'max_num_seqs': 64, 'block_size': 16}"),
+        ENGINE.format("0.41.0"),
+        *traceback(("vllm/v1/worker/gpu_worker.py", "load_model"), raised="OddError: 1"),
+        ENDED,
+    )
+    assert "undo what changed since it last served (vLLM 0.40.0 is now 0.41.0, --max-num-seqs)" in (
+        cause.fix
+    )
