@@ -14,6 +14,7 @@ def main() -> None:
     status: str | int | None = 0
     try:
         try:
+            app.leave_out_others(sys.argv[1:])
             app()
         except SystemExit as end:
             status = end.code

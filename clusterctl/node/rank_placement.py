@@ -14,10 +14,12 @@ from __future__ import annotations
 import importlib
 import os
 from collections import Counter
-from typing import Any, Dict, List, Mapping
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping
 
-from clusterctl.node.documents import ServiceDocument
 from clusterctl.node.held_gpus import SHARE, beside_held
+
+if TYPE_CHECKING:
+    from clusterctl.node.documents import ServiceDocument
 
 NODE_IPS = "CLUSTERCTL_NODE_IPS"
 COPIES = "CLUSTERCTL_COPIES"  # The number of data parallel ranks

@@ -137,9 +137,17 @@ def rounded(one: Any) -> dict[str, Any]:
 _UNTOLD_CPU_CACHE = 4 * GIB
 _UNTOLD_CPU_NOTE = "VLLM_CPU_KVCACHE_SPACE is not set: a KV cache of 4 GiB is assumed on CPUs"
 
-# vLLM's profile of CUDA graphs on GB10 was between -4.7 and +6.2 GiB, as the host's programs use
-# and free the same memory (vllm-project/vllm#46462, eugr/spark-vllm-docker#200).
-_SHARED_MEMORY_SPREAD = 5.3
+# vLLM measures free memory, which the host's programs and its page cache use too on GB10: profiles
+# of CUDA graphs were between -4.7 and +6.2 GiB (vllm-project/vllm#46462,
+# eugr/spark-vllm-docker#200), and a cache 12.7 GiB smaller than forecast
+# (eugr/spark-vllm-docker#396).
+_SHARED_MEMORY_SPREAD = 12.7
+
+# With 1024 requests a batch, a model that keeps states had 8 and 10 GiB less than forecast in a
+# build of 0.27 on an RTX PRO 6000 (vllm-project/recipes#831). With 256, or in 0.21, it had about
+# what was forecast (#810, #551).
+_MANY_REQUESTS = 256
+_MANY_STATES_SPREAD = 8.0
 
 _ASSUMED_MEMORY_SHARE = 0.02  # Error of a GPU memory figure that was not read from PyTorch
 
@@ -313,6 +321,9 @@ def _rank(case: _Case, seat: RankSeat) -> RankMemory:
         )
         if seat.gpu.name == SHARES_MEMORY and case.charges_graphs:
             margin += _SHARED_MEMORY_SPREAD
+        many = case.settings.batch.requests > _MANY_REQUESTS
+        if many and case.needs_block_per_request and case.rules.crowds_states:
+            margin += _MANY_STATES_SPREAD
         margin += _ASSUMED_MEMORY_SHARE * seat.gpu.memory_gib if seat.gpu.assumed else 0.0
     block = case.block_bytes(seat.stage)
     return RankMemory(

@@ -284,7 +284,7 @@ def _of_memory(plan: FitPlan, rules: Rules, longest: int) -> Iterator[PredictedP
     fatal, shorter = plan.verdict == "does not fit", shorter_context(plan, longest)
     where = f"{worst.host} ({worst.gpu})"
     requests, blocks = plan.settings.batch.requests, plan.state_blocks
-    if blocks and blocks[0] < requests and worst.kv_cache_gib > 0:
+    if blocks and blocks[0] < requests > 1 and worst.kv_cache_gib > 0:
         yield PredictedProblem(
             "cuda-graph-mamba",
             blocks[1] < requests,

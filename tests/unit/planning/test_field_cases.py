@@ -7,12 +7,14 @@ quantized modules is shortened to one expert a layer.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from clusterctl.errors import UsageError
+from clusterctl.models.catalogue import by_alias
 from clusterctl.planning.compressed_cache import plan_compressed_cache
 from clusterctl.planning.fit_request import FitArguments, load_shape, without_cluster
 from clusterctl.planning.hardware import find_gpu
@@ -305,3 +307,26 @@ def test_what_the_next_release_drops_is_told() -> None:
     report = Start("-", "qwen3-8b", "H100", "0.33.0", 1, "--log-config-file x.json").report()
     assert [one.name for one in report.problems if not one.fatal] == ["deprecated-flag"]
     assert not report.refused
+
+
+def test_many_requests_with_states_may_not_start() -> None:
+    """recipes#831: 939 blocks on an RTX PRO 6000 where the sum says 1141, and 1024 requests."""
+    report = Start(
+        "recipes#831", "Qwen3.8-27B-FP8", "RTX PRO 6000", "0.27.0", 1, "--max-num-seqs 1024"
+    ).report()
+    assert report.plan.verdict == "may not fit"
+    assert report.plan.state_blocks
+    assert report.plan.state_blocks[0] < 1024 < report.plan.state_blocks[1]
+
+
+def test_the_margin_on_unified_memory_is_as_wide_as_was_seen(tmp_path: Path) -> None:
+    """eugr/spark-vllm-docker#396: 22.5 GiB for the cache and 23.25 needed; 28.74 with 0.85."""
+    entry = by_alias("minimax-m2.7")
+    assert entry
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    (tmp_path / "config.json").write_text(json.dumps({**entry.config, "quantization_config": awq}))
+    usual = "--max-model-len 196608 --gpu-memory-utilization"
+    for given, verdict in (("0.8", "may not fit"), ("0.85", "fits")):
+        flags = f"{usual} {given}"
+        start = Start("spark#396", str(tmp_path), "GB10;GB10", "0.29.1", 2, flags)
+        assert start.report().plan.verdict == verdict
