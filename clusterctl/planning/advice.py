@@ -10,7 +10,7 @@ from clusterctl.models.quantized import NEEDS_CAPABILITY
 from clusterctl.planning.hardware import known_gpus
 from clusterctl.planning.memory import FitPlan, best_split, plan_memory
 from clusterctl.planning.options import ServeOptions
-from clusterctl.planning.placement import PARTITION, Placement, seat_ranks
+from clusterctl.planning.placement import PARTITION, Placement, room_for_copies, seat_ranks
 from clusterctl.planning.problems import possible_tp, shorter_context
 from clusterctl.planning.report import Advice, PlanRequest
 from clusterctl.serving.arguments import least_step
@@ -66,8 +66,9 @@ def advise(request: PlanRequest, plan: FitPlan) -> tuple[Advice, ...]:
         other = replace(plan.placement, seats=seats)
         tried = plan_memory(request.shape, other, plan.options, request.rules)
         if tried.verdict == "fits":
-            text = f"{len(seats)} x {gpu.name} would hold it in the same layout"
-            flags = ("--gpus", f"{len(seats)}x{gpu.name}")
+            count = len(seats) * (request.options.dp or 1)
+            text = f"{count} x {gpu.name} would hold it in the same layout"
+            flags = ("--gpus", f"{count}x{gpu.name}")
             return (Advice(flags, text, tried.kv_cache_tokens, round(tried.max_concurrency, 2)),)
     return ()
 
@@ -147,7 +148,8 @@ def _quantized(request: PlanRequest, plan: FitPlan) -> Iterator[_Change]:
 
 def _layouts(request: PlanRequest, plan: FitPlan) -> Iterator[_Layout]:
     """Yield layouts of as many ranks or more, fewest first: TP inside hosts, then PP across."""
-    most, now = sum(len(site.gpus) for site in request.sites), plan.placement
+    now, copies = plan.placement, request.options.dp or 1
+    most = sum(len(site.gpus) for site in request.sites) // copies
     cuts = [
         (tp, pp)
         for tp in possible_tp(request.shape, most)
@@ -159,5 +161,6 @@ def _layouts(request: PlanRequest, plan: FitPlan) -> Iterator[_Layout]:
             other = seat_ranks(request.sites, tp, pp)
         except ClusterctlError:
             continue
-        if not other.groups_cross_hosts:
+        seated = room_for_copies(request.hardware.free, tp * pp) >= copies
+        if seated and not other.groups_cross_hosts:
             yield ("--tp", str(tp), "--pp", str(pp)), other

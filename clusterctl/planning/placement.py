@@ -148,6 +148,14 @@ def sites_without(sites: Sequence[Site], hosts: Iterable[str]) -> list[Site]:
     ]
 
 
+def room_for_copies(free: Sequence[HostGpus], width: int) -> int:
+    """Return how many data parallel ranks of so many GPUs vLLM can place: it divides none of them
+    over hosts, unless no host has enough GPUs for one."""
+    if width > max((host.free for host in free), default=0):
+        return sum(host.free for host in free) // width
+    return sum(host.free // width for host in free)
+
+
 def seat_ranks(
     sites: Sequence[Site], tp: int, pp: int, partition: tuple[int, ...] = ()
 ) -> Placement:

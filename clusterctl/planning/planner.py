@@ -16,9 +16,9 @@ from clusterctl.planning.advice import advise
 from clusterctl.planning.memory import OF_THE_MODEL, FitPlan, best_split
 from clusterctl.planning.placement import (
     PARTITION,
-    HostGpus,
     Placement,
     Site,
+    room_for_copies,
     seat_ranks,
     sites_without,
 )
@@ -208,10 +208,11 @@ def require_possible(
             possible = possible_tp(shape, total, by_number=by_number)
         nearest = max(possible, default=0)
         fix = f"--tp {nearest} works" if nearest else "clusterctl status shows who uses the GPUs"
-        on_one = ""
-        if ranks <= total:
-            on_one = f", {width} of one host for each copy,"
-            fix = f"--dp {room} works" if room else fix
+        if replicas > 1 and room:
+            fix = f"--dp {room} works"
+        elif replicas > 1 and nearest:
+            fix = f"--tp {nearest} works, without --dp"
+        on_one = f", {width} of one host for each copy," if ranks <= total else ""
         found.append(
             DoesNotFit(
                 f"{asked} needs {ranks} GPU{'s' * (ranks > 1)}{on_one} and there "
@@ -221,14 +222,6 @@ def require_possible(
             )
         )
     raise_all(found)
-
-
-def room_for_copies(free: Sequence[HostGpus], width: int) -> int:
-    """Return how many data parallel ranks of so many GPUs vLLM can place: it divides none of them
-    over hosts, unless no host has enough GPUs for one."""
-    if width > max((host.free for host in free), default=0):
-        return sum(host.free for host in free) // width
-    return sum(host.free // width for host in free)
 
 
 def propose(request: PlanRequest) -> tuple[Proposal, ...]:

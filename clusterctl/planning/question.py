@@ -163,7 +163,7 @@ def question(
         held = replace(held, free=_all_gpus(survey))
     held = held.without_drained(survey.drained).only_on(hosts, on)
     hardware, unreadable = _hardware(survey, held, release, model)
-    hardware = replace(hardware, as_if_free=as_if_free)
+    hardware = replace(_own_hosts_first(hardware, survey, service), as_if_free=as_if_free)
     launch = Launch(
         request=request,
         model_argument=path or request.model,
@@ -208,6 +208,15 @@ def release_of(survey: Survey) -> str | None:
     state, image = survey.states.get(survey.inventory.head.name), survey.inventory.image
     reported = state.vllm_version if state else ""
     return reported or (image if parse_version(image) else None)
+
+
+def _own_hosts_first(hardware: Hardware, survey: Survey, service: Service) -> Hardware:
+    """Put the hosts of the service's first replica first, since it stays where it is."""
+    ips = service.replicas[0].document.node_ips if service.replicas else []
+    places = {node.host: ips.index(node.node_ip) for node in survey.topology.nodes
+              if node.node_ip in ips}  # fmt: skip
+    sites = sorted(hardware.sites, key=lambda site: places.get(site.host, len(ips)))
+    return replace(hardware, sites=tuple(sites))
 
 
 def _look_for(survey: Survey, model: Model, hosts: Collection[str]) -> Findings:

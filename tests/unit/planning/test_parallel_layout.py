@@ -160,6 +160,10 @@ def test_copies_for_data_parallel_need_their_own_gpus() -> None:
     ) as caught:
         plan_layout(QWEN, uneven, tensor_parallel=2, data_parallel=2)
     assert caught.value.hint == "--dp 1 works"
+    eight = (HostGpus("a", 8),)
+    with pytest.raises(DoesNotFit) as caught:
+        plan_layout(QWEN, eight, tensor_parallel=4, data_parallel=3)
+    assert caught.value.hint == "--dp 2 works"
 
 
 def seated(

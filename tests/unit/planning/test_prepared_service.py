@@ -161,6 +161,16 @@ def test_ranks_are_kept_where_the_plan_has_them() -> None:
     assert again.layout.hosts == (rank.host,), "a restart is proven on the same host"
 
 
+def test_the_table_of_ranks_names_the_host_that_a_replica_is_kept_on() -> None:
+    cluster = Cluster("nvidia")
+    there = cluster.prepare(tp=1, on="gpu2")
+    anywhere = replace(there, members=replace(there.members, on=""))
+    again = cluster.prepare(tp=1, declared=(anywhere,))
+    assert again.layout.hosts == ("gpu2",)
+    assert again.fit
+    assert [rank.host for rank in again.fit.plan.ranks] == ["gpu2"]
+
+
 def test_a_declared_service_that_is_not_up_yet_is_named_where_it_leaves_too_few_gpus() -> None:
     cluster = Cluster("nvidia")
     other = replace(cluster.prepare(tp=1).document, name="big", port=8001)
