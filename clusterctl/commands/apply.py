@@ -95,7 +95,7 @@ def run(
         def act(decision: FleetDecision, lock: ClusterLock | None) -> Applied:
             return Applied(_bring_about(decision, lock, sink), decision)
 
-        lock = partial(ClusterLock, transports[inventory.head.name], inventory.cluster, "apply")
+        lock = partial(ClusterLock.of, inventory, transports, "apply")
         return carry_out(
             decide, lambda found: agree(found.changes), lock, act, lambda found: found.changes.shown
         )

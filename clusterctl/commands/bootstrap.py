@@ -78,8 +78,7 @@ def run(
     hosts = tuple(hosts)
     names, engines = tuple(host.name for host in hosts), Engines(driver_for)
     with connected(inventory.hosts, credentials) as transports:
-        head = transports[inventory.head.name]
-        lock_of = partial(ClusterLock, head, inventory.cluster, "bootstrap")
+        lock_of = partial(ClusterLock.of, inventory, transports, "bootstrap")
 
         def look() -> Target:
             cluster = require_fit(take_survey(inventory, transports), hosts)

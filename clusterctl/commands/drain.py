@@ -62,19 +62,21 @@ def drain(
             drain_host(plan.survey, host, plan.moves, lock, sink)
             return True
 
-        lock = partial(ClusterLock, transports[inventory.head.name], inventory.cluster, "drain")
+        lock = partial(ClusterLock.of, inventory, transports, "drain")
         return carry_out(look, agree, lock, act, lambda plan: set(plan.lines))
 
 
 def undrain(inventory: Inventory, host: str, credentials: Credentials) -> bool:
     """Let `host` get replicas again; return whether it was drained. Raises UsageError for an
     unknown host."""
-    with connected((inventory.head,), credentials) as transports:
-        head = transports[inventory.head.name]
-        with ClusterLock(head, inventory.cluster, "undrain") as lock:
-            survey = take_survey(inventory, transports).require_answers()
-            require_known(survey, host)
-            if host not in survey.drained:
-                return False
-            mark(survey, [name for name in survey.drained if name != host], lock)
+    head = inventory.head
+    with (
+        connected((head, *inventory.keepers), credentials) as transports,
+        ClusterLock.of(inventory, transports, "undrain") as lock,
+    ):
+        survey = take_survey(inventory, {head.name: transports[head.name]}).require_answers()
+        require_known(survey, host)
+        if host not in survey.drained:
+            return False
+        mark(survey, [name for name in survey.drained if name != host], lock)
     return True

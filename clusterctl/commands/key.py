@@ -100,14 +100,19 @@ def _change(
     credentials: Credentials,
     change: Callable[[KeysDocument], KeysDocument],
 ) -> KeysInEffect:
-    with connected(inventory.gateways, credentials) as transports:
+    keepers = [host for host in inventory.keepers if host not in inventory.gateways]
+    with (
+        connected(inventory.gateways, credentials) as transports,
+        connected(keepers, credentials) as others,
+    ):
         head = transports[inventory.head.name]
         survey = take_survey(inventory, transports)
         survey.require_supervised_head()
         alive = survey.without_dead()
         following = may_have_gateway(alive)
         change(_read(inventory, head)[0])  # refuse a wrong name without waiting for the lock
-        with ClusterLock(head, f"{inventory.cluster}-keys", "key") as lock:
+        known, name = {**others, **transports}, f"{inventory.cluster}-keys"
+        with ClusterLock.of(inventory, known, "key", name=name) as lock:
             document, before = _read(inventory, head)
             changed = change(document)
             path = str(NodePaths(inventory.cluster).keys)

@@ -92,7 +92,7 @@ def run(
             return True
 
         line = line_of(inventory, host)
-        lock = partial(ClusterLock, transports[inventory.head.name], inventory.cluster, "remove")
+        lock = partial(ClusterLock.of, inventory, transports, "remove")
         return carry_out(look, agree, lock, act, lambda removal: removal.shown), line
 
 

@@ -74,7 +74,7 @@ def run(
             key = read_key(inventory, transports[inventory.head.name])
             return Rollout(survey, replicas, (), members, key, lock, sink).run()
 
-        lock = partial(ClusterLock, transports[inventory.head.name], inventory.cluster, "restart")
+        lock = partial(ClusterLock.of, inventory, transports, "restart")
         return carry_out(look, agree, lock, act, lambda plan: set(plan.lines))
 
 

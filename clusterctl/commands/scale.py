@@ -64,5 +64,5 @@ def run(
                 move(plan.survey, [plan.moves], lock, sink)
             return plan
 
-        lock = partial(ClusterLock, transports[inventory.head.name], inventory.cluster, "scale")
+        lock = partial(ClusterLock.of, inventory, transports, "scale")
         return carry_out(decide, agree, lock, act, lambda plan: set(plan.lines))

@@ -49,7 +49,7 @@ def run(
             prepare(decision, sink)
             return bring_up(decision, lock, sink)
 
-        lock = partial(ClusterLock, transports[inventory.head.name], inventory.cluster, "serve")
+        lock = partial(ClusterLock.of, inventory, transports, "serve")
         return carry_out(
             decide, lambda found: agree(found.changes), lock, act, lambda found: found.changes.shown
         )

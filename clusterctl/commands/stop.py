@@ -67,10 +67,8 @@ def run(inventory: Inventory, name: str, credentials: Credentials, sink: EventSi
     after the others have stopped.
     """
     with connected(inventory.hosts, credentials) as transports:
-        head = inventory.head.name
-
         _replicas(inventory, name, transports)  # refuse an unknown name without the lock
-        with ClusterLock(transports[head], inventory.cluster, "stop") as lock:
+        with ClusterLock.of(inventory, transports, "stop") as lock:
             survey, replicas = _replicas(inventory, name, transports)
             for note in left_running(survey, name):
                 sink(note)

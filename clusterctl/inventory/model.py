@@ -310,6 +310,9 @@ HostNames = Annotated[
 ]
 
 
+KEEPERS = 3  # Hosts with a copy of the head's documents
+
+
 class GatewayAccess(_Model):
     """How clients reach services."""
 
@@ -457,6 +460,13 @@ class Inventory(_Model):
         """The hosts with a gateway, the head first."""
         named = self.gateway.hosts
         return (self.head, *(one for one in self.workers if {one.name, ALL_HOSTS} & {*named}))
+
+    @property
+    def keepers(self) -> tuple[Host, ...]:
+        """The hosts that keep a copy of the head's documents: those with a gateway first, which
+        are there for a head that is lost."""
+        gateways = self.gateways[1:]
+        return (*gateways, *(one for one in self.workers if one not in gateways))[:KEEPERS]
 
     def with_head(self, names: Collection[str]) -> tuple[Host, ...]:
         """Return the hosts with these names, and the head, which holds the cluster's lock."""

@@ -28,7 +28,7 @@ from clusterctl.inventory.outside import outside_of
 from clusterctl.network.gate import FabricProof, FabricRecord, ensure_proven, require_links
 from clusterctl.network.pairs import judgement
 from clusterctl.network.pairs.probe import IN_USE
-from clusterctl.node.documents import config_dir
+from clusterctl.node.documents import config_dir, to_json
 from clusterctl.node.files import NodePaths
 from clusterctl.operations.nodes import firewall_stage
 from clusterctl.operations.roll import Roll
@@ -43,7 +43,7 @@ from clusterctl.ray_cluster.nodes import container_spec
 from clusterctl.steps.container_engine import ContainerEngine
 from clusterctl.steps.engine_restart import UnitsBesideEngine
 from clusterctl.steps.engines import Engines
-from clusterctl.steps.files import OLD_CACHES, PathsAbsent
+from clusterctl.steps.files import OLD_CACHES, FilesPresent, PathsAbsent, RemoteFile
 from clusterctl.steps.host_proxy import HostProxy
 from clusterctl.steps.host_python import HostPython
 from clusterctl.steps.node_container import NodeContainer
@@ -62,6 +62,7 @@ from clusterctl.survey.cluster import Cluster, require_fit
 from clusterctl.survey.formation import Formed, await_formation, clock_of
 from clusterctl.survey.survey import take_survey
 from clusterctl.transfer.cluster_images import ClusterImages
+from clusterctl.transport.head_copy import HeadCopy, copy_file, read_serial, serial_file
 from clusterctl.transport.lock import ClusterLock
 
 if TYPE_CHECKING:
@@ -197,6 +198,56 @@ class Target(HostTarget):
 
     def no_tables(self) -> Sequence[Step]:
         return (tables_absent(self.inventory.cluster),)
+
+    def takes_over(self) -> bool:
+        return self.cluster.survey.taking_over is not None
+
+    def earlier_documents(self) -> Sequence[Step]:
+        found = self.cluster.survey.taking_over
+        assert found  # noqa: S101 - by `takes_over`
+        title = "documents of the earlier head"
+        files = [RemoteFile(path, data, 0o600) for path, data in found.files.items()]
+        gone = (PathsAbsent(title, found.gone),) if found.gone else ()
+        return (FilesPresent(title, lambda _: files), *gone)
+
+    def earlier_key(self) -> Sequence[Step]:
+        """As another host has it; clients would need another one else."""
+        survey, head = self.cluster.survey, self.inventory.head.name
+        having = [name for name, state in survey.states.items() if API_KEY in state.secrets]
+        if head in having or not having or having[0] not in self.cluster.views:
+            return ()
+        secret = HeadSecret(
+            self.cluster.views[having[0]], secret_path(self.inventory.cluster, API_KEY)
+        )
+        return (SecretCopied(secret),)
+
+    def keepers(self) -> tuple[str, ...]:
+        """Those whose copy of the head's documents is another one."""
+        survey, documents = self.cluster.survey, self._head_documents
+        found = []
+        for host in self.inventory.keepers:
+            kept = survey.copies.get(host.name) or HeadCopy(self.inventory.head.name, 0, 0.0)
+            differs = (kept.head, kept.documents) != (self.inventory.head.name, documents)
+            if host.name in self.names and differs:
+                found.append(host.name)
+        return tuple(found)
+
+    @property
+    def _head_documents(self) -> dict[str, str]:
+        survey = self.cluster.survey
+        late = {file: data.decode() for file, data in survey.not_copied.items()}
+        return {**late, **survey.written}
+
+    def copy_for_another_head(self) -> Sequence[Step]:
+        survey, cluster, head = (
+            self.cluster.survey,
+            self.inventory.cluster,
+            self.inventory.head.name,
+        )
+        serial = read_serial(survey.head_file(serial_file(cluster)))
+        copy = HeadCopy(head, serial, survey.facts[head].clock, self._head_documents)
+        file = RemoteFile(copy_file(cluster), to_json(copy).encode(), 0o600)
+        return (FilesPresent("copy of the head's documents", lambda _: (file,)),)
 
     def service_documents(self) -> Sequence[Step]:
         broken = {
@@ -426,11 +477,19 @@ STAGES: tuple[OnHosts | OnNodes | Several | Between, ...] = (
     OnNodes("Directories", Target.all_hosts, Target.directories),
     OnNodes("Tables of Ray", Target.heads, Target.tables),
     OnNodes("Tables of an earlier head", Target.workers, Target.no_tables),
+    OnNodes(
+        "Documents of the earlier head",
+        Target.heads,
+        Target.earlier_documents,
+        when=Target.takes_over,
+    ),
     # Before node.json: a supervisor that has it again takes missing services for stopped.
     OnNodes("Services", Target.all_hosts, Target.service_documents),
     OnNodes("Copies of documents", Target.heads, Target.copies),
+    OnNodes("Copies for another head", Target.keepers, Target.copy_for_another_head),
     OnNodes("Node files", Target.together, Target.node_files),
     OnNodes("GPUs in the image", Target.all_hosts, Target.gpus_in_image),
+    OnNodes("Key of the cluster", Target.heads, Target.earlier_key, when=Target.takes_over),
     OnNodes("Secrets of the cluster", Target.heads, Target.secrets),
     OnNodes("Secrets for workers", Target.workers, Target.ray_token),
     OnNodes("Secrets for replicas", Target.workers_with_replicas, Target.api_key),

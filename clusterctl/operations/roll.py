@@ -15,9 +15,11 @@ from clusterctl.engine.step import HostView, Step
 from clusterctl.errors import ClusterctlError, RequirementsNotMet
 from clusterctl.node.documents import NodeState
 from clusterctl.operations.rolling import (
+    EndWell,
     LeaveGateway,
     ReturnToGateway,
     Rolling,
+    ThenProven,
     groups,
     interrupts,
     left_out,
@@ -28,6 +30,7 @@ from clusterctl.steps.engines import Engines
 from clusterctl.steps.node_container import NodeContainer
 from clusterctl.steps.node_image import Contents, NodeImage, NodeImageMissing, release
 from clusterctl.survey.cluster import Cluster
+from clusterctl.survey.taking_over import TakeOver
 from clusterctl.transport.lock import ClusterLock
 
 
@@ -54,6 +57,8 @@ class Roll:
         --limit would tear a replica or the cluster apart.
         """
         self._require_whole()
+        if self._takes_over:
+            return tuple(self._turn(hosts) for hosts in self._new_head_first)
         if (self._ends_head or self.other_image) and self.why_all_stop:
             return ()
 
@@ -111,6 +116,11 @@ class Roll:
         found = []
         for turn in self.turns:
             names, first = ", ".join(turn.hosts), turn.hosts[:1]
+            if self._takes_over:
+                end = EndWell(turn, self.steps, self.engines)
+                proven = ThenProven(turn, self.steps[-1])
+                found.append(Stage(f"Ray on {names}", turn.hosts, (end, *self.steps[:-1], proven)))
+                continue
             leave, back = LeaveGateway(turn, self.steps), ReturnToGateway(turn)
             inner = turn.around(self.steps)
             if len(turn.hosts) == 1:
@@ -123,13 +133,51 @@ class Roll:
         return found
 
     def notes(self) -> Iterator[str]:
-        """Yield what users notice of another image, a sentence each."""
+        """Yield what users notice of another head or image, a sentence each."""
+        if self._takes_over:
+            yield from self._notes_of_another_head(self._takes_over)
         if not self.other_image:
             return
         if self.why_all_stop:
             yield f"another image, for which all services stop: {self.why_all_stop}"
             return
         yield f"another image, host after host: {', '.join(self._in_order)}"
+        yield from self._notes_of_services()
+        gateways = [host.name for host in self.cluster.inventory.gateways]
+        for name in gateways if self.cluster.survey.services else ():
+            if name in self.other_image:
+                others = " and those of other gateways are not" if len(gateways) > 1 else ""
+                yield f"clients of the gateway on {name} are cut off while it restarts{others}"
+
+    def _notes_of_another_head(self, found: TakeOver) -> Iterator[str]:
+        inventory, survey = self.cluster.inventory, self.cluster.survey
+        head, before = inventory.head.name, found.before
+        source = "its own documents" if found.keeper == before else f"{found.keeper}'s copy"
+        yield (
+            f"{head} becomes the head in place of {before}, by {source} of "
+            f"{found.age / 60:.0f} minutes ago"
+        )
+        if before not in survey.answers:
+            yield (
+                f"lost with {before}: results of bench, counts of requests and keys there, and "
+                "measurements of links, which are made again"
+            )
+            yield (
+                f"should {before} start with its old disk, it takes itself for the head: keep it "
+                f"off, or have it in {inventory.file} as a worker and run bootstrap again"
+            )
+        for service, away in found.lost.items():
+            number = len(survey.service(service).members)
+            yield (
+                f"{service}: {number} of {number + len(away)} replicas are left; for as many as "
+                f"before, where there is room: clusterctl scale {service} {number + len(away)}"
+            )
+        order = ", ".join(name for turn in self.turns for name in turn.hosts)
+        if order:
+            yield f"replicas join the new Ray host after host, by a new start: {order}"
+        yield from self._notes_of_services()
+
+    def _notes_of_services(self) -> Iterator[str]:
         for service in self.cluster.survey.services.values():
             serving = {each.name for each in service.replicas if each.serves}
             with_it = [
@@ -143,11 +191,16 @@ class Roll:
                 longest = max((each.ready_seconds for each in states if each), default=0.0)
                 last = f", which took {longest:.0f} s" if longest else ""
                 yield f"{service.name} ({number}) is away until vLLM is ready again{last}"
-        gateways = [host.name for host in self.cluster.inventory.gateways]
-        for name in gateways if self.cluster.survey.services else ():
-            if name in self.other_image:
-                others = " and those of other gateways are not" if len(gateways) > 1 else ""
-                yield f"clients of the gateway on {name} are cut off while it restarts{others}"
+
+    @property
+    def _takes_over(self) -> TakeOver | None:
+        return self.cluster.survey.taking_over
+
+    @property
+    def _new_head_first(self) -> list[tuple[str, ...]]:
+        """The hosts that change together: nobody can join a Ray whose head is not there."""
+        head = self.cluster.inventory.head.name
+        return sorted(groups(self.cluster, self.names), key=lambda hosts: head not in hosts)
 
     @property
     def _in_order(self) -> list[str]:
@@ -195,6 +248,14 @@ class Roll:
         than its other hosts have, or the cluster two releases of Ray."""
         inventory, names = self.cluster.inventory, set(self.names)
         every = [host.name for host in inventory.hosts]
+        if self._takes_over and (self.other_image or set(every) - names):
+            what = "give it another image" if self.other_image else "leave hosts out"
+            raise RequirementsNotMet(
+                f"{inventory.head.name} becomes the head in place of {self._takes_over.before}, "
+                f"which has to end before you {what}",
+                hint=f"clusterctl bootstrap {inventory.file}, with the image of before and "
+                "without --limit",
+            )
         for hosts in groups(self.cluster, every):
             if self.other_image & set(hosts) and set(hosts) - names:
                 whole = ",".join(hosts)

@@ -22,6 +22,8 @@ from clusterctl.planning.replicas import as_declared
 from clusterctl.serving.declaration import members_file, read_key
 from clusterctl.serving.rollout import Rollout
 from clusterctl.serving.service import PlannedReplica
+from clusterctl.steps.engines import Engines
+from clusterctl.steps.node_container import own_container
 from clusterctl.survey.cluster import Cluster
 from clusterctl.survey.formation import clock_of
 from clusterctl.survey.services import Replica
@@ -184,14 +186,62 @@ class LeaveGateway:
         del change
         now = self.rolling.now()
         if self.rolling.spared and not spares(now, self.rolling.hosts):
-            raise StepFailed(
-                "no other replica of its services is ready any more: nothing was changed there",
-                host=view.host.name,
-                hint="clusterctl status",
-            )
+            raise _nobody_else(view)
         for rollout in self.rolling.rollouts(now):
             for each in rollout.replicas:
                 rollout.leave(each)
+
+
+@dataclass(frozen=True)
+class EndWell:
+    """Step: the node container is stopped, with time for running requests, before one of `steps`
+    gives its supervisor another head, for which Ray and its replicas would end at once.
+
+    The gateways are not told: their head is gone. They notice that the replica takes no requests.
+    """
+
+    rolling: Rolling
+    steps: Sequence[Step]
+    engines: Engines
+    title = "replicas"
+
+    def check(self, view: HostView) -> Change | None:
+        found = own_container(self.engines(view), self.rolling.cluster.inventory.cluster)
+        if found is None or not found.running:
+            return None
+        if not any(interrupts(step.check(view)) for step in self.steps):
+            return None
+        names = ", ".join(each.name for each in replicas_on(self.rolling.cluster, [view.host.name]))
+        return Change(f"let requests of {names} end, and stop the container", disruptive=True)
+
+    def apply(self, view: HostView, change: Change) -> None:
+        del change
+        rolling, driver = self.rolling, self.engines(view)
+        if rolling.spared and not spares(rolling.now(), rolling.hosts):
+            raise _nobody_else(view)
+        if found := own_container(driver, rolling.cluster.inventory.cluster):
+            view.say(f"stopping the container, at most {found.stop_timeout} s")
+            driver.stop(found.id, found.stop_timeout)
+
+
+@dataclass(frozen=True)
+class ThenProven:
+    """Step: another one, after which the hosts' replicas prove themselves."""
+
+    rolling: Rolling
+    step: Step
+
+    @property
+    def title(self) -> str:
+        return self.step.title
+
+    def check(self, view: HostView) -> Change | Unknown | None:
+        return self.step.check(view)
+
+    def apply(self, view: HostView, change: Change) -> None:
+        self.step.apply(view, change)
+        if view.host.name == self.rolling.hosts[0]:
+            self.rolling.rejoin()
 
 
 @dataclass(frozen=True)
@@ -255,6 +305,14 @@ class ReturnToGateway:
         except ClusterctlError as error:
             self.rolling.go_back(error)
             raise
+
+
+def _nobody_else(view: HostView) -> StepFailed:
+    return StepFailed(
+        "no other replica of its services is ready any more: nothing was changed there",
+        host=view.host.name,
+        hint="clusterctl status",
+    )
 
 
 def interrupts(change: Change | Unknown | None) -> bool:

@@ -25,6 +25,7 @@ from clusterctl.network.choice import public_addresses, resolve
 from clusterctl.network.gate import GateScope
 from clusterctl.ray_cluster.topology import Node, Topology, shared_addresses
 from clusterctl.survey.survey import Survey
+from clusterctl.survey.taking_over import rivals
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import fan_out, values
 
@@ -74,7 +75,7 @@ def require_fit(survey: Survey, hosts: Iterable[Host]) -> Cluster:
     survey.require_answers(held)
     lacking = requirements(survey, held)
     name_listeners(lacking, survey.transports)
-    raise_all([*lacking, *survey.strangers])
+    raise_all([*lacking, *survey.strangers, *rivals(survey)])
     topology = topology_of(survey)
     raise_all(public_addresses(survey.inventory, topology))
     return Cluster(survey, topology, survey.views, held)

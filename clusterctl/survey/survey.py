@@ -58,10 +58,12 @@ from clusterctl.survey.declared_documents import (
     unreadable_in,
 )
 from clusterctl.survey.services import Replica, Service, declared_replicas, services_of
+from clusterctl.survey.taking_over import TakeOver, copies_in, taking_over
 from clusterctl.transport.base import Transport
 from clusterctl.transport.connect import Connections
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import Done, Outcome, failures, fan_out, values
+from clusterctl.transport.head_copy import HeadCopy, copy_file, serial_file
 
 # NVML's message if a control group denies access to the device nodes: with the toolkit's classic
 # mode, `systemctl daemon-reload` causes that in running containers (nvidia-docker issue 1730).
@@ -106,6 +108,8 @@ def take_survey(
         f"{declared_dir(inventory.cluster)}/*/*.json",
         record_file(inventory.image),
         *KeepalivedFiles(inventory.cluster).paths,
+        copy_file(inventory.cluster),
+        serial_file(inventory.cluster),
     )
     wanted = (*own, *files)
     gpu_probe = accelerator_named(inventory.accelerator).gpu_probe
@@ -121,7 +125,7 @@ def take_survey(
             timeout=timeout,
         )
 
-    return Survey(inventory, transports, fan_out(transports, look))
+    return Survey(inventory, transports, fan_out(transports, look)).with_earlier_documents()
 
 
 def look_twice(
@@ -147,6 +151,7 @@ class Survey:
     outcomes: Mapping[str, Outcome[Probe]]
     # Dead hosts by name, of which `inventory` knows nothing
     left_out: Mapping[str, Host] = field(default_factory=dict)
+    taking_over: TakeOver | None = None  # What the head lacks that is a worker yet
 
     # Who answered
 
@@ -250,6 +255,16 @@ class Survey:
                 probe = replace(found.value, files={**found.value.files, **files})
                 outcomes[name] = Done(probe)
         return replace(self, outcomes=outcomes)
+
+    def with_earlier_documents(self) -> Survey:
+        """Return the survey as it would be once a head that is a worker yet has the documents of
+        the earlier one."""
+        found = taking_over(self)
+        if found is None:
+            return self
+        files: dict[str, bytes | None] = {**found.files, **dict.fromkeys(found.gone)}
+        written = self.with_files({self.inventory.head.name: files})
+        return replace(written, taking_over=found)
 
     def as_if_run_wrote(self, written: Mapping[str, Mapping[str, bytes | None]]) -> Survey:
         """Return the survey as it would be once a run had written these documents: the head keeps
@@ -401,6 +416,11 @@ class Survey:
         return tuple(found)
 
     # Documents
+
+    @cached_property
+    def copies(self) -> dict[str, HeadCopy]:
+        """The copies of the head's documents that other hosts keep, by host."""
+        return copies_in(self)
 
     @cached_property
     def config_deleted(self) -> dict[str, str]:

@@ -14,6 +14,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Self
@@ -27,8 +28,10 @@ from clusterctl.errors import (
     RequirementsNotMet,
     StepFailed,
 )
+from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import config_dir, declared_dir
 from clusterctl.transport.base import Channel, Closing, Transport, lines
+from clusterctl.transport.head_copy import hand_out
 from clusterctl.transport.local import account
 
 # Root's, unlike /run/lock, where any user may make a file first. Nobody else may open the file: to
@@ -142,12 +145,17 @@ class ClusterLock(Closing):
         cluster: str,
         command: str,
         *,
+        name: str = "",
+        keepers: Sequence[Transport] = (),
         directory: str = DIRECTORY,
         beat: float = BEAT,
         silence: int = SILENCE,
     ) -> None:
+        """`name`: of the lock, where it is not the cluster's. `keepers`: hosts that get a copy of
+        the head's documents if they are changed."""
         self._head, self._cluster, self._command = head, cluster, command
-        self._path = f"{directory}/{cluster}.lock"
+        self._path = f"{directory}/{name or cluster}.lock"
+        self._keepers, self._changed = tuple(keepers), False
         self._beat, self._silence = beat, silence
         self._mine = this_process(command).to_json()
         self._channel: Channel | None = None
@@ -158,6 +166,19 @@ class ClusterLock(Closing):
         self._released = threading.Event()
         self._taking = threading.Lock()
         self._answer = ""  # To the last attempt to take it: `held`, or who holds it
+
+    @staticmethod
+    def of(
+        inventory: Inventory,
+        transports: Mapping[str, Transport],
+        command: str,
+        *,
+        name: str = "",
+    ) -> ClusterLock:
+        """Return the lock of the cluster, with those keepers that `transports` has."""
+        keepers = [transports[one.name] for one in inventory.keepers if one.name in transports]
+        head = transports[inventory.head.name]
+        return ClusterLock(head, inventory.cluster, command, name=name, keepers=keepers)
 
     def ensure_held(self) -> None:
         """Check with the head that the lock is held. Raises ConnectionFailed when it was lost, such
@@ -226,6 +247,7 @@ class ClusterLock(Closing):
         """
         documents, copies = config_dir(self._cluster), declared_dir(self._cluster)
         copy = path.replace(documents, copies, 1) if path.startswith(f"{documents}/") else ""
+        self._changed = self._changed or bool(copy)
         known = "none" if before is None else hashlib.sha256(before).hexdigest()
         if on is None or on.host.name == self._head.host.name:
             self._write(self._head, path, data, known, lock=self._path, copy=copy)
@@ -288,6 +310,8 @@ class ClusterLock(Closing):
         threading.Thread(target=self._keep, args=(channel,), name="lock", daemon=True).start()
 
     def close(self) -> None:
+        if self._changed and self._keepers and self._gone is None:
+            hand_out(self._head, self._cluster, self._keepers)
         self._released.set()
         if self._channel is not None:
             with contextlib.suppress(ConnectionFailed):

@@ -13,12 +13,13 @@ from clusterctl.engine.plan import Stage
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.model import ContainerFacts
-from clusterctl.node.documents import NodeState, ServiceDocument, from_json, to_json
+from clusterctl.node.documents import Member, NodeState, ServiceDocument, from_json, to_json
 from clusterctl.operations.roll import Roll, why_not_beside
 from clusterctl.operations.rolling import groups
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.node_image import Contents, NodeImageMissing
 from clusterctl.survey.cluster import Cluster, topology_of
+from clusterctl.survey.taking_over import TakeOver
 from tests.fakes.host import fake_driver
 from tests.unit.serving.test_rolling_changes import HOSTS, PATHS, World, document
 
@@ -66,6 +67,7 @@ class Site:
     names: tuple[str, ...] = HOSTS
     given: Given = field(default_factory=Given)
     changed: tuple[str, ...] = HOSTS
+    taking_over: TakeOver | None = None
 
     @property
     def roll(self) -> Roll:
@@ -81,7 +83,7 @@ class Site:
             object.__setattr__(
                 survey.outcomes[name], "value", replace(answer, files=files, containers=(ours,))
             )
-        survey = replace(survey)
+        survey = replace(survey, taking_over=self.taking_over)
         cluster = Cluster(survey, topology_of(survey), survey.views, HOSTS)
         image, steps = self.given, [Node(self.changed)]
         given: Any = image
@@ -176,6 +178,33 @@ def test_a_head_that_comes_back_as_itself_stops_nobody_else(*, keeps_tables: boo
     site = Site(image="new", changed=("gpu1",), keeps_tables=keeps_tables)
     assert ("gpu1",) in site.turns if keeps_tables else site.turns == []
     assert list(site.roll.notes()) == []
+
+
+LOST = TakeOver("gpu9", "gpu3", 600.0, {}, (), {"tiny": (Member(4, "gpu9", "10.0.0.9", 8100),)})
+
+
+def test_another_head_is_there_before_the_others_join_its_ray() -> None:
+    site = Site(image="new", taking_over=LOST)
+    assert site.turns == [("gpu1",), ("gpu2",), ("gpu3",)]
+    (first, *_) = site.roll.stages()
+    assert [type(step).__name__ for step in first.steps] == ["EndWell", "ThenProven"]
+    notes = list(site.roll.notes())
+    assert notes[0] == ("gpu1 becomes the head in place of gpu9, by gpu3's copy of 10 minutes ago")
+    assert "lost with gpu9" in notes[1]
+    assert "clusterctl scale tiny 4" in notes[3]
+    assert "tiny (3 replicas) serves throughout" in notes
+
+
+@pytest.mark.parametrize(
+    ("site", "what"),
+    [
+        (Site(taking_over=LOST), "before you give it another image"),
+        (Site(image="new", names=("gpu1",), taking_over=LOST), "before you leave hosts out"),
+    ],
+)
+def test_another_head_comes_with_no_other_change(site: Site, what: str) -> None:
+    with pytest.raises(RequirementsNotMet, match=what):
+        _ = site.turns
 
 
 def test_unknown_releases_are_no_reason() -> None:
