@@ -204,7 +204,7 @@ def _print_lines_to_paste(served: Served) -> None:
     if trust := plan.endpoint.trust:
         print(certificate_line(served.head, served.certificate_file, trust, sudo=served.sudo))
     print(models_line(plan.endpoint))
-    print(curl_line(replace(plan.endpoint, task=served.proof.task)))
+    print(curl_line(replace(plan.endpoint, kind=served.proof.kind)))
     print(f"In Python: {python_client(plan.endpoint)}")
 
 
@@ -231,8 +231,11 @@ def _show_plan(changes: Changes, *, as_json: bool) -> None:
 
 def _answer(answer: ServiceAnswer) -> str:
     """Return the answer that proved the service, as a line."""
-    if answer.task != "completions":
-        return f"answers     {answer.task}, {answer.text}, in {answer.seconds:.2f} s"
+    from clusterctl.kinds.known import kind_named
+
+    kind = kind_named(answer.kind)
+    if kind.name != "text":
+        return f"answers     {kind.result}, {answer.text}, in {answer.seconds:.2f} s"
     # With random weights an answer may contain anything.
     text = "".join(char if char.isprintable() else " " for char in answer.text)
     short = repr(text if len(text) <= 60 else text[:57] + "...")

@@ -144,7 +144,7 @@ class Attempt:
         )
         self.key = mark(key)
         self._watch = EndpointWatch(
-            LocalApi(document.host, document.port, document.served_name, key), timing
+            LocalApi(document.host, document.port, document.served_name, key, document.kind), timing
         )
 
     @property

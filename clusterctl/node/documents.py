@@ -135,6 +135,7 @@ class ServiceDocument:
     # Node IP of each rank, in vLLM's order, on which Ray has to place it. Empty in documents of
     # clusterctl 0.2 and older: Ray chooses, and clients reach the process directly.
     node_ips: List[str] = field(default_factory=list)
+    kind: str = ""  # Of its model (kinds.known), where config.json shows it; else vLLM is asked
 
     @property
     def service(self) -> str:
@@ -256,8 +257,7 @@ class ServiceState:
     stage: str = ""
     ready_seconds: float = 0.0  # From the start of the process to its first answer
     start: Dict[str, float] = field(default_factory=dict)  # Of these, by stage, `imports` first
-    # The kind of request it serves, once ready (endpoint.TASKS): completions | embeddings | ...
-    task: str = ""
+    kind: str = ""  # Of its model (kinds.known), once ready: text | embed | ...
     running: float = 0.0
     waiting: float = 0.0
     tokens_per_second: float = 0.0

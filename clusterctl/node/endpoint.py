@@ -1,9 +1,10 @@
 """vLLM's HTTP interface, and the watch over it: whether a service is ready and shows signs of life.
 
 vLLM decides while it loads whether a model generates text (`--runner auto`, files beside the
-weights), so the running server is asked, with a completion first; a model that generates gets no
-other request. vLLM 0.32 has only the paths that its model serves and answers 404 for others; before
-0.12 it had all of them and answered 400; 501 means that another setting enables the task.
+weights), so the running server is asked: which paths it has (openapi.json), then with a request of
+each kind that has its path, a completion first. vLLM 0.32 has only the paths that its model serves
+and answers 404 for others; before 0.12 it had all of them and answered 400; 501 means that another
+setting enables the task.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import socket
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Dict, FrozenSet, List, Optional, Tuple
 
+from clusterctl.kinds.kind import GENERATED_TOKENS, PROMPT_TOKENS, Kind
+from clusterctl.kinds.known import ASKED, KINDS
 from clusterctl.node.timing import Timing
 
 PROBE_TOKENS = 4
@@ -29,12 +32,7 @@ KV_CACHE_USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 LARGEST_ANSWER = 16 * 2**20
 
 # HTTP statuses that a server returns for a task that its model does not serve.
-NOT_SERVED = frozenset({400, 404, 405, 501})
-
-PROMPT_TOKENS = "vllm:prompt_tokens_total"
-
-# Builds a request without its `model` from (text, maximum number of tokens to generate).
-Body = Callable[[str, int], Dict[str, Any]]
+NOT_SERVED = frozenset({400, 404, 405, 422, 501})
 
 
 class EndpointError(Exception):
@@ -46,93 +44,7 @@ class RequestRefused(EndpointError):
 
 
 class NothingToAsk(EndpointError):
-    """The server works but serves none of the known tasks, so asking again is useless."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """A kind of request that a served model may answer."""
-
-    name: str  # Plural noun for its result: `embeddings`
-    path: str
-    body: Body
-    # Returns a summary of an answer's content, or "" if there is nothing to add. If the content is
-    # not an answer, raises LookupError, TypeError, AttributeError or ValueError.
-    read: Callable[[Any], str]
-    # The metric that grows while it works: a pooling model generates no tokens.
-    counter: str = PROMPT_TOKENS
-
-    def answer(self, content: Any) -> str:
-        """Return `read` of the content. Raises ValueError if it is not a valid answer."""
-        try:
-            return self.read(content)
-        except (LookupError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"no {self.name} in {str(content)[:200]} ({error!r})") from error
-
-
-def _input(text: str, _tokens: int) -> Dict[str, Any]:
-    return {"input": text}
-
-
-def _read_completion(content: Any) -> str:
-    str(content["choices"][0]["text"])  # any text will do: the weights may be random
-    return ""
-
-
-def _read_classes(content: Any) -> str:
-    probabilities = content["data"][0]["probs"]
-    _numbers(probabilities)
-    return f"{len(probabilities)} of them"
-
-
-def _read_pooled(content: Any) -> str:
-    """Read one vector for the whole text, or one per token."""
-    found = content["data"][0]["data"]
-    if isinstance(found[0], list):
-        return f"{len(found)} x {_numbers(found[0])}"
-    return _numbers(found)
-
-
-def _numbers(vector: Any) -> str:
-    if not vector or not all(isinstance(number, (int, float)) for number in vector):
-        raise ValueError("not a vector of numbers")
-    return f"{len(vector)} numbers"
-
-
-COMPLETIONS = Task(
-    "completions",
-    "/v1/completions",
-    lambda text, tokens: {"prompt": text, "max_tokens": tokens, "temperature": 0},
-    _read_completion,
-    counter="vllm:generation_tokens_total",
-)
-
-# In the order in which they are tried, the most specific first: a model that embeds can score as
-# well, and one that scores can classify.
-TASKS = (
-    COMPLETIONS,
-    Task(
-        "embeddings",
-        "/v1/embeddings",
-        _input,
-        lambda content: _numbers(content["data"][0]["embedding"]),
-    ),
-    Task(
-        "scores",
-        "/rerank",
-        lambda text, _: {"query": text, "documents": [text]},
-        lambda content: (
-            f"{float(content['results'][0]['relevance_score']):.3g} for a text and itself"
-        ),
-    ),
-    Task("classes", "/classify", _input, _read_classes),
-    Task("pooling", "/pooling", _input, _read_pooled),
-)
-
-
-def task_of(name: str) -> Task:
-    """Return the task of that name, or completions: supervisors of older versions name none."""
-    return next((task for task in TASKS if task.name == name), COMPLETIONS)
+    """The server works but serves no known kind of model, so asking again is useless."""
 
 
 @dataclass(frozen=True)
@@ -150,15 +62,17 @@ class Metrics:
 class LocalApi:
     """Client of the API server of one service on this host."""
 
-    def __init__(self, host: str, port: int, served_name: str, api_key: str) -> None:
+    def __init__(
+        self, host: str, port: int, served_name: str, api_key: str, planned: str = ""
+    ) -> None:
+        """`planned`: the kind of model by its config.json, if that shows it."""
         self._host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
         self._port = port
         self._served_name = served_name
-        self.task: Optional[Task] = None  # What the model serves, once `send_request` has found it
-        self.answer = ""  # Summary of the last answer: `1024 numbers`
-        self._headers = {"Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._planned = planned
+        self.kind: Optional[Kind] = None  # What the model is, once `send_request` has found it
+        self.answer = ""  # Summary of the proof's answer: `1024 numbers`
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     def check_port(self, timeout: float) -> None:
         """Raise EndpointError unless the port is open: vLLM opens it once its engine is up."""
@@ -181,47 +95,67 @@ class LocalApi:
             raise EndpointError(f"/v1/models lists {names}, not {self._served_name}")
 
     def send_request(self, timeout: float) -> None:
-        """Send one real request; the first call finds out which task the model serves.
+        """Send one real request; the first call finds out the model's kind, and proves it.
 
-        Raises EndpointError, and NothingToAsk if the model serves no known task.
+        Raises EndpointError, and NothingToAsk if the model is of no known kind.
         """
-        if self.task:
-            self.answer = self._ask(self.task, timeout)
+        if self.kind:
+            self._ask(self.kind, timeout)
             return
+        there = self._paths(timeout)
+        planned = tuple(kind for kind in KINDS if kind.name == self._planned)
         refusals: List[str] = []
-        for task in TASKS:
+        for kind in dict.fromkeys((*planned, *ASKED)):
+            path = kind.ask("", 1).path
+            if there and path not in there:
+                continue
             try:
-                self.answer = self._ask(task, timeout)
+                answer = self._ask(kind, timeout, first=True)
             except RequestRefused as error:
                 refusals.append(str(error))
             else:
-                self.task = task
+                self.kind, self.answer = kind, "" if kind.name == "text" else answer
                 return
-        raise NothingToAsk("; ".join(refusals))
+        has = f"it has {', '.join(sorted(there))[:600]}" if there else "it lists no paths"
+        raise NothingToAsk("; ".join([*refusals, has]))
 
-    def _ask(self, task: Task, timeout: float) -> str:
-        body = {"model": self._served_name, **task.body(PROBE_TEXT, PROBE_TOKENS)}
-        answer = _json(self._request("POST", task.path, body, timeout))
+    def _paths(self, timeout: float) -> FrozenSet[str]:
+        """Return the paths that the server has; none if it does not tell, as with
+        --disable-fastapi-docs."""
         try:
-            return task.answer(answer)
+            found = _json(self._request("GET", "/openapi.json", None, timeout)).get("paths")
+        except EndpointError:
+            return frozenset()
+        return frozenset(map(str, found)) if isinstance(found, dict) else frozenset()
+
+    def _ask(self, kind: Kind, timeout: float, *, first: bool = False) -> str:
+        ask, read = kind.ask(PROBE_TEXT, PROBE_TOKENS), kind.read
+        if first:
+            ask, read = kind.first(PROBE_TEXT, PROBE_TOKENS)
+        body = ask.encoded(self._served_name)
+        answer = _json(self._request("POST", ask.path, body, timeout))
+        try:
+            return kind.answer(answer, read)
         except ValueError as error:
-            raise EndpointError(f"POST {task.path}: {error}") from error
+            raise EndpointError(f"POST {ask.path}: {error}") from error
 
     def metrics(self, timeout: float) -> Metrics:
         """Return the current metrics. Raises EndpointError."""
         text = self._request("GET", "/metrics", None, timeout).decode("utf-8", "replace")
         try:
-            return parse_metrics(text, (self.task or COMPLETIONS).counter)
+            return parse_metrics(text, self.kind.counter if self.kind else GENERATED_TOKENS)
         except ValueError as error:
             raise EndpointError(f"GET /metrics: {str(error)[:200]}") from error
 
     def _request(
-        self, method: str, path: str, body: Optional[Dict[str, Any]], timeout: float
+        self, method: str, path: str, body: Optional[Tuple[str, bytes]], timeout: float
     ) -> bytes:
+        """`body`: its content type and content."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
         try:
-            data = json.dumps(body) if body is not None else None
-            connection.request(method, path, data, self._headers)
+            kind, data = body or ("", None)
+            headers = {**self._headers, "Content-Type": kind} if kind else self._headers
+            connection.request(method, path, data, headers)
             response = connection.getresponse()
             content = response.read(LARGEST_ANSWER + 1)
             if response.length and len(content) <= LARGEST_ANSWER:
@@ -234,12 +168,12 @@ class LocalApi:
         if len(content) > LARGEST_ANSWER:
             raise EndpointError(f"{method} {path}: more than {LARGEST_ANSWER >> 20} MiB")
         if response.status != http.client.OK:
-            kind = RequestRefused if response.status in NOT_SERVED else EndpointError
-            raise kind(f"{method} {path}: HTTP {response.status} {_excerpt(content)}")
+            error = RequestRefused if response.status in NOT_SERVED else EndpointError
+            raise error(f"{method} {path}: HTTP {response.status} {_excerpt(content)}")
         return content
 
 
-def parse_metrics(text: str, counter: str = COMPLETIONS.counter) -> Metrics:
+def parse_metrics(text: str, counter: str = GENERATED_TOKENS) -> Metrics:
     """Parse metrics in Prometheus text, summed over several engines.
 
     `counter` names the metric that grows while the model works.
@@ -298,9 +232,9 @@ class Reading:
     # Set while a sign of life is due. `SupervisedService` decides how long is too long.
     silence: Optional[Silence] = None
     error: str = ""  # Error of the last failed check
-    task: str = ""  # Task that the model serves: `embeddings`; empty until ready
+    kind: str = ""  # Of the model: `embed`; empty until ready
     answer: str = ""  # Summary of the proof's answer: `1024 numbers`
-    unprovable: str = ""  # Errors of a working server that serves no known task
+    unprovable: str = ""  # Errors of a working server whose model is of no known kind
 
 
 class EndpointWatch:
@@ -348,8 +282,8 @@ class EndpointWatch:
             except EndpointError as error:
                 self._set(error=str(error))
                 self._ended.wait(timing.connect_every)
-        name = endpoint.task.name if endpoint.task else ""
-        self._set(ready=True, error="", task=name, answer=endpoint.answer)
+        name = endpoint.kind.name if endpoint.kind else ""
+        self._set(ready=True, error="", kind=name, answer=endpoint.answer)
         progress = EngineProgress(time.monotonic())
         while not self._ended.wait(timing.scrape_every):
             try:

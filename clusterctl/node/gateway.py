@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, Iterable, Mapping, Optional, Set, Tuple
 
+from clusterctl.kinds.known import kind_named
 from clusterctl.node.children import Child
 from clusterctl.node.documents import (
     GatewayMember,
@@ -30,10 +31,10 @@ from clusterctl.node.endpoint import EndpointWatch, LocalApi
 from clusterctl.node.files import Journal, NodePaths, read_file
 from clusterctl.node.gateway_config import (
     USAGE_FILTER,
+    GatewayMaps,
     GatewayPlan,
     GatewayServer,
     GatewayService,
-    KeyMaps,
     gateway_config,
     map_text,
     models_document,
@@ -73,6 +74,7 @@ class MemberProof:
     why: str = ""
     silent: bool = False  # It was ready, and shows no sign of life
     key: str = ""  # Mark of the api.key that it was started with, if that is known here
+    kind: str = ""  # Of its model, once it has answered
 
 
 def admission(
@@ -98,11 +100,11 @@ def admission(
 
 def key_maps(
     document: KeysDocument, cluster_keys: Iterable[str], counts: GatewayCounts, today: str
-) -> KeyMaps:
+) -> GatewayMaps:
     """Return what HAProxy has to know of keys, today. `cluster_keys`: besides the cluster's own,
     the one before it while members still ask for that."""
     own = (hashlib.sha256(key.encode()).hexdigest().upper() for key in cluster_keys)
-    maps = KeyMaps(names=dict.fromkeys(own, CLUSTER_KEY))
+    maps = GatewayMaps(names=dict.fromkeys(own, CLUSTER_KEY))
     for key in document.keys:
         maps.names[key.sha256.upper()] = key.name
         if key.requests_per_minute:
@@ -172,7 +174,8 @@ class Gateway:
         self._restart_at = 0.0
         self._backoff = Backoff(timing.gateway_backoff_first, timing.gateway_backoff_max)
         self._told: Dict[str, str] = {}  # Commands in effect, by what they are about
-        self._maps: Optional[KeyMaps] = None
+        self._offers: Dict[str, str] = {}  # By backend; kept while none of its members answers
+        self._maps: Optional[GatewayMaps] = None
         self._keys_told = KeysDocument()  # Those that HAProxy follows
         self._told_at = 0.0
         self._in_flight: Dict[str, int] = {}  # Requests, by backend/server
@@ -238,6 +241,10 @@ class Gateway:
             name: self._admission(name, document, watched) for name, document in documents.items()
         }
         self._in_use = {name: self._in_use[name] for name in documents}
+        for name, proofs in admitted.items():
+            kinds = [proof.kind for proof in proofs.values() if proof.kind]
+            if kinds:
+                self._offers[f"service-{name}"] = kind_named(kinds[0]).offers
         for place in watched:  # Of members that are gone: others may come at the same place
             self._watches.pop(place).stop()
         plan = self._wanted(documents)
@@ -317,7 +324,7 @@ class Gateway:
             silence = reading.silence
             silent = silence is not None and now - silence.since >= self._timing.silence_shown
             why = silence.text(now) if silence and silent else reading.error
-            found[member.replica] = MemberProof(reading.ready, why, silent)
+            found[member.replica] = MemberProof(reading.ready, why, silent, kind=reading.kind)
         return found
 
     def _keep_running(
@@ -413,10 +420,11 @@ class Gateway:
         if self.state.state != state:
             self._turn(state, detail)
 
-    def _wanted_maps(self, keys: KeysDocument) -> KeyMaps:
+    def _wanted_maps(self, keys: KeysDocument) -> GatewayMaps:
         with self._counting:
             own = dict.fromkeys((self._key, *self._in_use.values()))
-            return key_maps(keys, own, self._counts, _today())
+            maps = key_maps(keys, own, self._counts, _today())
+        return replace(maps, offers=dict(self._offers))
 
     def _tell(
         self, now: float, plan: GatewayPlan, admitted: Mapping[str, Mapping[int, MemberProof]]

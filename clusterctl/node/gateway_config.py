@@ -11,44 +11,29 @@ import json
 from dataclasses import dataclass, field
 from typing import Dict, FrozenSet, Iterable, List, Mapping, Tuple
 
+from clusterctl.kinds.known import COMMON_PATHS, PATHS
+
 # Bytes of a request that are read before it is sent on: the model's name must be within them, and
 # a longer request is not sent again when a replica fails. Memory is used for what arrives.
 REQUEST_BUFFER = 2**20
 _FULL = REQUEST_BUFFER - 2**16  # Bytes of a body that has filled it: HAProxy keeps some for heads
 
-# What models offer besides /v1/...; vLLM's other paths are for administration.
-_BESIDE_V1 = (
-    "/classify",
-    "/detokenize",
-    "/pooling",
-    "/rerank",
-    "/score",
-    "/tokenize",
-    "/v2/rerank",
-)
+_ALL_PATHS = (*PATHS, *COMMON_PATHS)
 
-# Requests that only compute may be sent to another replica if the first one fails. Others, such as
-# /v1/responses, which stores what was asked, are sent once.
-_REPEATABLE = (
-    *_BESIDE_V1,
-    "/v1/completions",
-    "/v1/chat/completions",
-    "/v1/embeddings",
-    "/v1/messages",
-    "/v1/models",
-    "/v1/rerank",
-    "/v1/score",
-    "/v1/audio/transcriptions",
-    "/v1/audio/translations",
-)
+# Requests that only compute may be sent to another replica if the first one fails. Others are sent
+# once: /v1/responses stores what was asked.
+_ONCE = ("/v1/responses", "/v1/realtime")
+_REPEATABLE = tuple(path for path in _ALL_PATHS if path not in _ONCE)
 
 MOST_RETRIES = 3
 
 LOOPBACK = "127.0.0.1"
 
-# No empty segment, none that begins with a dot, and nothing encoded: `//v1`, `/v1/../metrics` and
-# `/v1/%2e%2e/metrics` are not of this form.
-_API_PATH = "^/v1(/[A-Za-z0-9_~:@-][A-Za-z0-9._~:@-]*)+/?$"
+# What kinds of models offer, and what lies below it: no empty segment, none that begins with a dot,
+# and nothing encoded. `//v1`, `/v1/models/../metrics` and `/v1/models/%2e%2e/metrics` are refused.
+_V1 = "|".join(path for path in _ALL_PATHS if path.startswith("/v1/"))
+_V1_PATH = f"^({_V1})(/[A-Za-z0-9_~:@-][A-Za-z0-9._~:@-]*)*/?$"
+_OTHER_PATHS = " ".join(path for path in _ALL_PATHS if not path.startswith("/v1/"))
 
 # Bytes of a request, with pictures and sound; more are refused.
 LARGEST_REQUEST = 64 * 2**20
@@ -146,6 +131,12 @@ core.register_fetches("estimate", function(txn)
   return (math.max(#body, txn.f:req_body_size() or 0) - #body + #plain) // 4
     + (#body - #plain) // 64
 end)
+
+-- The model of a form, such as one with a sound: its field comes before the file.
+core.register_fetches("form_model", function(txn)
+  local body = (txn.f:req_body() or ""):sub(1, 65536)
+  return body:match('name="model"\\r\\n\\r\\n([^\\r\\n]+)') or ""
+end)
 """
 
 
@@ -190,13 +181,15 @@ class GatewayPlan:
 
 
 @dataclass(frozen=True)
-class KeyMaps:
-    """The content of HAProxy's maps: what it knows of keys."""
+class GatewayMaps:
+    """The content of HAProxy's maps: what it knows of keys, and of models."""
 
     names: Dict[str, str] = field(default_factory=dict)  # By the key's SHA-256 in capitals
     requests: Dict[str, str] = field(default_factory=dict)  # By name: requests a minute
     counted: Dict[str, str] = field(default_factory=dict)  # By name: has a limit of tokens
     spent: Dict[str, str] = field(default_factory=dict)  # By name: has none left today
+    # By backend: what its kind of model answers, and where
+    offers: Dict[str, str] = field(default_factory=dict)
 
     def files(self) -> Dict[str, Dict[str, str]]:
         """Return the maps by their file's name."""
@@ -205,6 +198,7 @@ class KeyMaps:
             "requests.map": self.requests,
             "counted.map": self.counted,
             "spent.map": self.spent,
+            "offers.map": self.offers,
         }
 
 
@@ -227,19 +221,16 @@ _UNCOUNTED = (
     "this key has a limit of tokens, so a stream must report them: set "
     "stream_options.include_usage to true"
 )
-_NO_PATH = f"the gateway serves /v1/..., {', '.join(_BESIDE_V1)} and /health"
+_NO_PATH = f"the gateway serves {', '.join(_ALL_PATHS)} and /health"
 _NO_METHOD = "the gateway passes on GET, HEAD, POST and DELETE"
 _TOO_LARGE = f"the request has more than {LARGEST_REQUEST >> 20} MiB"
 _NO_LENGTH = "a request of more than 1 MiB needs a Content-Length"
 _NO_UPGRADE = "this key has limits, which a WebSocket would not keep"
 _NO_MODEL = "no service of this cluster serves that model: /v1/models lists them"
-_NOT_OFFERED = (
-    "this model does not offer that path: a chat model has no embeddings, and an embedding model "
-    "no completions. `clusterctl status` on the cluster shows what it answers"
-)
+_NOT_OFFERED = "this model does not offer that path"
 _NAMELESS = (
     "the model of this request is not known: name it in `model` within the first "
-    "MiB of a JSON body, or in the header X-Model"
+    "MiB of a JSON body, before the file of a form, or in the header X-Model"
 )
 _FAILURES = (
     (400, "the request cannot be read", "BadRequestError"),
@@ -365,14 +356,13 @@ def _front(plan: GatewayPlan) -> List[str]:
         "!{ sc1_get_gpc0 gt 0 }",
         "    tcp-request connection track-sc2 int(1) table refused",
         "    acl health path /health",
-        f"    acl api path_reg {_API_PATH}",
-        f"    acl api path {' '.join(_BESIDE_V1)}",
-        "    acl administration path_beg /v1/load_lora_adapter /v1/unload_lora_adapter",
+        f"    acl api path_reg {_V1_PATH}",
+        f"    acl api path {_OTHER_PATHS}",
         "    acl passed method GET HEAD POST DELETE",
         *in_service,
         _answer(503, "no replica is ready", "ServiceUnavailableError", "if health"),
         *_refuse(405, _NO_METHOD, bad, "if !passed"),
-        *_refuse(404, _NO_PATH, "NotFoundError", "if !api or administration"),
+        *_refuse(404, _NO_PATH, "NotFoundError", "if !api"),
         # Not http_auth_bearer, which ends a key at a comma.
         "    acl bearer req.fhdr(authorization) -m beg -i 'bearer '",
         f"    http-request set-var(txn.key) req.fhdr(authorization),bytes({len('bearer ')}),"
@@ -448,7 +438,9 @@ def _model_of(plan: GatewayPlan) -> List[str]:
         f"file {directory}/models.json if {{ path /v1/models }}",
         "    http-request set-var(txn.model) req.body,json_query('$.model')",
         "    http-request set-var(txn.model) req.hdr(x-model) unless { var(txn.model) -m found }",
-        *_refuse(400, _NAMELESS, "BadRequestError", "unless { var(txn.model) -m found }"),
+        "    http-request set-var(txn.model) lua.form_model if !{ var(txn.model) -m found } "
+        "{ req.hdr(content-type) -m beg -i multipart/form-data }",
+        *_refuse(400, _NAMELESS, "BadRequestError", "unless { var(txn.model),length gt 0 }"),
         f"    http-request set-var(txn.backend) var(txn.model),map_str({directory}/models.map)",
         *_refuse(404, _NO_MODEL, "NotFoundError", "unless { var(txn.backend) -m found }"),
     ]
@@ -468,6 +460,8 @@ def _backends(plan: GatewayPlan, ready: FrozenSet[Tuple[str, str]]) -> List[str]
         lines += [
             f"backend {service.backend}",
             f"    http-request set-header Authorization {_literal(f'Bearer {service.key}')}",
+            f"    http-request set-var(txn.offers) str({service.backend}),"
+            f"map_str({plan.directory}/offers.map)",
             "    balance leastconn",
             "    stick-table type string len 64 size 100k expire 1h",
             "    stick on var(txn.session) if { var(txn.session) -m found }",
@@ -475,9 +469,15 @@ def _backends(plan: GatewayPlan, ready: FrozenSet[Tuple[str, str]]) -> List[str]
             f"    retries {retries}",
             "    retry-on conn-failure empty-response junk-response 500 502 503 504",
             # vLLM says no more than {"detail":"Not Found"}.
-            "    http-response return status 404 content-type application/json string "
-            f"'{error_body(_NOT_OFFERED, 'NotFoundError', 404)}' "
-            "if { status 404 } { res.fhdr(content-length) -m int 22 }",
+            *(
+                "    http-response return status 404 content-type application/json lf-string "
+                f"'{error_body(_NOT_OFFERED + more, 'NotFoundError', 404)}' "
+                f"if {{ status 404 }} {{ res.fhdr(content-length) -m int 22 }} {condition}"
+                for more, condition in (
+                    (": it answers %[var(txn.offers)]", "{ var(txn.offers) -m found }"),
+                    ("", ""),
+                )
+            ),
             # Until the first token, a stream that fails is a request without an answer.
             "    http-response wait-for-body time 1h at-least 1",
             # The last one: the same 14 s for a host that was sent something.

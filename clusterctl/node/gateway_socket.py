@@ -47,7 +47,10 @@ def replace_map(admin: Path, path: Path, entries: Mapping[str, str]) -> None:
     before another process reads it. Raises OSError; ValueError for another answer."""
     answer = ask(admin, [f"prepare map {path}"])
     version = int(answer.strip().rpartition(" ")[2])
-    adding = [f"add map @{version} {path} {key} {value}" for key, value in entries.items()]
+    adding = [
+        f"add map @{version} {path} {key} " + value.replace(" ", "\\ ")
+        for key, value in entries.items()
+    ]
     ask(admin, [*adding, f"commit map @{version} {path}"])
 
 

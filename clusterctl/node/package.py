@@ -39,9 +39,10 @@ def build() -> bytes:
     files["clusterctl/__init__.py"] = (
         resources.files("clusterctl").joinpath("__init__.py").read_text("utf-8")
     )
-    for file in resources.files("clusterctl.node").iterdir():
-        if file.name.endswith(".py"):
-            files[f"clusterctl/node/{file.name}"] = file.read_text("utf-8")
+    for room in ("kinds", "node"):
+        for file in resources.files(f"clusterctl.{room}").iterdir():
+            if file.name.endswith(".py"):
+                files[f"clusterctl/{room}/{file.name}"] = file.read_text("utf-8")
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
         for name, text in sorted(files.items()):

@@ -18,6 +18,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence
 
+from clusterctl.kinds.known import kind_named
 from clusterctl.node.attempt import Attempt
 from clusterctl.node.children import session_members
 from clusterctl.node.contract import breaches, free_gpus
@@ -213,7 +214,7 @@ class SupervisedService:
             stage=attempt.progress() if attempt and self._phase in _LOADING else "",
             ready_seconds=self._ready_seconds,
             start=self._spent,
-            task=reading.task,
+            kind=reading.kind,
             running=reading.running,
             waiting=reading.waiting,
             tokens_per_second=reading.tokens_per_second,
@@ -330,7 +331,8 @@ class SupervisedService:
                 self._spent = attempt.spent(now)
                 self._attempts = 0
                 self._last_error = []
-                answers = ", ".join(filter(None, (reading.task, reading.answer)))
+                result = kind_named(reading.kind).result
+                answers = ", ".join(filter(None, (result, reading.answer)))
                 stages = ", ".join(f"{name} {took:g}" for name, took in self._spent.items())
                 took = f"after {self._ready_seconds:.1f} s ({stages})"
                 self._turn("ready", f"{took}: answers {answers}")

@@ -221,7 +221,8 @@ class Supervisor:
             ready = state is not None and state.state == "ready"
             silence = state.silence if state else ""
             key = state.key if state else ""
-            local[document.port] = MemberProof(ready, silence or why, bool(silence), key)
+            kind = state.kind if state else ""
+            local[document.port] = MemberProof(ready, silence or why, bool(silence), key, kind)
         virtual_ip = self._document.virtual_ip
         if self._document.role != "head":
             snapshot = self._view.snapshot

@@ -9,6 +9,7 @@ from functools import partial
 
 from clusterctl.errors import UsageError
 from clusterctl.facts.network_requirements import public_ips
+from clusterctl.kinds.known import kind_named, planned_kind
 from clusterctl.models.location import ModelLocation
 from clusterctl.models.name import Model
 from clusterctl.node.documents import Member, MembersDocument, ServiceDocument, replica_name
@@ -110,6 +111,7 @@ def plan_service(
         random_weights=bool(location and location.random_weights),
         shape=(location and location.shape) or (model.entry.shape if model.entry else None),
     )
+    _refuse_kind(launch)
     serve_arguments(launch)  # first of all, refuse flags that this vLLM lacks
 
     files = asked.model_files
@@ -253,12 +255,30 @@ def _seated(draft: _Draft, number: int, seats: Seats, ports: ReplicaPorts) -> Pl
     )
     node_ips = [survey.topology.node(host).node_ip for host in seats]
     return PlannedReplica(
-        document=replace(document, name=name, replica=number, node_ips=node_ips),
+        document=replace(
+            document, name=name, replica=number, node_ips=node_ips, kind=_kind(launch)
+        ),
         layout=layout,
         host=first.host,
         chat=draft.chat,
         old=old,
     )
+
+
+def _kind(launch: Launch) -> str:
+    """Return the kind of model by its config.json, else by the catalogue; empty: ask vLLM."""
+    shape, entry = launch.shape, launch.entry
+    found = planned_kind(shape.architecture, pictures=shape.multimodal) if shape else ""
+    return found or (entry.kind if entry else "")
+
+
+def _refuse_kind(launch: Launch) -> None:
+    """Raise UsageError for a kind of model that vLLM does not serve."""
+    if refused := kind_named(_kind(launch)).refused:
+        raise UsageError(
+            f"{launch.request.model}: {refused}",
+            hint="clusterctl model search shows those it serves",
+        )
 
 
 def _partition(draft: _Draft, seats: Seats, old: ServiceDocument | None) -> dict[str, str]:

@@ -43,6 +43,12 @@ WHOLE_IMAGES_SINCE: Version = (0, 20, 0)
 CHUNKED_PREFILL_SINCE: Version = (0, 8, 0)
 
 
+# vLLM fetches what a request names by URL, from addresses that only the cluster reaches, too,
+# unless it has a list of domains. This one exists nowhere (RFC 2606), and is shown to the client.
+MEDIA_DOMAINS_SINCE: Version = (0, 11, 2)
+NO_DOMAIN = "none-is-allowed.invalid"
+
+
 @dataclass(frozen=True)
 class Layout:
     """How a replica is divided over GPUs. `clusterctl.planning` decides it; the running ranks are
@@ -229,6 +235,8 @@ def engine_arguments(launch: Launch) -> tuple[Argument, ...]:
         defaults.append(Argument("shutdown-timeout", (str(deadlines.SHUTDOWN),)))
     if launch.defaults.eager:
         defaults.append(Argument("enforce-eager"))
+    if shape and shape.multimodal and _knows(launch.version, MEDIA_DOMAINS_SINCE):
+        defaults.append(Argument("allowed-media-domains", (NO_DOMAIN,)))
     if launch.random_weights:
         defaults.append(Argument("load-format", ("dummy",)))
     catalogued: tuple[str, ...] = ()

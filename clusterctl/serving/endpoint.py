@@ -1,7 +1,7 @@
 """The API from a client's view: one real request as proof, and a command to paste.
 
 `/health` and `/v1/models` answer 200 while the engine is stuck or dead (vllm#53157), so only a real
-answer proves a service: a completion, or the task that its model serves.
+answer proves a service: a completion, or what else its kind of model answers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl import deadlines
 from clusterctl.errors import ConnectionFailed, StepFailed
-from clusterctl.node.endpoint import COMPLETIONS, Task
+from clusterctl.kinds.kind import Ask, Kind
+from clusterctl.kinds.text import CHAT, TEXT
 from clusterctl.transport.http_answer import beginning
 
 if TYPE_CHECKING:
@@ -31,9 +32,9 @@ LARGEST_ANSWER = 64 * 2**20  # bytes; a long text with the probabilities of its 
 class ServiceAnswer:
     """The answer to one request."""
 
-    task: str  # `completions`, `embeddings`, ..
+    kind: str  # Of the model: `text`, `embed`, ..
     # The completion, or a reasoning model's thoughts if it has produced nothing else yet; for other
-    # tasks a summary: `1024 numbers`
+    # kinds a summary: `1024 numbers`
     text: str
     tokens: int  # generated; 0 if the model generates none
     seconds: float  # from the request to the last byte
@@ -46,23 +47,16 @@ class ServiceEndpoint:
     url: str  # `http://10.0.0.1:8000`, without /v1
     model: str
     chat: bool  # the tokenizer has a chat template; otherwise plain completions are requested
-    task: Task = COMPLETIONS  # what the model serves
+    kind: Kind = TEXT  # of the model
     trust: str = ""  # the client's file with the certificate to trust; empty: its own authorities
 
     @property
-    def path(self) -> str:
-        return "/v1/chat/completions" if self._chats else self.task.path
+    def asked(self) -> Kind:
+        """How clients ask it."""
+        return CHAT if self.chat and self.kind is TEXT else self.kind
 
-    def body(self, prompt: str, max_tokens: int) -> dict[str, Any]:
-        """Return the JSON body of a request."""
-        if not self._chats:
-            return {"model": self.model, **self.task.body(prompt, max_tokens)}
-        messages = [{"role": "user", "content": prompt}]
-        return {"model": self.model, "messages": messages, "max_tokens": max_tokens}
-
-    @property
-    def _chats(self) -> bool:
-        return self.chat and self.task is COMPLETIONS
+    def request(self, prompt: str, max_tokens: int) -> Ask:
+        return self.asked.ask(prompt, max_tokens)
 
 
 REFUSALS = {
@@ -76,13 +70,19 @@ REFUSALS = {
 
 
 def post(client: httpx2.Client, url: str, body: dict[str, Any]) -> httpx2.Response:
-    """Send a request and read its answer. Raises StepFailed if that is longer than LARGEST_ANSWER,
-    since whatever listens on the port may send without end; otherwise as httpx2."""
+    """Send a request in JSON, as `send`."""
+    # Not `json=`, which refuses NaN and halves of surrogate pairs: that is the service's to do.
+    return send(client, url, ("application/json", json.dumps(body).encode()))
+
+
+def send(client: httpx2.Client, url: str, body: tuple[str, bytes]) -> httpx2.Response:
+    """Send a request (content type, content) and read its answer. Raises StepFailed if that is
+    longer than LARGEST_ANSWER, since whatever listens on the port may send without end; otherwise
+    as httpx2."""
     import httpx2
 
-    # Not `json=`, which refuses NaN and halves of surrogate pairs: that is the service's to do.
-    content, headers = json.dumps(body), {"Content-Type": "application/json"}
-    with client.stream("POST", url, content=content, headers=headers) as answer:
+    headers = {"Content-Type": body[0]}
+    with client.stream("POST", url, content=body[1], headers=headers) as answer:
         read = beginning(answer, LARGEST_ANSWER + 1)
     if len(read) > LARGEST_ANSWER:
         raise StepFailed(
@@ -112,18 +112,20 @@ def ask(
     started = time.monotonic()
     timeout = httpx2.Timeout(deadline, connect=min(deadlines.API_CONNECT, deadline))
     headers = {"Authorization": f"Bearer {api_key}"}
-    url, body = endpoint.url + endpoint.path, endpoint.body(prompt, max_tokens)
+    kind = endpoint.asked
+    request, read = kind.first(prompt, max_tokens)
+    url, body = endpoint.url + request.path, request.encoded(endpoint.model)
     try:
         # The operator's proxy settings are meant for the Internet, not for the cluster.
         with httpx2.Client(timeout=timeout, trust_env=False, headers=headers) as client:
-            response = post(client, url, body)
+            response = send(client, url, body)
     except httpx2.ConnectError as error:
         raise ConnectionFailed(
             f"nothing answers at {endpoint.url}", hint="clusterctl status", detail=str(error)
         ) from error
     except httpx2.TimeoutException as error:
         raise StepFailed(
-            f"no {endpoint.task.name} from {endpoint.url} within {deadline:g} s",
+            f"no {kind.result} from {endpoint.url} within {deadline:g} s",
             hint="clusterctl status shows whether the engine is busy or stuck",
         ) from error
     except httpx2.HTTPError as error:
@@ -145,24 +147,16 @@ def ask(
     except ValueError:
         answer = response.text
     seconds = time.monotonic() - started
-    task = endpoint.task
     try:
-        if task is not COMPLETIONS:
-            return ServiceAnswer(task.name, task.answer(answer), 0, seconds)
-        tokens, choice = int(answer["usage"]["completion_tokens"]), answer["choices"][0]
-        message = choice.get("message")
-        if message is None:
-            text = str(choice["text"])
-        else:
-            thoughts = message.get("reasoning") or message.get("reasoning_content")
-            text = str(message.get("content") or thoughts or "")
-        return ServiceAnswer(task.name, text, tokens, seconds)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        text = kind.answer(answer, read)
+        tokens = int(answer["usage"]["completion_tokens"]) if kind.name == TEXT.name else 0
+    except (KeyError, TypeError, ValueError) as error:
         raise StepFailed(
-            f"{endpoint.url} returned no {task.name}",
+            f"{endpoint.url} returned no {kind.result}",
             hint=f"is another program on that port? curl {shlex.quote(endpoint.url)}/version",
             detail=str(answer)[:2000],
         ) from error
+    return ServiceAnswer(kind.name, text, tokens, seconds)
 
 
 def key_line(host: str, key_path: str, *, sudo: bool) -> str:
@@ -190,9 +184,15 @@ def _cat(host: str, path: str, *, sudo: bool) -> str:
 
 def curl_line(endpoint: ServiceEndpoint, *, prompt: str = PROMPT, max_tokens: int = 64) -> str:
     """Return a curl command to paste into a shell after `key_line`."""
-    body = json.dumps(endpoint.body(prompt, max_tokens), ensure_ascii=False)
-    json_body = f"-H 'Content-Type: application/json' -d {shlex.quote(body)}"
-    return f"{_curl(endpoint, endpoint.path)} {json_body}"
+    request = endpoint.request(prompt, max_tokens)
+    body = {"model": endpoint.model, **request.body}
+    if request.sound:
+        fields = [shlex.quote(f"{name}={value}") for name, value in body.items()]
+        sent = " ".join(f"-F {field}" for field in [*fields, "file=@sound.wav"])
+    else:
+        text = shlex.quote(json.dumps(body, ensure_ascii=False))
+        sent = f"-H 'Content-Type: application/json' -d {text}"
+    return f"{_curl(endpoint, request.path)} {sent}"
 
 
 def models_line(endpoint: ServiceEndpoint) -> str:

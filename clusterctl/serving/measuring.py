@@ -11,8 +11,8 @@ from threading import Event
 from clusterctl.engine.events import EventSink, Note, StepFinished, StepStarted
 from clusterctl.engine.step import Change
 from clusterctl.errors import Interrupted, UsageError
+from clusterctl.kinds.known import kind_named
 from clusterctl.node.documents import ServiceDocument
-from clusterctl.node.endpoint import COMPLETIONS
 from clusterctl.ray_cluster.topology import base_url, reached_at
 from clusterctl.serving.bench import BenchLoad, BenchResult, bench_job, read_figures
 from clusterctl.serving.declaration import require_service, served_at
@@ -52,8 +52,9 @@ def require_ready(name: str, replicas: Sequence[Replica]) -> None:
             f"{name} is {replicas[0].condition}, and only a ready service can be measured",
             hint="clusterctl status",
         )
-    if ready[0].task not in ("", COMPLETIONS.name):
-        raise UsageError(f"{name} serves {ready[0].task}, and bench measures generated tokens")
+    kind = kind_named(ready[0].kind)
+    if kind.unit != "tokens":
+        raise UsageError(f"{name} serves {kind.result}, and bench measures generated tokens")
 
 
 def measure(

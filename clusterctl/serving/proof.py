@@ -15,8 +15,9 @@ from clusterctl import deadlines
 from clusterctl.engine.events import EventSink, StepFinished, StepStarted
 from clusterctl.engine.step import Change
 from clusterctl.errors import StepFailed
+from clusterctl.kinds.kind import Kind
+from clusterctl.kinds.known import kind_named
 from clusterctl.node.documents import GatewayState, NodeState, Rank, ServiceState
-from clusterctl.node.endpoint import Task, task_of
 from clusterctl.ray_cluster.topology import base_url
 from clusterctl.serving.arguments import Layout
 from clusterctl.serving.endpoint import ServiceAnswer, ask
@@ -30,7 +31,7 @@ class Proof:
     """The answer and the placement of a proven service."""
 
     answer: ServiceAnswer
-    task: Task
+    kind: Kind
     ranks: tuple[Rank, ...]
     placement: str  # the hosts of the ranks, for display
     # From the start of vLLM to its first answer, as the supervisor measured it
@@ -45,8 +46,8 @@ def prove(
     sink: EventSink,
     addresses: Mapping[str, str],
 ) -> Proof:
-    """Send a request as a client would, for the task that the supervisor found, and compare the
-    ranks with the plan.
+    """Send a request as a client would, for the kind of model that the supervisor found, and
+    compare the ranks with the plan.
 
     api        the host that runs the API server
     read       returns the current state of that host
@@ -78,9 +79,9 @@ def prove(
             hint=f"clusterctl logs {document.name}",
         )
     running = found
-    task = task_of(running.task)
+    kind = kind_named(running.kind)
     with Tunnel(api, document.host, document.port) as tunnel:
-        endpoint = replace(service.endpoint, url=base_url("127.0.0.1", tunnel.port), task=task)
+        endpoint = replace(service.endpoint, url=base_url("127.0.0.1", tunnel.port), kind=kind)
         answer = ask(endpoint, key, deadline=deadlines.FIRST_ANSWER)
     problems = placement_problems(service.layout, addresses, ranks)
     if problems:
@@ -91,7 +92,7 @@ def prove(
             hint=f"clusterctl stop {document.service}, then serve again",
         )
     sink(StepFinished(host, title, "changed", time.monotonic() - started))
-    return Proof(answer, task, tuple(ranks), describe(ranks), running.ready_seconds)
+    return Proof(answer, kind, tuple(ranks), describe(ranks), running.ready_seconds)
 
 
 def await_gateway(

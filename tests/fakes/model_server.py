@@ -52,7 +52,9 @@ class ModelServer:
                 self._send(200, {"path": self.path, "data": [{"id": "tiny"}]})
 
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                sent = self.rfile.read(int(self.headers["Content-Length"]))
+                form = (self.headers["Content-Type"] or "").startswith("multipart/")
+                body = {"form": sent} if form else json.loads(sent)
                 server.paths.append(self.path)
                 server.requests.append(body)
                 if self.headers["Authorization"] != f"Bearer {server.key}":

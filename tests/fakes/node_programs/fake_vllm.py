@@ -1,8 +1,8 @@
 """Stands for `vllm serve`: an engine child and an API server with the endpoints that matter.
 
 Settings in ROOT/vllm.json, read at every request: `exit` with `words`, `never_listen`,
-`models`, `completion` (ok | error | hang), `running`, `tokens_still`, `ignore_term`, and `task`:
-what it serves in place of completions (embeddings | scores | classes | pooling | speech).
+`models`, `completion` (ok | error | hang), `running`, `tokens_still`, `ignore_term`, `kind`: of its
+model, `text` by default (ANSWERS), and `paths`: those that it lists in openapi.json.
 ROOT/vllm.die makes it log what that file has, and end with status 0, as the API server does when
 its engine died.
 """
@@ -26,15 +26,23 @@ root = Path(sys.argv[1])
 document = json.loads((root / "etc/clusterctl/demo/services/chat.json").read_text())
 counted = {"generated": 0, "read": 0}
 
-ANSWERS: dict[str, tuple[str, bytes]] = {
-    "completions": ("/v1/completions", b'{"choices": [{"text": "x"}]}'),
-    "embeddings": ("/v1/embeddings", b'{"data": [{"embedding": [0.1, -0.2, 0.3]}]}'),
-    "scores": ("/rerank", b'{"results": [{"relevance_score": 0.5}]}'),
-    "classes": ("/classify", b'{"data": [{"probs": [0.5, 0.25, 0.25]}]}'),
-    "pooling": ("/pooling", b'{"data": [{"data": [[0.1, 0.2], [0.3, 0.4]]}]}'),
-    "speech": ("/v1/audio/transcriptions", b'{"text": "x"}'),
+VECTORS = [[0.1, -0.2, 0.3], [0.1, -0.2, 0.2], [-0.4, 0.1, 0.3]]
+
+ANSWERS: dict[str, tuple[str, Any]] = {
+    "text": ("/v1/completions", {"choices": [{"text": "x"}]}),
+    "embed": ("/v1/embeddings", {"data": [{"embedding": vector} for vector in VECTORS]}),
+    "rerank": (
+        "/rerank",
+        {"results": [{"index": n, "relevance_score": 0.5 * n} for n in (1, 0)]},
+    ),
+    "classify": ("/classify", {"data": [{"probs": [0.5, 0.25, 0.25]}]}),
+    "tokens": ("/pooling", {"data": [{"data": [[0.1, 0.2], [0.3, 0.4]]}]}),
+    "speech": ("/v1/audio/transcriptions", {"text": "x y"}),
+    "vision": ("/v1/chat/completions", {"choices": [{"message": {"content": "Red."}}]}),
+    "ocr": ("/v1/chat/completions", {"choices": [{"message": {"content": "Hello 42"}}]}),
+    "weather": ("/v1/forecast", {}),
 }
-"""Path and answer of each task; 404 elsewhere, as from vLLM 0.12 on."""
+"""Path and answer of each kind of model; 404 elsewhere, as from vLLM 0.12 on."""
 
 
 def settings() -> dict[str, Any]:
@@ -53,23 +61,27 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(b"")
         elif self.path == "/v1/models" and self.authorized():
             self.answer(json.dumps({"data": [{"id": name} for name in models]}).encode())
+        elif self.path == "/openapi.json" and "paths" in settings():
+            self.answer(json.dumps({"paths": {path: {} for path in settings()["paths"]}}).encode())
+        elif self.path == "/openapi.json":
+            self.answer(b'{"detail":"Not Found"}', 404)
         elif self.path == "/metrics":
             self.answer(self.metrics().encode())
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        kind, task = settings().get("completion", "ok"), settings().get("task", "completions")
-        path, answer = ANSWERS[task]
+        how, kind = settings().get("completion", "ok"), settings().get("kind", "text")
+        path, answer = ANSWERS[kind]
         if self.path != path:
             self.answer(b'{"detail":"Not Found"}', 404)
-        elif kind == "hang":
+        elif how == "hang":
             time.sleep(3600)
-        elif kind == "error":
+        elif how == "error":
             self.answer(b"EngineDeadError", 500)
         elif self.authorized():
             counted["read"] += 1
-            counted["generated"] += 4 if task == "completions" else 0
-            self.answer(answer)
+            counted["generated"] += 4 if kind == "text" else 0
+            self.answer(json.dumps(answer).encode())
 
     def authorized(self) -> bool:
         good = self.headers["Authorization"] == f"Bearer {os.environ['VLLM_API_KEY']}"

@@ -19,7 +19,7 @@ def test_every_file_is_in_the_core_or_in_a_slice() -> None:
     named = {word for words in slices() for word in words if word.endswith(".py")}
     files = {
         str(path.relative_to(ROOT))
-        for room in ("lab", "machines")
+        for room in ("lab", "machines", "vllm")
         for path in (ROOT / "tests" / room).glob("test_*.py")
     }
     assert files <= named | CORE

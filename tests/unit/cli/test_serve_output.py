@@ -38,8 +38,8 @@ def test_without_a_plan_the_notes_say_why(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_what_proved_a_service_is_said_in_its_own_words() -> None:
-    completion = ServiceAnswer("completions", "Hello!", 3, 0.42)
-    embedding = ServiceAnswer("embeddings", "1024 numbers", 0, 0.021)
+    completion = ServiceAnswer("text", "Hello!", 3, 0.42)
+    embedding = ServiceAnswer("embed", "1024 numbers", 0, 0.021)
 
     assert _answer(completion) == "completion  3 tokens in 0.4 s: 'Hello!'"
     assert _answer(embedding) == "answers     embeddings, 1024 numbers, in 0.02 s"

