@@ -147,6 +147,9 @@ OUT_OF_SIGHT = 60.0
 # takes some seconds to answer while vLLM's start uses the cores.
 RANKS = 60.0
 
+# For a replica to load its adapters, one after the other, or to say why it cannot
+ADAPTERS = 300.0
+
 API_CONNECT = 5.0  # To open the TCP connection to a service's API
 
 # For the request that proves a service: the first one may still compile kernels.

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli import (
+    adapter,
     apply,
     batch,
     bench,
@@ -100,6 +101,7 @@ app.command("restart", rich_help_panel=SERVE)(restart.restart)
 app.command("stop", rich_help_panel=SERVE)(stop.stop)
 app.command("batch", rich_help_panel=SERVE)(batch.batch)
 app.command("run", context_settings=RAW, rich_help_panel=SERVE)(run.run)
+app.add_typer(adapter.app, name="adapter", rich_help_panel=SERVE)
 app.add_typer(key.app, name="key", rich_help_panel=SERVE)
 app.command("status", rich_help_panel=INSPECT)(status.status)
 app.command("logs", rich_help_panel=INSPECT)(logs.logs)

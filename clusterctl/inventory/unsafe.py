@@ -33,7 +33,7 @@ DANGEROUS = {
     "code on every rank",
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "it lets whoever reaches vLLM's queues run code",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "it lets clients load files of the container as adapters; "
-    "name adapters when you serve: -- --lora-modules NAME=PATH",
+    "clusterctl adapter add loads them without it",
     "VLLM_ENABLE_RESPONSES_API_STORE": "it keeps what all clients ask in the API server's memory, "
     "and answers it to whoever knows its number",
     "RAY_DEBUG": "it opens a debugger on the network, which needs no token",

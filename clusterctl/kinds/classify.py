@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.kinds.kind import Ask, Bench, Kind, numbers
+from clusterctl.kinds.kind import Ask, Bench, ModelKind, numbers
 
 
 def _read(content: Any) -> str:
     return f"{len(numbers(content['data'][0]['probs']))} of them"
 
 
-CLASSIFY = Kind(
+CLASSIFY = ModelKind(
     name="classify",
     result="classes",
     paths=("/classify", "/pooling"),

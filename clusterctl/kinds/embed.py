@@ -10,7 +10,7 @@ from clusterctl.kinds.kind import (
     UNRELATED,
     Ask,
     Bench,
-    Kind,
+    ModelKind,
     compared,
     cosine,
     numbers,
@@ -23,7 +23,7 @@ def _judge(content: Any) -> str:
     return f"{len(query)} numbers, {compared('similar texts are nearer', near, far)}"
 
 
-EMBED = Kind(
+EMBED = ModelKind(
     name="embed",
     result="embeddings",
     paths=("/v1/embeddings", "/v2/embed", "/v1/score", "/score", "/v1/rerank", "/rerank",

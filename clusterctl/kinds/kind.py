@@ -51,7 +51,7 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ModelKind:
     """A kind of model."""
 
     name: str  # As catalogue, documents and states have it: `embed`

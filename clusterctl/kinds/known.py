@@ -6,7 +6,7 @@ from typing import Tuple
 
 from clusterctl.kinds.classify import CLASSIFY
 from clusterctl.kinds.embed import EMBED
-from clusterctl.kinds.kind import Kind
+from clusterctl.kinds.kind import ModelKind
 from clusterctl.kinds.ocr import OCR
 from clusterctl.kinds.rerank import RERANK
 from clusterctl.kinds.speech import SPEECH
@@ -18,9 +18,9 @@ from clusterctl.kinds.vision import VISION
 # In the order in which an unknown model is asked, the most specific first: one that embeds can
 # score as well, and one that scores can classify. What reads pictures and pages is known by its
 # config.json.
-ASKED: Tuple[Kind, ...] = (TEXT, EMBED, RERANK, CLASSIFY, TOKENS, SPEECH)
+ASKED: Tuple[ModelKind, ...] = (TEXT, EMBED, RERANK, CLASSIFY, TOKENS, SPEECH)
 
-KINDS: Tuple[Kind, ...] = (*ASKED, OCR, VISION, SPEECH_OUT)
+KINDS: Tuple[ModelKind, ...] = (*ASKED, OCR, VISION, SPEECH_OUT)
 
 # Of every model; vLLM's other paths are for administration.
 COMMON_PATHS = ("/tokenize", "/detokenize", "/v1/models")
@@ -30,7 +30,7 @@ PATHS: Tuple[str, ...] = tuple(
 )
 
 
-def kind_named(name: str) -> Kind:
+def kind_named(name: str) -> ModelKind:
     """Return the kind of that name. Supervisors of older versions name none, or its answers."""
     return next((kind for kind in KINDS if name in (kind.name, kind.result)), TEXT)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.kinds.kind import PASSAGE, QUERY, UNRELATED, Ask, Bench, Kind, compared
+from clusterctl.kinds.kind import PASSAGE, QUERY, UNRELATED, Ask, Bench, ModelKind, compared
 
 
 def _judge(content: Any) -> str:
@@ -16,7 +16,7 @@ def _read(content: Any) -> str:
     return f"{float(content['results'][0]['relevance_score']):.3g} for a text and itself"
 
 
-RERANK = Kind(
+RERANK = ModelKind(
     name="rerank",
     result="scores",
     paths=("/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score", "/classify", "/pooling"),

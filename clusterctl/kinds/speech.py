@@ -9,7 +9,7 @@ import wave
 from array import array
 from typing import Any
 
-from clusterctl.kinds.kind import Ask, Kind
+from clusterctl.kinds.kind import Ask, ModelKind
 
 _RATE = 16_000  # Samples per second
 
@@ -35,7 +35,7 @@ def _read(content: Any) -> str:
     return f"{len(text.split())} words for a second of tones"
 
 
-SPEECH = Kind(
+SPEECH = ModelKind(
     name="speech",
     result="transcriptions",
     paths=("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/realtime"),

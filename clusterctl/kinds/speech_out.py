@@ -3,14 +3,14 @@ answers in text."""
 
 from __future__ import annotations
 
-from clusterctl.kinds.kind import Ask, Kind
+from clusterctl.kinds.kind import Ask, ModelKind
 
 
 def _nothing(_: object) -> str:
     raise ValueError("vLLM speaks nothing")
 
 
-SPEECH_OUT = Kind(
+SPEECH_OUT = ModelKind(
     name="speech-out",
     result="sounds",
     paths=("/v1/audio/speech",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from clusterctl.kinds.kind import Ask, Bench, Kind
+from clusterctl.kinds.kind import Ask, Bench, ModelKind
 
 
 def _read(content: Any) -> str:
@@ -18,7 +18,7 @@ def _read(content: Any) -> str:
     return str(message.get("content") or thoughts or "")
 
 
-TEXT = Kind(
+TEXT = ModelKind(
     name="text",
     result="completions",
     paths=("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),

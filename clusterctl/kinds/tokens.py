@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.kinds.kind import Ask, Bench, Kind, numbers
+from clusterctl.kinds.kind import Ask, Bench, ModelKind, numbers
 
 
 def _read(content: Any) -> str:
@@ -15,7 +15,7 @@ def _read(content: Any) -> str:
     return f"{len(numbers(found))} numbers"
 
 
-TOKENS = Kind(
+TOKENS = ModelKind(
     name="tokens",
     result="vectors of tokens",
     paths=("/pooling", "/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"),

@@ -7,7 +7,7 @@ import struct
 import zlib
 from typing import Any, Callable, Sequence
 
-from clusterctl.kinds.kind import Ask, Bench, Kind
+from clusterctl.kinds.kind import Ask, Bench, ModelKind
 from clusterctl.kinds.text import TEXT
 
 _SIDE = 56  # Pixels; smaller ones are refused by some processors
@@ -57,7 +57,7 @@ def _red_square() -> Ask:
     return about_picture("Which colour is this picture? One word.", square, 16)
 
 
-VISION = Kind(
+VISION = ModelKind(
     name="vision",
     result="answers about pictures",
     paths=TEXT.paths,

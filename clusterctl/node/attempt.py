@@ -7,6 +7,7 @@ import re
 import time
 from typing import Dict, FrozenSet, List, Mapping, Optional, Tuple
 
+from clusterctl.node.adapters import Adapters, takes_adapters
 from clusterctl.node.children import Child
 from clusterctl.node.documents import Rank, ServiceDocument
 from clusterctl.node.endpoint import EndpointWatch, LocalApi, Reading
@@ -125,8 +126,12 @@ class Attempt:
         self._reached: Dict[str, float] = {}  # By stage, in order: when its first line came
         self._ending = ""  # The first line that tells why it ends
         store = {"VLLM_DP_MASTER_PORT": str(store_port - STORE_OFFSET)} if store_port else {}
+        api = LocalApi(document.host, document.port, document.served_name, key, document.kind)
+        self.adapters = Adapters(api, timing)
+        takes = takes_adapters(document.argv)
+        self.adapters.wanted = document.adapters if takes else {}
         self.child = Child(
-            [*document.argv, "--middleware", MIDDLEWARE],
+            [*document.argv, "--middleware", MIDDLEWARE, *(self.adapters.argv if takes else [])],
             {
                 **os.environ,
                 # Ray prints the ranks' lines into a pipe: buffered, they would arrive only once 8
@@ -137,15 +142,14 @@ class Attempt:
                 **document.env,
                 **plugin_env({**os.environ, **env, **document.env}),
                 **placement_env(document),
+                **(self.adapters.env if takes else {}),
                 "VLLM_API_KEY": key,
             },
             paths.log(document.name),
             self._read,
         )
         self.key = mark(key)
-        self._watch = EndpointWatch(
-            LocalApi(document.host, document.port, document.served_name, key, document.kind), timing
-        )
+        self._watch = EndpointWatch(api, timing, self.adapters.follow)
 
     @property
     def reading(self) -> Reading:

@@ -136,6 +136,7 @@ class ServiceDocument:
     # clusterctl 0.2 and older: Ray chooses, and clients reach the process directly.
     node_ips: List[str] = field(default_factory=list)
     kind: str = ""  # Of its model (kinds.known), where config.json shows it; else vLLM is asked
+    adapters: Dict[str, str] = field(default_factory=dict)  # Directories of LoRA adapters, by name
 
     @property
     def service(self) -> str:
@@ -170,6 +171,7 @@ class MembersDocument:
     listen: str = ""  # Address of the gateway's port; empty: the head's node IP
     on: str = ""  # The hosts that replicas may be on, as `serve --on` names them; empty: all
     asked: int = 0  # The number of replicas that `serve` was to start; 0: not known
+    adapters: Dict[str, str] = field(default_factory=dict)  # As its replicas have them
 
 
 @dataclass(frozen=True)
@@ -273,6 +275,8 @@ class ServiceState:
     last_failure: str = ""
     last_failure_time: float = 0.0  # Unix seconds
     key: str = ""  # Mark (secret_files.mark) of the api.key that it was started with
+    # By name of an adapter: why it is not offered; empty if it is
+    adapters: Dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

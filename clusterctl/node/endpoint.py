@@ -14,10 +14,10 @@ import json
 import socket
 import threading
 import time
-from dataclasses import dataclass, replace
-from typing import Any, Dict, FrozenSet, List, Optional, Tuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
 
-from clusterctl.kinds.kind import GENERATED_TOKENS, PROMPT_TOKENS, Kind
+from clusterctl.kinds.kind import GENERATED_TOKENS, PROMPT_TOKENS, ModelKind
 from clusterctl.kinds.known import ASKED, KINDS
 from clusterctl.node.timing import Timing
 
@@ -70,7 +70,7 @@ class LocalApi:
         self._port = port
         self._served_name = served_name
         self._planned = planned
-        self.kind: Optional[Kind] = None  # What the model is, once `send_request` has found it
+        self.kind: Optional[ModelKind] = None  # What the model is, once `send_request` has found it
         self.answer = ""  # Summary of the proof's answer: `1024 numbers`
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
@@ -84,15 +84,23 @@ class LocalApi:
     def check_health(self, timeout: float) -> None:
         """Raise EndpointError unless /health answers 200. It may do so although the engine has
         died."""
-        self._request("GET", "/health", None, timeout)
+        self.request("GET", "/health", None, timeout)
 
     def check_model(self, timeout: float) -> None:
         """Raise EndpointError unless the served name is in the list of models."""
-        listed = _json(self._request("GET", "/v1/models", None, timeout)).get("data", [])
-        models = listed if isinstance(listed, list) else []
-        names = [model.get("id") for model in models if isinstance(model, dict)]
+        names = self.models(timeout)
         if self._served_name not in names:
-            raise EndpointError(f"/v1/models lists {names}, not {self._served_name}")
+            raise EndpointError(f"/v1/models lists {sorted(names)}, not {self._served_name}")
+
+    def models(self, timeout: float) -> Dict[str, str]:
+        """Return the directories of the listed models by name, adapters included."""
+        listed = _json(self.request("GET", "/v1/models", None, timeout)).get("data", [])
+        models = listed if isinstance(listed, list) else []
+        return {
+            str(model.get("id")): str(model.get("root", ""))
+            for model in models
+            if isinstance(model, dict)
+        }
 
     def send_request(self, timeout: float) -> None:
         """Send one real request; the first call finds out the model's kind, and proves it.
@@ -119,21 +127,28 @@ class LocalApi:
         has = f"it has {', '.join(sorted(there))[:600]}" if there else "it lists no paths"
         raise NothingToAsk("; ".join([*refusals, has]))
 
+    def ask_as(self, model: str, timeout: float) -> None:
+        """Send a small request to another model of the server, such as an adapter. Raises
+        EndpointError."""
+        kind = self.kind or ASKED[0]
+        ask = kind.ask(PROBE_TEXT, PROBE_TOKENS)
+        self.request("POST", ask.path, ask.encoded(model), timeout)
+
     def _paths(self, timeout: float) -> FrozenSet[str]:
         """Return the paths that the server has; none if it does not tell, as with
         --disable-fastapi-docs."""
         try:
-            found = _json(self._request("GET", "/openapi.json", None, timeout)).get("paths")
+            found = _json(self.request("GET", "/openapi.json", None, timeout)).get("paths")
         except EndpointError:
             return frozenset()
         return frozenset(map(str, found)) if isinstance(found, dict) else frozenset()
 
-    def _ask(self, kind: Kind, timeout: float, *, first: bool = False) -> str:
+    def _ask(self, kind: ModelKind, timeout: float, *, first: bool = False) -> str:
         ask, read = kind.ask(PROBE_TEXT, PROBE_TOKENS), kind.read
         if first:
             ask, read = kind.first(PROBE_TEXT, PROBE_TOKENS)
         body = ask.encoded(self._served_name)
-        answer = _json(self._request("POST", ask.path, body, timeout))
+        answer = _json(self.request("POST", ask.path, body, timeout))
         try:
             return kind.answer(answer, read)
         except ValueError as error:
@@ -141,20 +156,28 @@ class LocalApi:
 
     def metrics(self, timeout: float) -> Metrics:
         """Return the current metrics. Raises EndpointError."""
-        text = self._request("GET", "/metrics", None, timeout).decode("utf-8", "replace")
+        text = self.request("GET", "/metrics", None, timeout).decode("utf-8", "replace")
         try:
             return parse_metrics(text, self.kind.counter if self.kind else GENERATED_TOKENS)
         except ValueError as error:
             raise EndpointError(f"GET /metrics: {str(error)[:200]}") from error
 
-    def _request(
-        self, method: str, path: str, body: Optional[Tuple[str, bytes]], timeout: float
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Optional[Tuple[str, bytes]],
+        timeout: float,
+        more: Optional[Dict[str, str]] = None,
     ) -> bytes:
-        """`body`: its content type and content."""
+        """Return the content of an answer with status 200. Raises EndpointError for others.
+
+        `body`: its content type and content; `more`: headers.
+        """
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
         try:
             kind, data = body or ("", None)
-            headers = {**self._headers, "Content-Type": kind} if kind else self._headers
+            headers = {**self._headers, **({"Content-Type": kind} if kind else {}), **(more or {})}
             connection.request(method, path, data, headers)
             response = connection.getresponse()
             content = response.read(LARGEST_ANSWER + 1)
@@ -168,8 +191,10 @@ class LocalApi:
         if len(content) > LARGEST_ANSWER:
             raise EndpointError(f"{method} {path}: more than {LARGEST_ANSWER >> 20} MiB")
         if response.status != http.client.OK:
-            error = RequestRefused if response.status in NOT_SERVED else EndpointError
-            raise error(f"{method} {path}: HTTP {response.status} {_excerpt(content)}")
+            refused = response.status in NOT_SERVED
+            raise (RequestRefused if refused else EndpointError)(
+                f"{method} {path}: HTTP {response.status} {_excerpt(content)}"
+            )
         return content
 
 
@@ -234,6 +259,7 @@ class Reading:
     error: str = ""  # Error of the last failed check
     kind: str = ""  # Of the model: `embed`; empty until ready
     answer: str = ""  # Summary of the proof's answer: `1024 numbers`
+    adapters: Dict[str, str] = field(default_factory=dict)  # As ServiceState has them
     unprovable: str = ""  # Errors of a working server whose model is of no known kind
 
 
@@ -246,8 +272,15 @@ class EndpointWatch:
     prompt, during which no token is generated, so that a long prefill does not look like a stall.
     """
 
-    def __init__(self, endpoint: LocalApi, timing: Timing) -> None:
+    def __init__(
+        self,
+        endpoint: LocalApi,
+        timing: Timing,
+        follow: Callable[[], Dict[str, str]] = dict,
+    ) -> None:
+        """`follow` makes the server follow its adapters, and returns their state."""
         self._endpoint = endpoint
+        self._follow = follow
         self._timing = timing
         self._ended = threading.Event()
         self.reading = Reading()
@@ -285,6 +318,7 @@ class EndpointWatch:
         name = endpoint.kind.name if endpoint.kind else ""
         self._set(ready=True, error="", kind=name, answer=endpoint.answer)
         progress = EngineProgress(time.monotonic())
+        self._set(adapters=self._follow())
         while not self._ended.wait(timing.scrape_every):
             try:
                 metrics = endpoint.metrics(timing.http_timeout)
@@ -305,6 +339,7 @@ class EndpointWatch:
                 except EndpointError as error:
                     progress.unanswered(str(error))
             self._set(silence=progress.silence())
+            self._set(adapters=self._follow())
 
     def _set(self, **changes: object) -> None:
         self.reading = replace(self.reading, **changes)  # type: ignore[arg-type]

@@ -12,7 +12,8 @@ import os
 import subprocess
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Dict, Iterable, Mapping, Optional, Set, Tuple
 
@@ -22,25 +23,30 @@ from clusterctl.node.documents import (
     GatewayMember,
     GatewayState,
     KeysDocument,
-    Member,
     MembersDocument,
     from_json,
     to_json,
 )
-from clusterctl.node.endpoint import EndpointWatch, LocalApi
+from clusterctl.node.endpoint import EndpointError, EndpointWatch, LocalApi
 from clusterctl.node.files import Journal, NodePaths, read_file
 from clusterctl.node.gateway_config import (
     USAGE_FILTER,
     GatewayMaps,
     GatewayPlan,
-    GatewayServer,
-    GatewayService,
     gateway_config,
     map_text,
     models_document,
     models_map,
 )
 from clusterctl.node.gateway_counts import GatewayCounts
+from clusterctl.node.gateway_members import (
+    MemberProof,
+    admission,
+    gateway_services,
+    of_member,
+    server_name,
+    with_adapters,
+)
 from clusterctl.node.gateway_socket import (
     ask,
     refused_so_far,
@@ -66,38 +72,6 @@ _LINE_LIMIT = 4096
 _LARGEST_COUNTS = 16 * 2**20  # Bytes
 
 
-@dataclass(frozen=True)
-class MemberProof:
-    """What is known of a member: whether it answers, and why not."""
-
-    ready: bool
-    why: str = ""
-    silent: bool = False  # It was ready, and shows no sign of life
-    key: str = ""  # Mark of the api.key that it was started with, if that is known here
-    kind: str = ""  # Of its model, once it has answered
-
-
-def admission(
-    document: MembersDocument, proofs: Mapping[int, MemberProof]
-) -> Dict[int, MemberProof]:
-    """Return which members of a service get requests, by replica, and why others get none.
-
-    A silent one keeps its place if no other could answer: it may only be slow.
-    """
-    found = {}
-    for member in document.members:
-        proof = proofs.get(member.replica, MemberProof(ready=False, why="it is not watched yet"))
-        if member.draining:
-            proof = MemberProof(ready=False, why="it is drained")
-        found[member.replica] = proof
-    if not any(proof.ready and not proof.silent for proof in found.values()):
-        return found
-    return {
-        replica: replace(proof, ready=False) if proof.silent else proof
-        for replica, proof in found.items()
-    }
-
-
 def key_maps(
     document: KeysDocument, cluster_keys: Iterable[str], counts: GatewayCounts, today: str
 ) -> GatewayMaps:
@@ -115,29 +89,6 @@ def key_maps(
             if use and use.day == today and use.tokens_of_day >= key.tokens_per_day:
                 maps.spent[key.name] = "1"
     return maps
-
-
-def gateway_services(
-    documents: Mapping[str, MembersDocument], keys: Mapping[str, str]
-) -> Tuple[GatewayService, ...]:
-    """Return the services that the gateway serves, by name. `keys`: what their members ask for."""
-    return tuple(
-        GatewayService(
-            name,
-            tuple(document.served_names),
-            tuple(
-                GatewayServer(server_name(member), member.address, member.port)
-                for member in sorted(document.members, key=lambda one: one.replica)
-            ),
-            keys.get(name, ""),
-        )
-        for name, document in sorted(documents.items())
-        if document.members
-    )
-
-
-def server_name(member: Member) -> str:
-    return f"replica-{member.replica}"
 
 
 class Gateway:
@@ -241,6 +192,8 @@ class Gateway:
             name: self._admission(name, document, watched) for name, document in documents.items()
         }
         self._in_use = {name: self._in_use[name] for name in documents}
+        for document in documents.values():
+            admitted.update(with_adapters(document, admitted[document.service]))
         for name, proofs in admitted.items():
             kinds = [proof.kind for proof in proofs.values() if proof.kind]
             if kinds:
@@ -319,12 +272,16 @@ class Gateway:
             watched.discard(place)
             if place not in self._watches:
                 api = LocalApi(member.address, member.port, name, key)
-                self._watches[place] = EndpointWatch(api, self._timing)
+                listed = partial(_listed, api, self._timing.http_timeout)
+                self._watches[place] = EndpointWatch(api, self._timing, listed)
             reading, now = self._watches[place].reading, time.monotonic()
             silence = reading.silence
             silent = silence is not None and now - silence.since >= self._timing.silence_shown
             why = silence.text(now) if silence and silent else reading.error
-            found[member.replica] = MemberProof(reading.ready, why, silent, kind=reading.kind)
+            has = reading.adapters.items() & document.adapters.items()
+            found[member.replica] = MemberProof(
+                reading.ready, why, silent, "", reading.kind, frozenset(name for name, _ in has)
+            )
         return found
 
     def _keep_running(
@@ -513,8 +470,8 @@ class Gateway:
                 member.host,
                 proof.ready or self._told.get(server, "").endswith(" ready"),
                 "" if proof.ready else proof.why,
-                self._in_flight.get(server, 0),
-                by_member.get(server, 0),
+                of_member(self._in_flight, name, server_name(member)),
+                of_member(by_member, name, server_name(member)),
             )
             for name, document in sorted(documents.items())
             for member in document.members
@@ -537,6 +494,14 @@ class Gateway:
             if up
             else "",
         )
+
+
+def _listed(api: LocalApi, timeout: float) -> Dict[str, str]:
+    """Return the directories of what a server offers, by name; none if it is silent."""
+    try:
+        return api.models(timeout)
+    except EndpointError:
+        return {}
 
 
 def _why_it_ended(child: Child) -> str:

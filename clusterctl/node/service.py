@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence
 
 from clusterctl.kinds.known import kind_named
+from clusterctl.node.adapters import takes_adapters
 from clusterctl.node.attempt import Attempt
 from clusterctl.node.children import session_members
 from clusterctl.node.contract import breaches, free_gpus
@@ -192,6 +193,8 @@ class SupervisedService:
             self._wait_again(attempt, _RAY_GONE)
         else:
             self._shown = wanted
+            if takes_adapters(wanted.argv):
+                attempt.adapters.wanted = wanted.adapters
             self._look(now, attempt)
 
     def state(self) -> ServiceState:
@@ -225,6 +228,7 @@ class SupervisedService:
             last_failure=self._last_failure,
             last_failure_time=self._last_failure_time,
             key=attempt.key if attempt else "",
+            adapters=reading.adapters,
         )
 
     def stop(self, now: float) -> None:

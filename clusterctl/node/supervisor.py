@@ -24,7 +24,8 @@ from clusterctl.node.documents import (
 )
 from clusterctl.node.evidence import HangEvidence
 from clusterctl.node.files import Declared, Journal, NodePaths, StateFile, why_not_written
-from clusterctl.node.gateway import Gateway, MemberProof, write_private
+from clusterctl.node.gateway import Gateway, write_private
+from clusterctl.node.gateway_members import MemberProof
 from clusterctl.node.gcs_store import GcsStore
 from clusterctl.node.hosts_file import HostsFile
 from clusterctl.node.ledger import NODE, Ledger, node_versions, service_versions
@@ -222,7 +223,10 @@ class Supervisor:
             silence = state.silence if state else ""
             key = state.key if state else ""
             kind = state.kind if state else ""
-            local[document.port] = MemberProof(ready, silence or why, bool(silence), key, kind)
+            has = frozenset(
+                n for n, missing in (state.adapters if state else {}).items() if not missing
+            )
+            local[document.port] = MemberProof(ready, silence or why, bool(silence), key, kind, has)
         virtual_ip = self._document.virtual_ip
         if self._document.role != "head":
             snapshot = self._view.snapshot

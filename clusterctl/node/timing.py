@@ -56,6 +56,7 @@ class Timing:
     http_timeout: float = 10.0
     answer_timeout: float = 120.0  # For the first answer, for which vLLM may still compile kernels
     scrape_every: float = 5.0
+    adapter_retry: float = 30.0  # Until an adapter that could not be loaded is tried again
     # Seconds without a sign of life after which an idle engine is sent a request.
     canary_every: float = 15.0
     # With the two above, a hung idle engine is noticed within 50 s of its last sign of life, so

@@ -256,13 +256,32 @@ def _seated(draft: _Draft, number: int, seats: Seats, ports: ReplicaPorts) -> Pl
     node_ips = [survey.topology.node(host).node_ip for host in seats]
     return PlannedReplica(
         document=replace(
-            document, name=name, replica=number, node_ips=node_ips, kind=_kind(launch)
+            document,
+            name=name,
+            replica=number,
+            node_ips=node_ips,
+            kind=_kind(launch),
+            adapters=_adapters(draft.asked),
         ),
         layout=layout,
         host=first.host,
         chat=draft.chat,
         old=old,
     )
+
+
+def _adapters(asked: Question) -> dict[str, str]:
+    """Return the adapters that the service has and keeps. Raises UsageError if it is to be served
+    without --enable-lora."""
+    kept = asked.service.listed.adapters if asked.service.listed else {}
+    if kept and not any(each.name == "enable-lora" for each in asked.request.given):
+        name = asked.service.name
+        raise UsageError(
+            f"{name} has adapters ({', '.join(sorted(kept))}), and would run without --enable-lora",
+            hint=f"add -- --enable-lora; or first: clusterctl adapter rm {name} "
+            + " ".join(sorted(kept)),
+        )
+    return dict(kept)
 
 
 def _kind(launch: Launch) -> str:
@@ -305,6 +324,7 @@ def _list_of(
         listen=listen if listen != head else "",
         on=request.on or "",
         asked=len(replicas) + len(waiting),
+        adapters=_adapters(draft.asked),
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl import deadlines
 from clusterctl.errors import ConnectionFailed, StepFailed
-from clusterctl.kinds.kind import Ask, Kind
+from clusterctl.kinds.kind import Ask, ModelKind
 from clusterctl.kinds.text import CHAT, TEXT
 from clusterctl.transport.http_answer import beginning
 
@@ -47,11 +47,11 @@ class ServiceEndpoint:
     url: str  # `http://10.0.0.1:8000`, without /v1
     model: str
     chat: bool  # the tokenizer has a chat template; otherwise plain completions are requested
-    kind: Kind = TEXT  # of the model
+    kind: ModelKind = TEXT  # of the model
     trust: str = ""  # the client's file with the certificate to trust; empty: its own authorities
 
     @property
-    def asked(self) -> Kind:
+    def asked(self) -> ModelKind:
         """How clients ask it."""
         return CHAT if self.chat and self.kind is TEXT else self.kind
 

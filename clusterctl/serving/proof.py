@@ -15,9 +15,15 @@ from clusterctl import deadlines
 from clusterctl.engine.events import EventSink, StepFinished, StepStarted
 from clusterctl.engine.step import Change
 from clusterctl.errors import StepFailed
-from clusterctl.kinds.kind import Kind
+from clusterctl.kinds.kind import ModelKind
 from clusterctl.kinds.known import kind_named
-from clusterctl.node.documents import GatewayState, NodeState, Rank, ServiceState
+from clusterctl.node.documents import (
+    GatewayState,
+    NodeState,
+    Rank,
+    ServiceDocument,
+    ServiceState,
+)
 from clusterctl.ray_cluster.topology import base_url
 from clusterctl.serving.arguments import Layout
 from clusterctl.serving.endpoint import ServiceAnswer, ask
@@ -31,7 +37,7 @@ class Proof:
     """The answer and the placement of a proven service."""
 
     answer: ServiceAnswer
-    kind: Kind
+    kind: ModelKind
     ranks: tuple[Rank, ...]
     placement: str  # the hosts of the ranks, for display
     # From the start of vLLM to its first answer, as the supervisor measured it
@@ -91,8 +97,37 @@ def prove(
             detail="\n".join(problems),
             hint=f"clusterctl stop {document.service}, then serve again",
         )
+    if document.adapters:
+        _await_adapters(document, host, read)
     sink(StepFinished(host, title, "changed", time.monotonic() - started))
     return Proof(answer, kind, tuple(ranks), describe(ranks), running.ready_seconds)
+
+
+def _await_adapters(
+    document: ServiceDocument, host: str, read: Callable[[], NodeState | None]
+) -> None:
+    """Wait until the replica offers its adapters. Raises StepFailed with why it does not."""
+    found: dict[str, str] = {}
+
+    def offered() -> bool | None:
+        nonlocal found
+        state = read()
+        services = state.services if state else []
+        found = next((s.adapters for s in services if s.name == document.name), {})
+        known = found.keys() == document.adapters.keys()
+        return (known and not any(found.values())) or any(found.values()) or None
+
+    deadlines.wait_until(offered, deadlines.ADAPTERS, every=0.3)
+    missing = {name: found.get(name, "not loaded") for name in document.adapters}
+    problems = [f"{name}: {why}" for name, why in missing.items() if why]
+    if problems:
+        raise StepFailed(
+            f"{document.name} does not offer all of its adapters",
+            host=host,
+            detail="\n".join(problems),
+            hint=f"clusterctl logs {document.name}; what is missing on a host comes with "
+            f"clusterctl adapter add {document.service} NAME=DIRECTORY",
+        )
 
 
 def await_gateway(

@@ -192,6 +192,8 @@ def difference(old: ServiceDocument, new: ServiceDocument) -> list[str]:
         compare(flag, *(each.get(name) for each in flags))
     for key in sorted({*old.env, *new.env}):
         compare(key, old.env.get(key), new.env.get(key))
+    for name in sorted({*old.adapters, *new.adapters}):
+        compare(f"adapter {name}", old.adapters.get(name), new.adapters.get(name))
     compare("ready timeout", f"{old.ready_timeout:g} s", f"{new.ready_timeout:g} s")
     compare("stall timeout", f"{old.stall_timeout:g} s", f"{new.stall_timeout:g} s")
     if not lines and needs_restart(old, new):

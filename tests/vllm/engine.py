@@ -15,10 +15,12 @@ from typing import Any
 
 import httpx2
 
+from clusterctl.node.adapters import Adapters, takes_adapters
 from clusterctl.node.endpoint import EndpointError, LocalApi
+from clusterctl.node.timing import Timing
 from tests.fakes.ports import port_of, reserved
 
-START_LIMIT = 600.0  # Seconds, on a busy machine; 20 to 60 on a quiet one
+START_LIMIT = 1000.0  # Seconds, on a busy machine; 20 to 60 on a quiet one
 KEY = "k" * 64
 
 
@@ -29,6 +31,7 @@ class Served:
     api: LocalApi
     url: str
     log: Path
+    adapters: Adapters
     seconds: float  # From the start of the process to its first answer
 
     def post(self, path: str, body: dict[str, Any]) -> httpx2.Response:
@@ -64,7 +67,7 @@ class Engine:
 
     def run(self, script: str, *arguments: str, given: object) -> Any:
         """Run a script of this directory, with JSON in and out."""
-        argv = [self.python, Path(__file__).with_name(script), *arguments]
+        argv = [str(self.python), str(Path(__file__).with_name(script)), *arguments]
         ran = subprocess.run(
             argv, input=json.dumps(given), env=self.env, capture_output=True, text=True, check=True
         )
@@ -77,19 +80,23 @@ class Engine:
         """Serve the model until the end of the block, once it is proven as the supervisor does."""
         with reserved() as held:
             port = port_of(held)
-        argv = ["vllm", "serve", model, "--port", str(port), "--host", "127.0.0.1"]
+        argv = ["vllm", "serve", str(model), "--port", str(port), "--host", "127.0.0.1"]
         argv += ["--served-model-name", "m", "--enforce-eager", "--max-num-seqs", "8", *flags]
+        api = LocalApi("127.0.0.1", port, "m", KEY, planned)
+        adapters = Adapters(api, Timing())
+        if takes_adapters(flags):
+            argv += adapters.argv
+            env = {**env, **adapters.env, "PYTHONPATH": str(Path(__file__).parents[2])}
         started = time.monotonic()
         with log.open("wb") as opened:
             process = subprocess.Popen(
                 argv, env={**self.env, **env}, stdout=opened, stderr=opened, start_new_session=True
             )
-        api = LocalApi("127.0.0.1", port, "m", KEY, planned)
         try:
             self._await(process, api, log, started)
             api.send_request(120)
             seconds = time.monotonic() - started
-            yield Served(api, f"http://127.0.0.1:{port}", log, seconds)
+            yield Served(api, f"http://127.0.0.1:{port}", log, adapters, seconds)
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import transformers as tf
+from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 target, bert = Path(sys.argv[1]), Path(sys.argv[2])
@@ -126,4 +127,16 @@ vocabulary = {token: number for token, number in heard.get_vocab().items() if nu
 (place / "vocab.json").write_text(json.dumps(vocabulary))
 (place / "merges.txt").write_text("#version: 0.2\n")
 tf.WhisperFeatureExtractor(feature_size=80).save_pretrained(place)
+# Adapters for the lab's `tiny`, of ranks that fit and do not fit
+for name, rank in (("lora", 8), ("lora-of-a-large-rank", 64)):
+    place, tensors = target / name, {}
+    place.mkdir()
+    for layer in range(4):
+        part = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+        tensors[f"{part}.lora_A.weight"] = torch.randn(rank, 128)
+        tensors[f"{part}.lora_B.weight"] = torch.randn(128, rank)
+    save_file(tensors, place / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 4 * rank, "target_modules": ["q_proj"]}
+    more = {"bias": "none", "base_model_name_or_path": "tiny", "task_type": "CAUSAL_LM"}
+    (place / "adapter_config.json").write_text(json.dumps({**config, **more}))
 print("made", *sorted(each.name for each in target.iterdir()))

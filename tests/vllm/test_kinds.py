@@ -35,7 +35,7 @@ class Case:
 
 
 CASES = (
-    Case("text", "tiny", "text", "", ("--reasoning-parser", "deepseek_r1")),
+    Case("text", "tiny", "text", ""),
     Case("vision", "llava", "vision", "a picture is red",
          ("--allowed-media-domains", NO_DOMAIN), planned="vision"),
     Case("ocr", "llava", "ocr", "the word on a page", planned="ocr"),
@@ -74,11 +74,11 @@ def translated(served: Served) -> None:
     ask = kind_named("speech").ask("", 4)
     kind, body = ask.encoded("m")
     path = "/v1/audio/translations"
-    assert served.api._request("POST", path, (kind, body), 60)
+    assert served.api.request("POST", path, (kind, body), 60)
 
 
 def chats(served: Served) -> None:
-    """With --reasoning-parser all that a model says before its thoughts end is thoughts."""
+    """The same model, by its chat template."""
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
     answer = served.post("/v1/chat/completions", body)
     assert answer.status_code == 200, answer.text
@@ -114,3 +114,35 @@ def test_real_weights_embed_as_sentence_transformers_does(
     assert min(alike) >= 0.999, alike
     assert all(math.isclose(math.hypot(*vector), 1, abs_tol=1e-3) for vector in vectors)
     assert served.api.answer.startswith("384 numbers, similar texts are nearer (0.")
+
+
+def test_an_adapter_is_loaded_asked_and_unloaded_by_the_supervisor_alone(
+    engine: Engine, models: Path, tmp_path: Path
+) -> None:
+    ask = {"prompt": "Hello", "max_tokens": 8, "temperature": 0}
+    load = {"lora_name": "open", "lora_path": str(models / "lora")}
+
+    def answer(served: Served, model: str) -> str | int:
+        found = served.post("/v1/completions", {"model": model, **ask})
+        return str(found.json()["choices"][0]["text"]) if found.is_success else found.status_code
+
+    with engine.serve(models / "tiny", tmp_path / "log", ("--enable-lora",)) as served:
+        adapters = served.adapters
+        assert answer(served, "sql") == 404
+        assert served.post("/v1/load_lora_adapter", load).status_code == 404
+
+        large = str(models / "lora-of-a-large-rank")
+        adapters.wanted = {"sql": str(models / "lora"), "large": large, "lost": "/none"}
+        state = adapters.follow()
+        own, changed = answer(served, "m"), answer(served, "sql")
+        assert state["sql"] == ""
+        assert "max_lora_rank" in state["large"]
+        assert "is not on this host" in state["lost"]
+        assert isinstance(changed, str)
+        assert changed != own
+        assert served.api.models(10)["sql"] == str(models / "lora")
+
+        adapters.wanted = {}
+        assert adapters.follow() == {}
+        assert answer(served, "sql") == 404
+        assert answer(served, "m") == own

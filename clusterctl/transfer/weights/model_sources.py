@@ -48,13 +48,17 @@ def require_name(name: str) -> None:
         )
 
 
-def of_directory(directory: Path, name: str | None, sink: EventSink) -> Supply:
+def of_directory(
+    directory: Path, name: str | None, sink: EventSink, *, whole: bool = True
+) -> Supply:
     """Read a directory of this machine and hash the files whose hash is not cached.
 
-    Raises UsageError and RequirementsNotMet with all reasons why it is not a model.
+    Raises UsageError and RequirementsNotMet with all reasons why it is not a model, if it is to be
+    a `whole` one and not an adapter.
     """
     tree = read_tree(directory, name)
-    raise_all(faults(tree))
+    if whole:
+        raise_all(faults(tree))
     cache = HashCache()
     meter = Meter(
         lambda far: sink(StepProgress("here", "hash", f"{tree.name}: {far} hashed")),

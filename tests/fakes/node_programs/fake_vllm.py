@@ -25,6 +25,7 @@ from typing import Any
 root = Path(sys.argv[1])
 document = json.loads((root / "etc/clusterctl/demo/services/chat.json").read_text())
 counted = {"generated": 0, "read": 0}
+adapters: dict[str, str] = {}  # Loaded now: directories by name
 
 VECTORS = [[0.1, -0.2, 0.3], [0.1, -0.2, 0.2], [-0.4, 0.1, 0.3]]
 
@@ -60,7 +61,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/health":
             self.answer(b"")
         elif self.path == "/v1/models" and self.authorized():
-            self.answer(json.dumps({"data": [{"id": name} for name in models]}).encode())
+            listed = [{"id": name} for name in models]
+            listed += [{"id": name, "root": path} for name, path in adapters.items()]
+            self.answer(json.dumps({"data": listed}).encode())
         elif self.path == "/openapi.json" and "paths" in settings():
             self.answer(json.dumps({"paths": {path: {} for path in settings()["paths"]}}).encode())
         elif self.path == "/openapi.json":
@@ -69,7 +72,10 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(self.metrics().encode())
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        sent = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path.endswith("_lora_adapter"):
+            self.change_adapters(json.loads(sent))
+            return
         how, kind = settings().get("completion", "ok"), settings().get("kind", "text")
         path, answer = ANSWERS[kind]
         if self.path != path:
@@ -82,6 +88,19 @@ class Handler(BaseHTTPRequestHandler):
             counted["read"] += 1
             counted["generated"] += 4 if kind == "text" else 0
             self.answer(json.dumps(answer).encode())
+
+    def change_adapters(self, body: dict[str, str]) -> None:
+        """As vLLM with our middleware. `bad_adapter` of the settings cannot be loaded."""
+        token = os.environ.get("CLUSTERCTL_ADAPTERS_TOKEN", "")
+        if not token or self.headers["X-Clusterctl-Adapters"] != token:
+            self.answer(b"", 404)
+        elif body["lora_name"] == settings().get("bad_adapter"):
+            self.answer(b"LoRA rank 64 is greater than max_lora_rank 16.", 500)
+        else:
+            adapters.pop(body["lora_name"], None)
+            if "lora_path" in body:
+                adapters[body["lora_name"]] = body["lora_path"]
+            self.answer(b"Success")
 
     def authorized(self) -> bool:
         good = self.headers["Authorization"] == f"Bearer {os.environ['VLLM_API_KEY']}"

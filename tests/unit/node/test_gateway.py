@@ -35,7 +35,8 @@ from clusterctl.node.documents import (
     to_json,
 )
 from clusterctl.node.files import Journal, NodePaths
-from clusterctl.node.gateway import Gateway, MemberProof, admission
+from clusterctl.node.gateway import Gateway
+from clusterctl.node.gateway_members import MemberProof, admission
 from clusterctl.node.secret_files import mark, marks
 from clusterctl.node.timing import Timing
 from clusterctl.steps.gateway_certificate import made
@@ -606,6 +607,25 @@ def test_services_share_one_address_by_the_name_of_the_model(gate: GatewayBench)
     assert form.status_code == 200, form.text
     assert len(other.requests[-1]["form"]) > 2 * 2**20
     other.close()
+
+
+def test_an_adapter_is_asked_only_of_replicas_that_have_it(gate: GatewayBench) -> None:
+    """A name that no replica has is never answered by the model itself."""
+    service = gate.documents["tiny"]
+    gate.documents["tiny"] = replace(service, adapters={"sql": "/a", "lost": "/b"})
+    first, second = gate.replicas
+    gate.proofs[first.port] = MemberProof(ready=True, adapters=frozenset({"sql"}))
+    gate.follow()
+    await_value(lambda: gate.post(model="sql").status_code == 200, "the adapter")
+
+    assert [gate.post(model="sql").status_code for _ in range(8)] == [200] * 8
+    assert {request["model"] for request in first.requests} == {"sql"}
+    assert second.requests == []
+    assert gate.post(model="lost").status_code == 503
+    assert gate.post(model="other").status_code == 404
+    assert gate.post(model="tiny").status_code == 200
+    listed = [model["id"] for model in gate.get("/v1/models").json()["data"]]
+    assert listed == ["tiny", "sql", "lost"]
 
 
 def test_a_port_that_is_taken_is_named(short_path: Path) -> None:

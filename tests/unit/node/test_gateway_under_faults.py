@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.node.documents import NamedKey
-from clusterctl.node.gateway import MemberProof
+from clusterctl.node.gateway_members import MemberProof
 from tests.bench.load import Load, run_load
 from tests.fakes.ports import port_of, reserved
 from tests.unit.node.test_gateway import CLUSTER_KEY, READY, GatewayBench

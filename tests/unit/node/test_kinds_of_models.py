@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.diagnosis.verdict import diagnose
 from clusterctl.kinds import ocr, speech, vision
-from clusterctl.kinds.kind import Kind
+from clusterctl.kinds.kind import ModelKind
 from clusterctl.kinds.known import ASKED, KINDS, kind_named, planned_kind
 from clusterctl.models.catalogue import CATALOGUE
 from clusterctl.node.endpoint import Metrics, parse_metrics
@@ -117,7 +117,7 @@ def test_what_a_model_reads_moves_it_where_it_generates_nothing() -> None:
         {"data": [{"embedding": [None], "probs": 1, "data": ["x"]}], "results": [1], "choices": 1},
     ],
 )
-def test_what_is_no_answer_proves_nothing(kind: Kind, answer: Any) -> None:
+def test_what_is_no_answer_proves_nothing(kind: ModelKind, answer: Any) -> None:
     _, read = kind.first("text", 4)
 
     with pytest.raises(ValueError, match=f"no {kind.result} in"):

@@ -182,7 +182,7 @@ def test_metrics_that_are_none_are_an_error_of_the_endpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     api = LocalApi("127.0.0.1", 1, "tiny", "")
-    monkeypatch.setattr(api, "_request", lambda *_: b"vllm:num_requests_running many\xff")
+    monkeypatch.setattr(api, "request", lambda *_: b"vllm:num_requests_running many\xff")
     with pytest.raises(EndpointError, match="GET /metrics"):
         api.metrics(1.0)
 

@@ -1,0 +1,206 @@
+"""`adapter`: LoRA adapters of a service, copied to all hosts and loaded on every replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+from clusterctl.engine.carry_out import carry_out
+from clusterctl.engine.events import EventSink
+from clusterctl.errors import ClusterctlError, UsageError, raise_all
+from clusterctl.inventory.model import Inventory
+from clusterctl.node.adapters import takes_adapters
+from clusterctl.planning.question import question_again
+from clusterctl.planning.replicas import as_declared
+from clusterctl.serving.adapters import DEFAULT_RANK, LocalAdapter
+from clusterctl.serving.declaration import read_key, require_service
+from clusterctl.serving.rollout import Rollout
+from clusterctl.serving.vllm_flags import last_value, parse_arguments
+from clusterctl.survey.services import Service
+from clusterctl.survey.survey import Survey, connected, take_survey
+from clusterctl.transfer.weights.delivery import Destination, deliver
+from clusterctl.transfer.weights.model_sources import of_directory
+from clusterctl.transport.credentials import Credentials
+from clusterctl.transport.lock import ClusterLock
+
+
+@dataclass(frozen=True)
+class ListedAdapter:
+    """An adapter of a service."""
+
+    service: str
+    name: str
+    path: str  # On hosts
+    missing: Mapping[str, str]  # By replica that does not offer it: why
+    replicas: int
+
+
+@dataclass(frozen=True)
+class AdapterPlan:
+    """The adapters that a service is to have."""
+
+    survey: Survey
+    service: Service
+    adapters: Mapping[str, str]  # Paths on hosts, by name
+
+    @property
+    def lines(self) -> list[str]:
+        before = self.service.require_list().adapters
+        added = [f"load {name}" for name, path in self.adapters.items() if before.get(name) != path]
+        return [*added, *(f"unload {name}" for name in before if name not in self.adapters)]
+
+
+def add(
+    inventory: Inventory,
+    service: str,
+    adapters: Sequence[LocalAdapter],
+    credentials: Credentials,
+    sink: EventSink,
+) -> AdapterPlan:
+    """Copy adapters to all hosts and load them on every replica. One that a replica cannot load is
+    withdrawn everywhere. A second run changes nothing.
+
+    Raises UsageError with all reasons against it, before anything is sent.
+    """
+    wanted = {each.name: f"{inventory.models}/{each.path}" for each in adapters}
+
+    def decided(survey: Survey) -> AdapterPlan:
+        found = _service(survey, service)
+        raise_all(_refusals(survey, found, adapters))
+        return AdapterPlan(survey, found, {**found.require_list().adapters, **wanted})
+
+    with connected(inventory.hosts, credentials) as transports:
+        decided(take_survey(inventory, transports).require_answers())
+    for each in adapters:
+        found = of_directory(each.directory, each.path, sink, whole=False)
+        to = Destination(inventory, tuple(inventory.hosts))
+        deliver(to, lambda _, found=found: found, credentials, agree=lambda _: None, sink=sink)  # type: ignore[misc]
+    try:
+        return _carry_out(inventory, credentials, decided, sink)
+    except ClusterctlError:
+        with suppress(ClusterctlError):
+            remove(inventory, service, list(wanted), credentials, sink)
+        raise
+
+
+def remove(
+    inventory: Inventory,
+    service: str,
+    names: Sequence[str],
+    credentials: Credentials,
+    sink: EventSink,
+) -> AdapterPlan:
+    """Unload adapters everywhere; their files stay on the hosts. Raises UsageError."""
+
+    def decided(survey: Survey) -> AdapterPlan:
+        found = _service(survey, service)
+        has = found.require_list().adapters
+        raise_all(
+            UsageError(f"{service} has no adapter {name}", hint="clusterctl adapter ls")
+            for name in names
+            if name not in has
+        )
+        left = {name: path for name, path in has.items() if name not in names}
+        return AdapterPlan(survey, found, left)
+
+    return _carry_out(inventory, credentials, decided, sink)
+
+
+def list_adapters(inventory: Inventory, credentials: Credentials) -> list[ListedAdapter]:
+    """Return the adapters of all services, with the replicas that do not offer them."""
+    with connected(inventory.hosts, credentials) as transports:
+        survey = take_survey(inventory, transports)
+    found = []
+    for service in survey.services.values():
+        for name, path in (service.listed.adapters if service.listed else {}).items():
+            states = {each.name: each.state for each in service.replicas}
+            missing = {
+                replica: (state.adapters.get(name, "not loaded yet") if state else "not started")
+                for replica, state in states.items()
+            }
+            lacking = {replica: why for replica, why in missing.items() if why}
+            found.append(ListedAdapter(service.name, name, path, lacking, len(states)))
+    return found
+
+
+def _carry_out(
+    inventory: Inventory,
+    credentials: Credentials,
+    decided: Callable[[Survey], AdapterPlan],
+    sink: EventSink,
+) -> AdapterPlan:
+    with connected(inventory.hosts, credentials) as transports:
+        head = transports[inventory.head.name]
+
+        def act(plan: AdapterPlan, lock: ClusterLock | None) -> AdapterPlan:
+            if lock:
+                _roll(plan, read_key(inventory, head), lock, sink)
+            return plan
+
+        return carry_out(
+            lambda: decided(take_survey(inventory, transports).require_answers()),
+            lambda _: None,
+            partial(ClusterLock, head, inventory.cluster, "adapter"),
+            act,
+            lambda plan: set(plan.lines),
+        )
+
+
+def _roll(plan: AdapterPlan, key: str, lock: ClusterLock, sink: EventSink) -> None:
+    adapters = dict(plan.adapters)
+    replicas = []
+    for each in plan.service.replicas:
+        planned = as_declared(plan.survey, each)
+        replicas.append(replace(planned, document=replace(each.document, adapters=adapters)))
+    members = replace(plan.service.require_list(), adapters=adapters)
+    Rollout(plan.survey, replicas, (), members, key, lock, sink).run()
+
+
+def _service(survey: Survey, name: str) -> Service:
+    found = survey.service(name)
+    if not found.replicas:
+        require_service(name, {each: one.document for each, one in survey.replicas.items()})
+    found.require_list()
+    return found
+
+
+def _refusals(
+    survey: Survey, service: Service, adapters: Sequence[LocalAdapter]
+) -> list[ClusterctlError]:
+    """Return why the service does not take these adapters."""
+    first = service.documents[0]
+    if not takes_adapters(first.argv):
+        again = f"clusterctl serve {first.model} --name {service.name} -- --enable-lora"
+        return [
+            UsageError(
+                f"{service.name} was started without --enable-lora, so it takes no adapters",
+                hint=f"{again} --max-lora-rank 64, with its other flags",
+            )
+        ]
+    problems: list[ClusterctlError] = []
+    taken = {
+        name: other for other in survey.services.values() for name in _names(other) if other.listed
+    }
+    shape = question_again(survey, first).shape
+    most = int(last_value(parse_arguments(first.argv[3:]), "max-lora-rank") or DEFAULT_RANK)
+    has = service.require_list().adapters
+    for each in adapters:
+        same = has.get(each.name, "").endswith(f"/{each.path}")
+        if each.name in taken and not same:
+            problems.append(
+                UsageError(
+                    f"the name {each.name} is taken by the service {taken[each.name].name}",
+                    hint=f"another name; or first: clusterctl adapter rm {service.name} {each.name}"
+                    if each.name in has
+                    else "another name",
+                )
+            )
+        problems += each.problems(shape, most)
+    return problems
+
+
+def _names(service: Service) -> list[str]:
+    listed = service.listed
+    return [*listed.served_names, *listed.adapters] if listed else []

@@ -1,0 +1,95 @@
+"""The members of services as the gateway has them: who gets requests, for the model itself and for
+each of its adapters. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Dict, FrozenSet, Mapping, Tuple
+
+from clusterctl.node.documents import Member, MembersDocument
+from clusterctl.node.gateway_config import GatewayServer, GatewayService
+
+
+@dataclass(frozen=True)
+class MemberProof:
+    """What is known of a member: whether it answers, and why not."""
+
+    ready: bool
+    why: str = ""
+    silent: bool = False  # It was ready, and shows no sign of life
+    key: str = ""  # Mark of the api.key that it was started with, if that is known here
+    kind: str = ""  # Of its model, once it has answered
+    adapters: FrozenSet[str] = frozenset()  # That it has loaded
+
+
+def admission(
+    document: MembersDocument, proofs: Mapping[int, MemberProof]
+) -> Dict[int, MemberProof]:
+    """Return which members of a service get requests, by replica, and why others get none.
+
+    A silent one keeps its place if no other could answer: it may only be slow.
+    """
+    found = {}
+    for member in document.members:
+        proof = proofs.get(member.replica, MemberProof(ready=False, why="it is not watched yet"))
+        if member.draining:
+            proof = MemberProof(ready=False, why="it is drained")
+        found[member.replica] = proof
+    if not any(proof.ready and not proof.silent for proof in found.values()):
+        return found
+    return {
+        replica: replace(proof, ready=False) if proof.silent else proof
+        for replica, proof in found.items()
+    }
+
+
+def gateway_services(
+    documents: Mapping[str, MembersDocument], keys: Mapping[str, str]
+) -> Tuple[GatewayService, ...]:
+    """Return the services that the gateway serves, by name. `keys`: what their members ask for."""
+    found = []
+    for name, document in sorted(documents.items()):
+        servers = tuple(
+            GatewayServer(server_name(member), member.address, member.port)
+            for member in sorted(document.members, key=lambda one: one.replica)
+        )
+        models = {name: tuple(document.served_names)}
+        models.update({adapter_service(name, each): (each,) for each in document.adapters})
+        found += [
+            GatewayService(each, names, servers, keys.get(name, ""))
+            for each, names in models.items()
+            if servers
+        ]
+    return tuple(found)
+
+
+def adapter_service(service: str, adapter: str) -> str:
+    """Return what the gateway calls an adapter: a service whose members are those that have it."""
+    return f"{service}:{adapter}"
+
+
+def with_adapters(
+    document: MembersDocument, admitted: Mapping[int, MemberProof]
+) -> Dict[str, Dict[int, MemberProof]]:
+    """Return which members get requests, for the service and for each of its adapters."""
+    found = {document.service: dict(admitted)}
+    for adapter in document.adapters:
+        found[adapter_service(document.service, adapter)] = {
+            replica: proof if adapter in proof.adapters else replace(proof, ready=False)
+            for replica, proof in admitted.items()
+        }
+    return found
+
+
+def server_name(member: Member) -> str:
+    return f"replica-{member.replica}"
+
+
+def of_member(counts: Mapping[str, int], service: str, server: str) -> int:
+    """Return the sum over a member's own name and those of its adapters."""
+    own, adapter = f"service-{service}/{server}", f"service-{adapter_service(service, '')}"
+    return counts.get(own, 0) + sum(
+        count
+        for name, count in counts.items()
+        if name.startswith(adapter) and name.endswith(f"/{server}")
+    )
