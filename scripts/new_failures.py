@@ -3,10 +3,11 @@
     python -m scripts.new_failures vllm-NEW.whl [vllm-OLD.whl]
 
 Only sources are read, nothing is imported or installed. Prints the wordings of rules that the
-release does not have any more, and how many errors without a rule it raises or logs where services
-start, by their part. With an older wheel, prints those that this one did not have, as entries to
-complete for clusterctl/diagnosis/rules.yaml. `diagnose` names errors without a rule, too; a rule is
-worth its lines where it knows why, or what to do.
+release does not have any more, the exceptions that `diagnose` would pass over, the information and
+warnings that it would take for failures of a start that serves, and how many errors without a rule
+the release raises or logs where services start, by their part. With an older wheel, prints those
+that this one did not have, as entries to complete for clusterctl/diagnosis/rules.yaml. `diagnose`
+names errors without a rule, too; a rule is worth its lines where it knows why, or what to do.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import yaml
 
 from clusterctl.diagnosis.parts import part_of
 from clusterctl.diagnosis.rules import Pattern, rules, without_digits
+from clusterctl.diagnosis.verdict import diagnose
 
 # Where services start, or ranks work together
 STARTS = re.compile(
@@ -31,6 +33,11 @@ STARTS = re.compile(
     r"|model_executor/(model_loader|warmup)|device_allocator|entrypoints/(cli|openai/api_server))\b"
 )
 _LOGGED = frozenset({"error", "critical", "exception"})
+_HARMLESS = {
+    f"{level}{once}": level.upper() for level in ("info", "warning") for once in ("", "_once")
+}
+_ERROR = "(EngineCore pid=7) ERROR 01-02 03:04:05 [core.py:1] {}"
+_BEGINS = "(EngineCore pid=7) INFO 01-02 03:04:00 [core.py:1] Initializing a V1 LLM engine (v0.0.0)"
 _SLOT = re.compile(r"%[-+ #0]*[\d.*]*[a-zA-Z]|\{[^{}]*\}")
 _GAP = "..."
 _LEAST = 20  # letters of a message; a shorter one tells no failures apart
@@ -65,6 +72,12 @@ def main(arguments: list[str]) -> int:
     for name, text in gone:
         print(f"  {name}: {text}")
 
+    silent, sick = passed_over(wheel), taken_for_failures(wheel)
+    print(f"{len(silent)} exceptions of vLLM {release} would be passed over:")
+    sys.stdout.writelines(f"  {each}\n" for each in silent)
+    print(f"{len(sick)} harmless lines of vLLM {release} would be taken for failures:")
+    sys.stdout.writelines(f"  {each}\n" for each in sick)
+
     known = {each.text for each in messages(Path(arguments[1]))} if arguments[1:] else set()
     missed = without_rule(messages(wheel), known)
     print(f"{len(missed)} errors of vLLM {release} have no rule:")
@@ -98,6 +111,42 @@ def _sources(wheel: Path) -> Iterator[tuple[str, ast.Module]]:
         for name in sorted(archive.namelist()):
             if name.startswith("vllm/") and name.endswith(".py"):
                 yield name, ast.parse(archive.read(name))
+
+
+def passed_over(wheel: Path) -> list[str]:
+    """Return the exceptions, each with its place, of whose traceback `diagnose` says nothing."""
+    found = []
+    for name, tree in _sources(wheel):
+        for node in ast.walk(tree):
+            if not (isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)):
+                continue
+            kind = ast.unparse(node.exc.func)
+            words = _literal(node.exc.args[0]) if node.exc.args else ""
+            said, *_ = words.replace(_GAP, "7").strip().split("\n")
+            raised = f"{kind}: {said}" if said else kind
+            place = f'  File "/dist-packages/{name}", line {node.lineno}, in f'
+            if not diagnose(
+                map(_ERROR.format, ("Traceback (most recent call last):", place, raised))
+            ):
+                found.append(f"{name}:{node.lineno}: {raised}")
+    return found
+
+
+def taken_for_failures(wheel: Path) -> list[str]:
+    """Return the lines that a start may log and yet serve, and that `diagnose` takes for failures:
+    those of each file in one start."""
+    found = []
+    for name, tree in _sources(wheel):
+        said = [
+            f"(EngineCore pid=7) {_HARMLESS[node.func.attr]} 01-02 03:04:05 [{name}:1] {line}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            if node.func.attr in _HARMLESS and node.args
+            for line in _literal(node.args[0]).replace(_GAP, "7").split("\n")
+        ]
+        causes = diagnose([_BEGINS, *said, "INFO:     Application startup complete."])
+        found += [each.text for cause in causes for each in cause.evidence]
+    return found
 
 
 def _texts(tree: ast.AST) -> Iterator[str]:

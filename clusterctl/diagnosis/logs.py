@@ -22,6 +22,7 @@ from clusterctl.diagnosis.unknown import (
     failure_in,
     may_fail,
 )
+from clusterctl.node.attempt import stage_of
 
 LONGEST_LINE = 4000
 """Characters searched per line: progress bars and dumps of settings are longer."""
@@ -46,6 +47,9 @@ _ARGUMENTS = 1  # of them, which has the settings
 # vLLM serves, or a script got its answers: what this start met was overcome.
 _READY = (b"Application startup complete", b"Uvicorn running on", b"Processed prompts: 100%")
 
+# Ray runs: what its programs met until then was overcome.
+_RAY_RUNS = b"Ray runtime started"
+
 _RELEASE = re.compile(
     rb"(?:vLLM API server version|V1 LLM engine \(v|vLLM version:?) *v?(\d+\.\d+(?:\.\d+)?)"
 )
@@ -58,7 +62,7 @@ _GUESSES = re.compile(
 _BLOCK = 4096  # lines
 
 _DIGITS = b"0123456789"
-_MARKS = tuple(mark.translate(None, _DIGITS) for mark in (*_STARTS, *_READY))
+_MARKS = tuple(mark.translate(None, _DIGITS) for mark in (*_STARTS, *_READY, _RAY_RUNS))
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 _RAY_PREFIX = re.compile(r"\([\w.:+ =-]*?pid=\d+, ip=([\w.:]+)\)")
 
@@ -102,7 +106,8 @@ class Finding:
     @property
     def lasts(self) -> bool:
         """Whether it still counts when the start goes on to serve."""
-        return self.rule.at == "any" and not self.pattern.passing
+        between = self.pattern.level == "link"  # ranks tried again, and found each other
+        return self.rule.at == "any" and not self.pattern.passing and not between
 
     def gives_way(self, joined: bool) -> bool:
         """Whether the next failure that no rule knows says better what failed."""
@@ -150,6 +155,7 @@ class _Search:
         self._served: Start | None = None  # the start that served last
         self._fails = False  # lines of this block may show failures that no rule knows
         self._chained = ""  # what stands between the last traceback and this one
+        self._waits = False  # a line said that something takes long, and nothing came of it yet
 
     def run(self, lines: Iterable[bytes]) -> list[Finding]:
         number, lines = 0, iter(lines)
@@ -178,6 +184,8 @@ class _Search:
     ) -> None:
         """Keep what a line shows, or remember that lines like it show nothing."""
         self._mark(raw)
+        if self._waits and stage_of(raw.decode("utf-8", "replace")):
+            self._went_on()
         if shape in self._met:
             return
 
@@ -206,9 +214,11 @@ class _Search:
         begins = next((at for at, mark in enumerate(_STARTS) if mark in raw), len(_STARTS))
         if begins < len(_STARTS):
             self._begin(begins, raw)
-        elif any(mark in raw for mark in _READY):
-            self._start = replace(self._start, serves=True)
-            self._served = self._start
+            return
+        serves = any(mark in raw for mark in _READY)
+        if serves:
+            self._start = self._served = replace(self._start, serves=True)
+        if serves or _RAY_RUNS in raw:
             for key, some in self._current.items():
                 self._current[key] = [one for one in some if one.lasts]
             self._met.clear()
@@ -221,10 +231,19 @@ class _Search:
             self._start = Start(release=self._start.release, before=self._served)
             self._current.clear()
             self._met.clear()
+            self._waits = False
         if release := _RELEASE.search(raw):
             self._start = replace(self._start, release=release[1].decode())
         if begins == _ARGUMENTS:
             self._start = replace(self._start, arguments=plain(raw))
+
+    def _went_on(self) -> None:
+        """Drop what only said that something takes long: a host without the API server never logs
+        that the service is ready."""
+        self._waits = False
+        for key, some in self._current.items():
+            self._current[key] = [one for one in some if not one.pattern.passing]
+        self._met.clear()
 
     def _end(self) -> None:
         """Keep what the current start met."""
@@ -268,6 +287,9 @@ class _Search:
             fix = fix.format_map(_Values(harmless))
         if any(one.cause == cause for one in self._current.get(rule.id, ())):
             return
+        if pattern.passing:
+            self._waits = True
+            self._silent.clear()  # lines that show progress are among them
         evidence = Evidence(self._file, number, text.strip(), where)
         _keep(self._current, [Finding(rule, pattern, cause, fix, evidence, at)])
 

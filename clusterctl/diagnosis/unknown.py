@@ -46,6 +46,8 @@ _MILD = re.compile(
     r"\b(?:INFO|DEBUG|WARN|WARNING|Warning)\b|Exception ignored in|"
     r"^(?:\([^()]*\)\s*)*[IW]\d{4} \d\d:"
 )
+# What Ray marks as an error and goes on without
+_NO_MATTER = re.compile(r"exporter agent|is over \d+% full")
 _SOURCE = re.compile(r"\s*(?:raise|except|return|class|def|if|assert|from|import|with)\b")
 
 _CLASS = r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)"
@@ -105,7 +107,16 @@ _REFUSALS = frozenset({
     "ValueError", "ValidationError", "NotImplementedError", "AssertionError", "TypeError",
     "RuntimeError",
 })  # fmt: skip
-_OF_REQUESTS = ("/entrypoints/", "/starlette/", "/uvicorn/", "/fastapi/", "/renderers/", "aiohttp")
+_OF_REQUESTS = (
+    "/entrypoints/",
+    "/tool_parsers/",
+    "/vllm/reasoning/",
+    "/starlette/",
+    "/uvicorn/",
+    "/fastapi/",
+    "/renderers/",
+    "aiohttp",
+)
 _OF_THE_ENGINE = ("/v1/engine/core", "/worker/")
 _FILLED = ("output:", "log:", "error:", "follows:")  # The lines below such an exception say why
 
@@ -267,7 +278,7 @@ def _shown(text: str) -> Shown | None:
     prefix = _PREFIX.match(text)
     level = prefix["level"] if prefix else None
     body = text[prefix.end() :] if prefix else text
-    if _SOURCE.match(body):
+    if _SOURCE.match(body) or _NO_MATTER.search(body):
         return None
 
     line = _REPEATED.sub("", body.strip())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scripts.new_failures import main, messages
+from scripts.new_failures import main, messages, passed_over, taken_for_failures
 
 CONFIG = """
 def check(size, most):
@@ -81,3 +81,21 @@ raise error
     texts = {each.text for each in messages(wheel(tmp_path, "1.0", config__a=source))}
     beginning = "a message of more than twenty letters"
     assert texts == {beginning, f"{beginning} ..."}
+
+
+def test_what_diagnose_would_pass_over_or_take_for_a_failure_is_told(tmp_path: Path) -> None:
+    source = """
+logger.warning("a slow start, and on with it")
+logger.warning_once("this host is full: No space left on device")
+def f():
+    raise EngineDeadError("the end of another process")
+    raise ValueError("an error of its own")
+"""
+    made = wheel(tmp_path, "1.0", config__a=source)
+    assert passed_over(made) == []
+    assert [each.partition("this host")[2] for each in taken_for_failures(made)] == [
+        " is full: No space left on device"
+    ]
+
+    odd = wheel(tmp_path, "1.1", config__a="raise EngineGenerateError()")
+    assert passed_over(odd) == ["vllm/config/a.py:1: EngineGenerateError"]

@@ -354,3 +354,43 @@ def test_what_changed_since_it_last_served_is_told() -> None:
     assert "undo what changed since it last served (vLLM 0.40.0 is now 0.41.0, --max-num-seqs)" in (
         cause.fix
     )
+
+
+WAITS = (
+    "INFO 10-01 08:02:28 [shm_broadcast.py:698] No available shared memory broadcast block found "
+    "in 60 seconds."
+)
+GRAPHS = "(Worker_TP8 pid=71) INFO 10-01 08:05:05 [g.py:6100] Graph capturing finished in 22 secs"
+
+
+def test_a_host_without_the_api_server_that_waited_and_went_on_is_healthy() -> None:
+    """It never logs that the service is ready."""
+    assert diagnose([GRAPHS, WAITS, WAITS.replace(":02:", ":03:"), GRAPHS]) == []
+    assert first(GRAPHS, WAITS).id == "engine-dead-stall"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        # What ranks and hosts meet until they have found each other, and what Ray goes on without
+        "gpu1:93:131 [0] socket.cc:58 NCCL WARN socketProgress: Connection closed by remote peer g",
+        "(RayWorkerProc pid=9, ip=10.0.0.2) [2026-10-01 08:01:30,1 E 9 40] core_worker.cc: "
+        "Failed to establish connection to the metrics exporter agent. Metrics will not be exported.",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
+        "capacity of 79.11 GiB of which 1.38 GiB is free.",
+    ],
+)
+def test_what_a_start_that_serves_met_before_is_overcome(line: str) -> None:
+    assert diagnose([ENGINE.format("0.33.0"), line, READY]) == []
+
+
+def test_a_host_that_reached_the_heads_ray_in_the_end_is_healthy() -> None:
+    tried = (
+        "[2026-10-01 08:00:00,7 E 1 1] gcs_rpc_client.h:179: Failed to connect to GCS at address g"
+    )
+    runs = "2026-10-01 08:00:13,461 SUCC scripts.py:1064 -- Ray runtime started."
+    assert diagnose([tried, runs]) == []
+    assert first(tried).id == "gcs-unreachable"
+    assert first(tried, runs, "vllm serve: error: argument --new: invalid choice: 'x'").id == (
+        "setting-refused"
+    )
