@@ -18,18 +18,20 @@ _TABLE = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-
 
 @dataclass(frozen=True)
 class Vulnerability:
-    """One of a package (vllm or ray). `fixed`: the first release without it."""
+    """One of a package (vllm or ray). `since`: the first release with it; `fixed`: without it."""
 
     id: str
     package: str
     fixed: str
     effect: str
     source: str
+    since: str = "0.0.0"
 
     def is_in(self, version: str) -> bool:
         """Return whether that version has it; no if it cannot be parsed."""
-        found, fixed = parse_version(version), parse_version(self.fixed)
-        return bool(found and fixed and found < fixed)
+        found = parse_version(version)
+        since, fixed = parse_version(self.since), parse_version(self.fixed)
+        return bool(found and since and fixed and since <= found < fixed)
 
 
 KNOWN = tuple(Vulnerability(**each) for each in _TABLE["known"])

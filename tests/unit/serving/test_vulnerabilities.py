@@ -11,6 +11,11 @@ from clusterctl.serving.vulnerabilities import KNOWN, vulnerabilities_of, vulner
 @pytest.mark.parametrize(
     ("versions", "count"),
     [
+        ({"vllm": "0.13.0"}, 8),
+        ({"vllm": "0.17.0"}, 7),
+        ({"vllm": "0.19.1"}, 7),
+        ({"vllm": "0.21.0"}, 6),
+        ({"vllm": "0.29.0", "ray": "2.53.0"}, 7),
         ({"vllm": "0.29.0"}, 5),
         ({"vllm": "0.30.1"}, 3),
         ({"vllm": "0.31.0+cpu"}, 2),
