@@ -77,7 +77,7 @@ def describe(config: Config, name: str = "", *, whole: bool = True) -> ModelShap
         (both_ways, "it attends in both directions: the KV cache planned for it stays empty"),
         (
             text.get("compress_ratios"),
-            "workspaces of compressed attention are not counted: 3 and 6 GiB a rank were seen",
+            "activations beside compressed attention are estimated from three starts",
         ),
         (key is None, f"config.json lacks the longest context: {context} tokens assumed"),
     )

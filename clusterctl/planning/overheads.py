@@ -205,7 +205,21 @@ def activation_gib(
         made = 1 if stage.tp > 1 else 2
         rows = vocabulary_rows(shape.vocab, stage.tp) + made * tokens
         peaks.append(2 * shape.hidden * rows)
-    return max(peaks) / GIB
+    return (max(peaks) + _streams_peak(shape, kinds, tokens)) / GIB
+
+
+# What DeepSeek V4 takes beyond a model of one stream, in copies of its streams in bf16: 3.2 GiB
+# with 8192 tokens, for TP 8 and for DP 8 (vllm-project/vllm#51454), 6.7 with 16384 (#44376).
+_STREAM_COPIES = 13
+
+
+def _streams_peak(shape: ModelShape, kinds: set[DecoderLayer], tokens: int) -> int:
+    streams = {
+        layer.attention.compressed.streams
+        for layer in kinds
+        if layer.attention and layer.attention.compressed
+    }
+    return _STREAM_COPIES * max(streams, default=0) * tokens * shape.hidden * 2
 
 
 # The largest picture of Qwen's models: 16,777,216 pixels in patches of 16 x 16 (of 14 x 14 before)
