@@ -47,8 +47,13 @@ def breaches(expected: Sequence[ExpectedNode], nodes: Sequence[RayNode]) -> List
             text = f"is in Ray at {node.node_ip}, and not in the inventory"
             found.append(Breach(node.name or node.node_ip, text))
     found.extend(_differing(alive, "Ray", lambda node: node.ray_version))
-    found.extend(_differing(alive, "Python", lambda node: node.python_version))
+    found.extend(_differing(alive, "Python", lambda node: minor_release(node.python_version)))
     return found
+
+
+def minor_release(version: str) -> str:
+    """Return `3.12` of `3.12.9`: Ray's nodes need no more than that to be the same."""
+    return ".".join(version.split(".")[:2])
 
 
 def free_gpus(nodes: Sequence[RayNode]) -> float:

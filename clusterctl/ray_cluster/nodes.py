@@ -95,6 +95,9 @@ def node_environment(inventory: Inventory, topology: Topology, node: Node) -> di
     return {
         "RAY_ADDRESS": host_port(topology.head.node_ip, inventory.ray_ports.gcs),
         "RAY_DEDUP_LOGS": "0",
+        # By default Ray rejects nodes and vLLM of another patch release of Python than its own,
+        # which different images may have.
+        "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
         "RAY_USAGE_STATS_ENABLED": "0",
         **DEAD_NODE_DETECTION,
         **authentication,

@@ -13,7 +13,7 @@ from clusterctl.engine.plan import Plan
 from clusterctl.engine.step import Change
 from clusterctl.errors import ClusterctlError, RequirementsNotMet
 from clusterctl.inventory.model import Inventory
-from clusterctl.node.contract import breaches
+from clusterctl.node.contract import breaches, minor_release
 from clusterctl.node.documents import NodeState, log_dir, to_json
 from clusterctl.node.files import NodePaths
 from clusterctl.ray_cluster.nodes import container_spec, expected_nodes, node_document
@@ -213,7 +213,7 @@ def releases_apart(
         for name, state in states.items()
         for what, mine, others in (
             ("Ray", state.ray_version, states[first].ray_version),
-            ("Python", state.python_version, states[first].python_version),
+            ("Python", *map(minor_release, (state.python_version, states[first].python_version))),
         )
         if mine and others and mine != others
     ]

@@ -55,8 +55,12 @@ def test_a_node_that_nobody_expects() -> None:
 def test_differing_versions_name_the_one_that_differs_from_the_head() -> None:
     assert said(A, replace(B, ray_version="2.56.1", python_version="3.11.2")) == [
         "b runs Ray 2.56.1, and the others 2.60.0",
-        "b runs Python 3.11.2, and the others 3.12.1",
+        "b runs Python 3.11, and the others 3.12",
     ]
+
+
+def test_patch_releases_of_python_may_differ() -> None:
+    assert said(A, replace(B, python_version="3.12.99")) == []
 
 
 def test_unknown_versions_are_not_compared() -> None:
