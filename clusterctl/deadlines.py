@@ -135,6 +135,10 @@ NOTICE = 30.0  # For the supervisor to notice a new document; it checks five tim
 # Ray is back within a minute.
 WAIT_FOR_RAY = 120.0
 
+# The same in a container that was just made, where others serve meanwhile: on a busy machine Ray's
+# first start may hang, which its supervisor ends after 180 s, and tries again.
+RAY_IN_NEW_CONTAINER = 300.0
+
 # From a service's start to its first answer. vLLM's own limit (VLLM_ENGINE_READY_TIMEOUT_S), 600,
 # is too short for large weights on slow disks, and is raised to this value.
 READY = 1800.0

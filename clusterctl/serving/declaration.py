@@ -193,6 +193,7 @@ def await_ready(
     wait: Wait | None = None,
     *,
     log: Callable[[], Sequence[str]] = list,
+    for_ray: float = deadlines.WAIT_FOR_RAY,
 ) -> ServiceState:
     """Return the state of the service once it is ready.
 
@@ -200,7 +201,7 @@ def await_ready(
     service's log, whose cause often stands far above the last lines that the state has. Raises
     StepFailed with the cause found in the log when the supervisor gives up, when an attempt fails
     like the one before, or when time runs out; and RayNotFormed if the service waits for Ray's
-    nodes or GPUs for more than `deadlines.WAIT_FOR_RAY` seconds.
+    nodes or GPUs for more than `for_ray` seconds.
     """
     wait = wait or Wait()
     seen = wait.clock()
@@ -241,7 +242,7 @@ def await_ready(
             waiting_since = None
         elif waiting_since is None:
             waiting_since = now
-        elif now - waiting_since > deadlines.WAIT_FOR_RAY:
+        elif now - waiting_since > for_ray:
             raise RayNotFormed(
                 f"Ray does not have what the service needs: {state.detail}",
                 host=events.host,
@@ -378,8 +379,9 @@ class HostServices:
             self.sink(Note(note))
             raise
 
-    def follow(self, document: ServiceDocument) -> None:
-        """Report the stages of a declared service until it is ready. Raises as `declare`."""
+    def follow(self, document: ServiceDocument, for_ray: float = deadlines.WAIT_FOR_RAY) -> None:
+        """Report the stages of a declared service until it is ready. Raises as `await_ready`, and
+        ChangedByOthers."""
 
         path, host = service_file(self.inventory.cluster, document.name), self.host.host.name
 
@@ -407,6 +409,7 @@ class HostServices:
             PatientReader(look),
             events,
             log=lambda: log_end(self.inventory, self.host, document.name),
+            for_ray=for_ray,
         )
 
     def stop(self, lock: ClusterLock, document: ServiceDocument, file: bytes | None) -> None:

@@ -26,6 +26,7 @@ from clusterctl.node.documents import (
     Member,
     MembersDocument,
     ServiceDocument,
+    replica_name,
     to_json,
 )
 from clusterctl.node.files import NodePaths
@@ -109,9 +110,11 @@ class Rollout:
         self._mark(replica.old, draining=True)
 
     def rejoin(self, replica: PlannedReplica) -> None:
-        """Wait for a declared replica, prove it, and let it serve again. Raises as `run`."""
+        """Wait for a declared replica in a new container, prove it, and let it serve again. Raises
+        as `run`."""
         assert replica.old  # noqa: S101 - it is declared
-        self._services(replica.host).follow(replica.old)
+        services = self._services(replica.host)
+        services.follow(replica.old, deadlines.RAY_IN_NEW_CONTAINER)
         self._prove(replica)
         self._mark(replica.old, draining=False)
 
@@ -222,7 +225,12 @@ class Rollout:
             return
         host, title = member.host, f"drain {document.name}"
         started = time.monotonic()
-        self.sink(StepStarted(host, title, Change("send its new requests to the other replicas")))
+        numbers = (each.replica for each in self._now.values() if not each.draining)
+        names = {replica_name(document.service, number) for number in numbers}
+        others = any(map(self._serves, names - {document.name}))
+        what = "send its new requests to the other replicas"
+        change = Change(what if others else "finish its requests: no other replica serves")
+        self.sink(StepStarted(host, title, change))
         self._mark(document, draining=True)
         transports = self.survey.transports
 

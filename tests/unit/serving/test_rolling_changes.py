@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl import deadlines
 from clusterctl.commands.restart import again as restarted
-from clusterctl.engine.events import Event, Note
+from clusterctl.engine.events import Event, Note, StepStarted
 from clusterctl.errors import StepFailed
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Gpu, Host, Inventory
@@ -188,6 +188,19 @@ def test_one_replica_at_a_time_leaves_the_gateway_and_comes_back() -> None:
     world = World(document(1), document(2))
     world.run(document(1, "2"), document(2, "2"))
     assert world.story == ["1- 2", "tiny 2", "1 2", "1 2-", "tiny@2 2", "1 2"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ((1, 2), "send its new requests to the other replicas"),
+        ((1,), "finish its requests: no other replica serves"),
+    ],
+)
+def test_a_drain_says_who_gets_the_requests(declared: tuple[int, ...], said: str) -> None:
+    world = World(*map(document, declared))
+    world.run(document(1, "2"), *map(document, declared[1:]))
+    assert [str(each.change) for each in world.events if isinstance(each, StepStarted)] == [said]
 
 
 def test_a_broken_version_is_undone_and_the_others_are_never_touched() -> None:
