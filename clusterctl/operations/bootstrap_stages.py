@@ -402,7 +402,10 @@ class Run:
         self.links_proven = True
 
     def prove_image(self) -> None:
-        self.target.roll.require_same_ray()
+        roll = self.target.roll
+        if roll.turns:
+            roll.require_same_ray()
+        roll.require_starts()
 
     def await_ray(self) -> None:
         raise_all(self.done.set_aside.values())
@@ -473,7 +476,7 @@ STAGES: tuple[OnHosts | OnNodes | Several | Between, ...] = (
     Between(Run.look_again, when=lambda run: run.done.changed > run.seen),
     Several(Target.image_stages),
     # What the image holds is known once the head has it.
-    Between(Run.prove_image, when=lambda run: run.changes and bool(run.target.roll.turns)),
+    Between(Run.prove_image, when=lambda run: run.changes),
     OnNodes("Directories", Target.all_hosts, Target.directories),
     OnNodes("Tables of Ray", Target.heads, Target.tables),
     OnNodes("Tables of an earlier head", Target.workers, Target.no_tables),

@@ -12,7 +12,7 @@ from clusterctl.containers.spec import ContainerSpec
 from clusterctl.engine.events import EventSink
 from clusterctl.engine.plan import Stage
 from clusterctl.engine.step import HostView, Step
-from clusterctl.errors import ClusterctlError, RequirementsNotMet
+from clusterctl.errors import ClusterctlError, RequirementsNotMet, raise_all
 from clusterctl.node.documents import NodeState
 from clusterctl.operations.rolling import (
     EndWell,
@@ -25,6 +25,7 @@ from clusterctl.operations.rolling import (
     left_out,
     replicas_on,
 )
+from clusterctl.planning.another_release import AnotherRelease
 from clusterctl.ray_cluster.nodes import container_spec
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.node_container import NodeContainer
@@ -54,9 +55,10 @@ class Roll:
         all with replicas if the image is another one, which has to prove itself.
 
         None where all services end anyway, with the head's Ray. Raises RequirementsNotMet where
-        --limit would tear a replica or the cluster apart.
+        --limit would tear a replica or the cluster apart, and as `require_starts`.
         """
         self._require_whole()
+        self.require_starts()
         if self._takes_over:
             return tuple(self._turn(hosts) for hosts in self._new_head_first)
         if (self._ends_head or self.other_image) and self.why_all_stop:
@@ -111,11 +113,23 @@ class Roll:
                 hint=f"clusterctl plan {inventory.file}, in which all services stop",
             )
 
+    def require_starts(self) -> None:
+        """Raise all reasons for which services would not start with the image's vLLM, as far as
+        these are known before it is there: by the image's tag before the head has it."""
+        if not self.other_image:
+            return
+        found = self.image.contents()
+        vllm = found.vllm if found else None
+        named = AnotherRelease(self.cluster.survey, vllm or self.cluster.inventory.image)
+        raise_all(named.refusals())
+
     def stages(self) -> list[Stage]:
         """Return the stages of each turn."""
         found = []
-        for turn in self.turns:
+        for number, turn in enumerate(self.turns, 1):
             names, first = ", ".join(turn.hosts), turn.hosts[:1]
+            if len(self.turns) > 1:
+                names += f", turn {number} of {len(self.turns)}"
             if self._takes_over:
                 end = EndWell(turn, self.steps, self.engines)
                 proven = ThenProven(turn, self.steps[-1])

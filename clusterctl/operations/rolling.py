@@ -26,6 +26,7 @@ from clusterctl.steps.engines import Engines
 from clusterctl.steps.node_container import own_container
 from clusterctl.survey.cluster import Cluster
 from clusterctl.survey.formation import clock_of
+from clusterctl.survey.gateways import gateway_states
 from clusterctl.survey.services import Replica
 from clusterctl.survey.survey import Survey, read_reported_state, take_survey
 from clusterctl.transport.lock import ClusterLock
@@ -57,9 +58,7 @@ def spares(cluster: Cluster, hosts: Sequence[str]) -> bool:
     """Whether services go on without `hosts`: they have replicas, and others of each are ready. One
     that an older version declared needs every node of Ray."""
     survey, leaving = cluster.survey, replicas_on(cluster, hosts)
-    if not leaving or survey.errors:
-        return False
-    if not all(replica.document.node_ips for replica in survey.replicas.values()):
+    if not leaving or not all(replica.document.node_ips for replica in survey.replicas.values()):
         return False
 
     staying = [replica for replica in survey.replicas.values() if replica not in leaving]
@@ -109,10 +108,11 @@ class Rolling:
         return found
 
     def now(self) -> Cluster:
-        """Return the cluster as it is now. Raises the errors of hosts that do not answer."""
+        """Return the cluster as it is now. Raises the errors of hosts that do not answer, but for
+        those that --limit left out."""
         transports = self.cluster.survey.transports
-        survey = take_survey(self.cluster.inventory, transports).require_answers()
-        return replace(self.cluster, survey=survey)
+        survey = take_survey(self.cluster.inventory, transports)
+        return replace(self.cluster, survey=survey.require_answers(self.cluster.held))
 
     def rollouts(self, now: Cluster) -> list[Rollout]:
         """Return the replicas of each service as they are declared there."""
@@ -134,6 +134,18 @@ class Rolling:
         for rollout in self.rollouts(self.now()):
             for each in rollout.replicas:
                 rollout.rejoin(each)
+
+    def answered(self) -> str:
+        """Return what the gateways made of requests since the survey; empty if they had none. They
+        write their counts every few seconds, and one that does not run counts nothing."""
+        survey, failed, every = self.cluster.survey, 0, 0
+        for host, state in gateway_states(survey.inventory, survey.transports).items():
+            before = survey.states.get(host)
+            if state and before:
+                ours = state.gateway.failed - before.gateway.failed
+                failed += ours
+                every += ours + state.gateway.served - before.gateway.served
+        return f"{failed:,} of {every:,} requests failed meanwhile" if every > 0 else ""
 
     def go_back(self, error: ClusterctlError) -> None:
         """Give the hosts their containers of before again, and add to `error` what came of it."""
@@ -179,8 +191,11 @@ class LeaveGateway:
         views = (self.rolling.cluster.views[host] for host in self.rolling.hosts)
         if not any(interrupts(step.check(each)) for each in views for step in self.steps):
             return None
-        names = self.rolling.named(draining=False)
-        return Change(f"send requests of {', '.join(names)} to others") if names else None
+        names = ", ".join(self.rolling.named(draining=False))
+        if not names:
+            return None
+        others = f"send requests of {names} to others"
+        return Change(others if self.rolling.spared else f"finish the requests of {names}")
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
@@ -305,6 +320,8 @@ class ReturnToGateway:
         except ClusterctlError as error:
             self.rolling.go_back(error)
             raise
+        if told := self.rolling.answered():
+            self.rolling.sink(Note(told, self.rolling.hosts[0]))
 
 
 def _nobody_else(view: HostView) -> StepFailed:

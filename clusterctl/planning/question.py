@@ -180,7 +180,11 @@ def question(
 
 
 def question_again(
-    survey: Survey, document: ServiceDocument, *, without: Collection[str] = ()
+    survey: Survey,
+    document: ServiceDocument,
+    *,
+    without: Collection[str] = (),
+    vllm: str | None = None,
 ) -> Question:
     """Ask about a service as it is declared: the same flags and sizes. Raises as `question`, and
     UsageError for a document that no run has written."""
@@ -191,7 +195,7 @@ def question_again(
     options = Options(document.argv[2], *sizes, name=document.service, env=own)
     request = read_request(options, (), parse_arguments(document.argv[3:]))
     model = resolve(request.model, survey.inventory.models)
-    return question(survey, request, model, without=without)
+    return question(survey, request, model, without=without, vllm=vllm)
 
 
 def plan_as_served(survey: Survey, document: ServiceDocument) -> tuple[PlanRequest, FitPlan] | None:

@@ -38,6 +38,7 @@ from clusterctl.steps.lock_install import OTHER_HASH
 BASE_LABEL = "clusterctl.base"  # Digest of the layers of the image it was made from
 RAY_LABEL = "clusterctl.ray"  # The release of Ray in it
 PYTHON_LABEL = "clusterctl.python"  # The release of Python in it
+VLLM_LABEL = "clusterctl.vllm"  # The release of vLLM in it; empty for none
 GATEWAY_LABEL = "clusterctl.gateway"  # The release of HAProxy in it, or NO_GATEWAY
 TRIED_LABEL = "clusterctl.tried"  # With NO_GATEWAY: the digest of the index that had none
 REFERENCE_LABEL = "clusterctl.reference"  # The inventory's reference of the image it was made from
@@ -97,9 +98,10 @@ class NodeImage:
         found = self.look()
         if found is None:
             return None
-        ray, python = (found.labels.get(label, "") for label in (RAY_LABEL, PYTHON_LABEL))
-        if ray and python:
-            return Contents(ray, None, python=python)
+        labels = (RAY_LABEL, VLLM_LABEL, PYTHON_LABEL)
+        ray, vllm, python = (found.labels.get(label) for label in labels)
+        if ray and python and vllm is not None:
+            return Contents(ray, vllm, python=python)
         return look_inside(self._engines(self.head), found)
 
     def known(self) -> Image | None:
@@ -298,6 +300,7 @@ def make_node_image(
     # digest, and the build must not contact a registry.
     start = f"clusterctl/base:{content(base)[:12]}"
     labels = {BASE_LABEL: content(base), RAY_LABEL: ray, REFERENCE_LABEL: reference}
+    labels |= {VLLM_LABEL: found.vllm or ""}
     labels |= {PYTHON_LABEL: found.python} if found.python else {}
     files = build_files(None if found.ray else ray, outside.ca)
 

@@ -9,17 +9,19 @@ from typing import Any, Protocol
 import pytest
 
 from clusterctl import deadlines
+from clusterctl.engine.events import Note
 from clusterctl.engine.executor import execute
 from clusterctl.engine.plan import Stage, plan
 from clusterctl.engine.step import Change, HostView
-from clusterctl.errors import ClusterctlError, StepFailed
-from clusterctl.inventory.model import GatewayAccess
-from clusterctl.node.documents import declared_dir
+from clusterctl.errors import ClusterctlError, ConnectionFailed, StepFailed
+from clusterctl.inventory.model import GatewayAccess, Inventory
+from clusterctl.node.documents import GatewayState, NodeState, declared_dir, from_json
 from clusterctl.operations import rolling
 from clusterctl.operations.rolling import LeaveGateway, ReturnToGateway, Rolling, left_out, spares
 from clusterctl.serving import rollout
 from clusterctl.survey.cluster import Cluster, topology_of
 from clusterctl.survey.survey import Survey
+from clusterctl.transport.fanout import Failed
 from clusterctl.transport.lock import ClusterLock
 from tests.fakes.transport import starts
 from tests.unit.serving.test_rolling_changes import HOSTS, MEMBERS, World, document
@@ -187,6 +189,82 @@ def test_a_host_whose_new_image_does_not_serve_gets_its_old_one_back(
         "tiny@2 gives no answer; gpu2 is back on the image of before, and serves"
     )
     assert world.story == ["1 2- 3", "replace gpu2", "replace gpu2", "1 2 3"]
+
+
+class Story(list[str]):
+    """What a run wrote, up to the line after which it is killed."""
+
+    killed_after = ""
+
+    def append(self, line: str) -> None:
+        super().append(line)
+        if line == self.killed_after:
+            raise Killed
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stage", ["1 2- 3", "replace gpu2", "1 2 3", "1 2 3-", "replace gpu3"])
+def test_a_run_killed_at_any_stage_is_ended_by_the_next_one(
+    bootstrap: Bootstrap, stage: str
+) -> None:
+    world = World(document(1), document(2), document(3))
+    world.story = story = Story()
+    step = Replaced(world)
+    story.killed_after = stage
+    with pytest.raises(Killed):
+        bootstrap(world, step)
+
+    story.killed_after = ""
+    bootstrap(world, step)
+    assert step.done == set(WORKERS)
+    assert story[-1] == "1 2 3"
+    assert all(line.count("-") <= 1 for line in story), "the others serve at any moment"
+
+
+def test_a_worker_that_is_away_keeps_none_of_the_others_from_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(document(1), document(2))
+    survey = World.survey
+
+    def without_the_third(world: World) -> Survey:
+        found = survey(world)
+        away = Failed(ConnectionFailed("timed out", host="gpu3"))
+        return replace(found, outcomes={**found.outcomes, "gpu3": away})
+
+    topology = topology_of(world.survey())
+    monkeypatch.setattr(World, "survey", without_the_third)
+    found = world.survey()
+    cluster = Cluster(found, topology, found.views, ("gpu1", "gpu2"))
+    assert spares(cluster, ["gpu2"])
+    rolling_host = Rolling(cluster, ("gpu2",), None, world.events.append)
+    monkeypatch.setattr(rolling, "take_survey", lambda *_: world.survey())
+    assert spares(rolling_host.now(), ["gpu2"])
+    with pytest.raises(ConnectionFailed):
+        replace(rolling_host, cluster=replace(cluster, held=HOSTS)).now()
+
+
+def test_what_the_gateways_made_of_requests_is_told_after_each_turn(
+    bootstrap: Bootstrap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(document(1), document(2))
+    counts = GatewayState("up", served=1_000, failed=3)
+
+    def now(inventory: Inventory, transports: Any) -> dict[str, NodeState | None]:
+        del inventory, transports
+        state = from_json(NodeState, world.state("gpu1"))
+        return {"gpu1": replace(state, gateway=counts), "gpu2": None}
+
+    monkeypatch.setattr(rolling, "gateway_states", now)
+    bootstrap(world, Replaced(world))
+    assert Note("3 of 1,003 requests failed meanwhile", "gpu2") in world.events
+
+    own = Rolling(cluster_of(world), ("gpu2",), None, world.events.append)
+    counts = GatewayState("up")
+    assert own.answered() == "", "nobody asked"
 
 
 def test_a_damaged_list_of_members_is_nobody_to_wait_for(bootstrap: Bootstrap) -> None:

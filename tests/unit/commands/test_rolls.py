@@ -11,7 +11,7 @@ import pytest
 from clusterctl.containers.spec import CLUSTER_LABEL
 from clusterctl.engine.plan import Stage
 from clusterctl.engine.step import Change, HostView
-from clusterctl.errors import RequirementsNotMet
+from clusterctl.errors import RequirementsNotMet, UsageError
 from clusterctl.facts.model import ContainerFacts
 from clusterctl.node.documents import Member, NodeState, ServiceDocument, from_json, to_json
 from clusterctl.operations.roll import Roll, why_not_beside
@@ -64,6 +64,7 @@ class Site:
     declared: tuple[ServiceDocument, ...] = (document(1), document(2), document(3))
     image: str = "old"
     keeps_tables: bool = True
+    vllm: str = "0.33.0"
     names: tuple[str, ...] = HOSTS
     given: Given = field(default_factory=Given)
     changed: tuple[str, ...] = HOSTS
@@ -77,7 +78,11 @@ class Site:
             ours = ContainerFacts("1", "clusterctl-demo", self.image, labels, "running", 0, "", 0)
             state = from_json(NodeState, (answer.files[str(PATHS.state)] or b"").decode())
             state = replace(
-                state, keeps_tables=self.keeps_tables, ray_version="2.60.0", python_version="3.12.1"
+                state,
+                keeps_tables=self.keeps_tables,
+                ray_version="2.60.0",
+                python_version="3.12.1",
+                vllm_version=self.vllm,
             )
             files = {**answer.files, str(PATHS.state): to_json(state).encode()}
             object.__setattr__(
@@ -111,10 +116,10 @@ def test_hosts_of_one_replica_change_together() -> None:
     assert site.turns == [("gpu2", "gpu3"), ("gpu1",)]
     stages: list[Stage] = site.roll.stages()
     assert [(stage.title, stage.hosts) for stage in stages] == [
-        ("Replicas on gpu2, gpu3", ("gpu2",)),
-        ("Ray on gpu2, gpu3", ("gpu2", "gpu3")),
-        ("Replicas on gpu2, gpu3 again", ("gpu2",)),
-        ("Ray on gpu1", ("gpu1",)),
+        ("Replicas on gpu2, gpu3, turn 1 of 2", ("gpu2",)),
+        ("Ray on gpu2, gpu3, turn 1 of 2", ("gpu2", "gpu3")),
+        ("Replicas on gpu2, gpu3, turn 1 of 2 again", ("gpu2",)),
+        ("Ray on gpu1, turn 2 of 2", ("gpu1",)),
     ]
 
 
@@ -205,6 +210,19 @@ def test_another_head_is_there_before_the_others_join_its_ray() -> None:
 def test_another_head_comes_with_no_other_change(site: Site, what: str) -> None:
     with pytest.raises(RequirementsNotMet, match=what):
         _ = site.turns
+
+
+def test_a_flag_that_the_new_release_lacks_stops_it_before_anything_changes() -> None:
+    gone = replace(document(2), argv=["vllm", "serve", "/m", "--calculate-kv-scales"])
+    site = Site((document(1), gone), vllm="0.25.1")
+    with pytest.raises(UsageError, match=r"--calculate-kv-scales \(of tiny\) does not"):
+        _ = site.roll.turns
+
+    site.given = Given(None, hosts=())  # Its tag says no release
+    assert len(site.turns) == 2
+    site.given = Given(replace(SAME, vllm="0.33.0"))
+    with pytest.raises(UsageError, match=r"vLLM 0\.33\.0"):
+        site.roll.require_starts()
 
 
 def test_unknown_releases_are_no_reason() -> None:

@@ -58,7 +58,7 @@ class Cluster:
             ),
         )
         report = gpus(1) if on_gpus else GpuReport((), None)
-        self.answers = {f"gpu{n}": _probe(f"10.0.0.{n}", report) for n in (1, 2)}
+        self.answers = {f"gpu{n}": probe_of(f"10.0.0.{n}", report) for n in (1, 2)}
         self.transports = {f"gpu{n}": FakeTransport() for n in (1, 2)}
         for transport in self.transports.values():
             transport.on(starts("sh", "-c"), stdout=RECORD)
@@ -114,7 +114,7 @@ class Cluster:
         return survey_of(self.inventory, answers, self.transports)
 
 
-def _probe(ip: str, report: GpuReport) -> Probe:
+def probe_of(ip: str, report: GpuReport) -> Probe:
     address = (Address(ip, 24, "global"),)
     nic = NicFacts("eth0", "02:00:00:00:00:01", 1500, "up", 25_000, "physical", None, address)
     return Probe(host_facts(nic, gpus=report), {}, (), (), None)
@@ -150,7 +150,7 @@ def test_serving_again_gives_the_same_document() -> None:
 def test_ranks_are_kept_where_the_plan_has_them() -> None:
     cluster = Cluster("nvidia")
     smaller = GpuFacts(0, "GPU-3090", "NVIDIA GeForce RTX 3090", 24_576 * 2**20, "580")
-    cluster.answers["gpu1"] = _probe("10.0.0.1", GpuReport((smaller,), None))
+    cluster.answers["gpu1"] = probe_of("10.0.0.1", GpuReport((smaller,), None))
     prepared = cluster.prepare(tp=1)
     assert prepared.fit is not None
     (rank,) = prepared.fit.plan.ranks
