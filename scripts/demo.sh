@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The main job on this machine, from nothing: two bare Debian hosts, then the same three commands
-# that a real cluster takes, a completion, and two replicas whose flags change while requests come.
+# that a real cluster takes, a completion, and two replicas whose flags, and then whose image, change
+# while requests come.
 # Needs root on Debian or Ubuntu.
 #
 #     scripts/demo.sh                leaves it all running; clusterctl lab down removes it
@@ -53,18 +54,32 @@ curl --silent --show-error --fail-with-body --max-time 120 --noproxy '*' http://
     --data "{\"model\": \"$model\", \"prompt\": \"Two hosts are\", \"max_tokens\": 16}"
 printf '\n\nThe weights are random, so the words mean nothing; the path they took is real.\n'
 
-printf '\n%sTwo replicas behind the gateway, and other flags while a client sends two requests a second:%s\n' "$bold" "$plain"
-run clusterctl stop "$model"
-run clusterctl serve "${tiny[@]}" --replicas 2
-CLUSTERCTL_API_KEY=$CLUSTERCTL_API_KEY python -m tests.bench.load http://10.77.0.11:8000 tiny --rate 2 --seconds 600 >"$answers" &
-run clusterctl serve "${tiny[@]}" --replicas 2 -- --max-model-len 1024
-kill "$!"
-wait "$!" || true # the counts say what was lost
-python -c '
+# Runs a command while a client of both gateways sends two requests a second.
+under_load() {
+    CLUSTERCTL_API_KEY=$CLUSTERCTL_API_KEY python -m tests.bench.load http://10.77.0.11:8000 tiny \
+        --other http://10.77.0.12:8000 --rate 2 --seconds 1200 >"$answers" &
+    run "$@"
+    kill "$!"
+    wait "$!" || true # the counts say what was lost
+    python -c '
 import json, sys
 count = json.load(sys.stdin)
 print("Requests meanwhile: {sent} sent, {whole} answered, {failed} failed, {broken} cut short.".format(**count))
 ' <"$answers"
+}
+
+printf '\n%sTwo replicas behind the gateway, and other flags while a client sends two requests a second:%s\n' "$bold" "$plain"
+run clusterctl stop "$model"
+run clusterctl serve "${tiny[@]}" --replicas 2
+under_load clusterctl serve "${tiny[@]}" --replicas 2 -- --max-model-len 1024
+
+printf '\n%sAnother image, and a gateway on both hosts, while the same client sends requests:%s\n' "$bold" "$plain"
+next=${CLUSTERCTL_LAB_DIR:-/var/lib/clusterctl-lab}/next.yaml
+image=$(sed -n 's/^image: //p' inventory/lab.yaml)
+printf 'FROM %s\nRUN echo next >/release\n' "$image" | clusterctl ssh gpu1 docker build --quiet -t clusterctl/lab:next - >/dev/null
+sed -e 's|^image: .*|image: clusterctl/lab:next|' -e '/^image_archive:/d' -e '$a gateway: {hosts: all}' inventory/lab.yaml >"$next"
+run diff inventory/lab.yaml "$next" || true # they differ
+under_load clusterctl bootstrap "$next" --yes
 run clusterctl status
 
 if [ -n "$down" ]; then
