@@ -200,7 +200,7 @@ def test_one_replica_at_a_time_leaves_the_gateway_and_comes_back() -> None:
 def test_a_drain_says_who_gets_the_requests(declared: tuple[int, ...], said: str) -> None:
     world = World(*map(document, declared))
     world.run(document(1, "2"), *map(document, declared[1:]))
-    assert [str(each.change) for each in world.events if isinstance(each, StepStarted)] == [said]
+    assert [one.change.summary for one in world.events if isinstance(one, StepStarted)] == [said]
 
 
 def test_a_broken_version_is_undone_and_the_others_are_never_touched() -> None:
