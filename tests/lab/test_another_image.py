@@ -179,6 +179,99 @@ def ray_started(on_host: OnHost) -> str:
     return str(found["ray_since"]) if found.get("ray") == "up" else ""
 
 
+def only_its_own_streams(row: dict[str, Any], calm: dict[str, Any]) -> None:
+    """Nothing failed but answers that a killed vLLM had begun."""
+    assert row["failed"] == 0, row
+    assert set(row["why"]) <= {"RemoteProtocolError", "no end of the stream", "an error event"}
+    assert row["longest_seconds"] <= calm["longest_seconds"] + BEYOND, (row, calm)
+
+
+def release_on(host: str) -> str:
+    """The vLLM of the replica there, by its own word."""
+    with urlopen(f"http://{host_by_name(host).address}:8100/version", timeout=30) as answer:
+        return str(json.load(answer)["version"]).partition("+")[0]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_another_image_rolls(
+    operator: Operator,
+    on_host: OnHost,
+    doors: Path,
+    with_image: Callable[[str, str], Path],
+    other_release: str,
+    nothing_lost: Callable[[dict[str, Any]], None],
+) -> None:
+    inventory = with_image("next", other_release)
+    planned = operator.run("plan", str(inventory))
+    assert "another image, host after host: gpu2, gpu1" in planned.stderr, planned.text
+    assert "tiny (2 replicas) serves throughout" in planned.stderr, planned.text
+
+    load = SteadyLoad(operator, on_host, WORKER, HEAD)
+    with load.during(f"vLLM {OTHER} on one host, then on all, the run killed once") as row:
+        tried = operator.ok("bootstrap", str(inventory), "--limit", "gpu2", "--yes", timeout=1500)
+        assert "requests failed meanwhile" in tried.stderr, tried.text
+        assert release_on("gpu2") == OTHER
+        assert release_on("gpu1") == VLLM
+        shown = operator.ok("version", "--cluster").stdout
+        assert OTHER in shown, shown
+        assert VLLM in shown, shown
+        both_serve(operator)
+        words = ("bootstrap", str(inventory), "--yes")
+        operator.cut_short(*words, stage="Ray on gpu1", fault=signal.SIGKILL)
+        operator.ok(*words, timeout=1500)
+        both_serve(operator)
+
+    nothing_lost(row)
+    assert release_on("gpu1") == OTHER
+    operator.ok("plan", str(inventory))  # exit 0: nothing is left to do
+    doors.write_text(inventory.read_text())
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_image_that_does_not_serve_is_taken_back(
+    operator: Operator,
+    on_host: OnHost,
+    with_image: Callable[[str, str], Path],
+    nothing_lost: Callable[[dict[str, Any]], None],
+) -> None:
+    inventory = with_image("broken", BROKEN)
+    require_as_before = as_before(on_host, "gpu1")
+    load = SteadyLoad(operator, on_host, HEAD, WORKER)
+    with load.during("an image whose vLLM does not start, taken back") as row:
+        ran = operator.run("bootstrap", str(inventory), "--yes", timeout=1500)
+        both_serve(operator)
+
+    assert ran.status != 0, ran.text
+    assert "gpu2 is back on the image of before, and serves" in ran.stderr, ran.text
+    nothing_lost(row)
+    require_as_before()
+    assert status(operator)["services"]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_head_is_replaced(
+    operator: Operator,
+    on_host: OnHost,
+    doors: Path,
+    nothing_lost: Callable[[dict[str, Any]], None],
+) -> None:
+    require_as_before = as_before(on_host, "gpu2")
+    changed = doors.with_name("mounts.yaml")
+    mounted = re.sub(
+        r"^  gpu1:\n", "  gpu1:\n    mounts: {/srv: /srv}\n", doors.read_text(), flags=re.MULTILINE
+    )
+    changed.write_text(mounted)
+    load = SteadyLoad(operator, on_host, WORKER, HEAD)
+    with load.during("the head's node container replaced by bootstrap") as row:
+        ran = operator.ok("bootstrap", str(changed), "--yes", timeout=1500)
+        assert "send requests of tiny" in ran.stderr, ran.text
+        both_serve(operator)
+
+    nothing_lost(row)
+    require_as_before()
+    doors.write_text(mounted)
+
+
 @pytest.mark.usefixtures("cluster")
 def test_the_head_is_killed_and_comes_back(
     operator: Operator, on_host: OnHost, calm: dict[str, Any]
@@ -193,11 +286,17 @@ def test_the_head_is_killed_and_comes_back(
     require_as_before()
 
 
-def only_its_own_streams(row: dict[str, Any], calm: dict[str, Any]) -> None:
-    """Nothing failed but answers that a killed vLLM had begun."""
-    assert row["failed"] == 0, row
-    assert set(row["why"]) <= {"RemoteProtocolError", "no end of the stream", "an error event"}
-    assert row["longest_seconds"] <= calm["longest_seconds"] + BEYOND, (row, calm)
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(("host", "door"), [("gpu2", HEAD), ("gpu1", WORKER)])
+def test_docker_is_restarted(
+    operator: Operator, on_host: OnHost, calm: dict[str, Any], host: str, door: str
+) -> None:
+    with SteadyLoad(operator, on_host, door).during(f"Docker restarted on {host}") as row:
+        assert on_host(host, "systemctl restart docker", timeout=200).returncode == 0
+        until(lambda: host not in admitted(operator), within=60, what="the replica is out")
+        both_serve(operator)
+
+    only_its_own_streams(row, calm)
 
 
 @pytest.mark.usefixtures("cluster")
@@ -235,100 +334,3 @@ def test_the_heads_container_is_killed_again_and_again(
 
     only_its_own_streams(row, calm)
     require_as_before()
-
-
-@pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize(("host", "door"), [("gpu2", HEAD), ("gpu1", WORKER)])
-def test_docker_is_restarted(
-    operator: Operator, on_host: OnHost, calm: dict[str, Any], host: str, door: str
-) -> None:
-    with SteadyLoad(operator, on_host, door).during(f"Docker restarted on {host}") as row:
-        assert on_host(host, "systemctl restart docker", timeout=200).returncode == 0
-        until(lambda: host not in admitted(operator), within=60, what="the replica is out")
-        both_serve(operator)
-
-    only_its_own_streams(row, calm)
-
-
-@pytest.mark.usefixtures("cluster")
-def test_the_head_is_replaced(
-    operator: Operator,
-    on_host: OnHost,
-    doors: Path,
-    nothing_lost: Callable[[dict[str, Any]], None],
-) -> None:
-    require_as_before = as_before(on_host, "gpu2")
-    changed = doors.with_name("mounts.yaml")
-    mounted = re.sub(
-        r"^  gpu1:\n", "  gpu1:\n    mounts: {/srv: /srv}\n", doors.read_text(), flags=re.MULTILINE
-    )
-    changed.write_text(mounted)
-    load = SteadyLoad(operator, on_host, WORKER, HEAD)
-    with load.during("the head's node container replaced by bootstrap") as row:
-        ran = operator.ok("bootstrap", str(changed), "--yes", timeout=1500)
-        assert "send requests of tiny" in ran.stderr, ran.text
-        both_serve(operator)
-
-    nothing_lost(row)
-    require_as_before()
-    doors.write_text(mounted)
-
-
-@pytest.mark.usefixtures("cluster")
-def test_another_image_rolls(
-    operator: Operator,
-    on_host: OnHost,
-    with_image: Callable[[str, str], Path],
-    other_release: str,
-    nothing_lost: Callable[[dict[str, Any]], None],
-) -> None:
-    inventory = with_image("next", other_release)
-    planned = operator.run("plan", str(inventory))
-    assert "another image, host after host: gpu2, gpu1" in planned.stderr, planned.text
-    assert "tiny (2 replicas) serves throughout" in planned.stderr, planned.text
-
-    load = SteadyLoad(operator, on_host, WORKER, HEAD)
-    with load.during(f"vLLM {OTHER} on one host, then on all, the run killed once") as row:
-        tried = operator.ok("bootstrap", str(inventory), "--limit", "gpu2", "--yes", timeout=1500)
-        assert "requests failed meanwhile" in tried.stderr, tried.text
-        assert release_on("gpu2") == OTHER
-        assert release_on("gpu1") == VLLM
-        shown = operator.ok("version", "--cluster").stdout
-        assert OTHER in shown, shown
-        assert VLLM in shown, shown
-        both_serve(operator)
-        words = ("bootstrap", str(inventory), "--yes")
-        operator.cut_short(*words, stage="Ray on gpu1", fault=signal.SIGKILL)
-        operator.ok(*words, timeout=1500)
-        both_serve(operator)
-
-    nothing_lost(row)
-    assert release_on("gpu1") == OTHER
-    operator.ok("plan", str(inventory))  # exit 0: nothing is left to do
-
-
-def release_on(host: str) -> str:
-    """The vLLM of the replica there, by its own word."""
-    with urlopen(f"http://{host_by_name(host).address}:8100/version", timeout=30) as answer:
-        return str(json.load(answer)["version"]).partition("+")[0]
-
-
-@pytest.mark.usefixtures("cluster")
-def test_an_image_that_does_not_serve_is_taken_back(
-    operator: Operator,
-    on_host: OnHost,
-    with_image: Callable[[str, str], Path],
-    nothing_lost: Callable[[dict[str, Any]], None],
-) -> None:
-    inventory = with_image("broken", BROKEN)
-    require_as_before = as_before(on_host, "gpu1")
-    load = SteadyLoad(operator, on_host, HEAD, WORKER)
-    with load.during("an image whose vLLM does not start, taken back") as row:
-        ran = operator.run("bootstrap", str(inventory), "--yes", timeout=1500)
-        both_serve(operator)
-
-    assert ran.status != 0, ran.text
-    assert "gpu2 is back on the image of before, and serves" in ran.stderr, ran.text
-    nothing_lost(row)
-    require_as_before()
-    assert status(operator)["services"]
