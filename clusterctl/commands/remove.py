@@ -69,8 +69,8 @@ def run(
         raise UsageError(
             f"{host} is the head, without which there is no cluster: Ray's state and the list of "
             "services are there",
-            hint=f"clusterctl down -i {inventory.file}; give `role: head` to another host; "
-            f"clusterctl bootstrap {inventory.file}",
+            hint=f"give `role: head` to another host in {inventory.file}, and `role: worker` to "
+            f"{host}; clusterctl bootstrap {inventory.file}; then remove it",
         )
     with connected(inventory.hosts, credentials) as transports:
 

@@ -97,8 +97,12 @@ def test_another_host_becomes_the_head(
 
     faults.power_on("gpu1")  # With its old disk, as a worker
     back = other.with_name("back.yaml")
-    text = re.sub(r"(^  gpu1:\n    .*\n    role: )head", r"\1worker", three.read_text(), flags=re.M)
-    back.write_text(re.sub(r"(^  gpu2:\n    .*\n    role: )worker", r"\1head", text, flags=re.M))
+    text = re.sub(
+        r"(^  gpu1:\n    .*\n    role: )head", r"\1worker", three.read_text(), flags=re.MULTILINE
+    )
+    back.write_text(
+        re.sub(r"(^  gpu2:\n    .*\n    role: )worker", r"\1head", text, flags=re.MULTILINE)
+    )
     refused = operator.run("bootstrap", str(three), "--yes")
     assert "became the head while gpu1 was away" in refused.stderr, refused.text
     operator.ok("bootstrap", str(back), "--yes", timeout=1000)
