@@ -90,19 +90,21 @@ def run(
         survey.require_supervised_head()
         head = transports[inventory.head.name]
         found = asked_for(names, survey)
-        for document in found:
-            require_ready(document.name, replicas_named(document.name, survey))
+        kinds = {
+            each.name: require_ready(each.name, replicas_named(each.name, survey)) for each in found
+        }
         key, kept, measured = read_key(inventory, head), survey.head_file(file), []
         with interruptible(sink) as cancelled:
             for document in found:
                 listed = survey.service(document.name).listed
                 if listed and document.port != listed.port:
                     sink(Note(f"no gateway is up: {document.name} is measured at one replica"))
-                speed = speed_model(survey, document)
+                kind = kinds[document.name]
+                speed = speed_model(survey, document) if kind.unit == "tokens" else None
                 for load in loads:
                     earlier, done = read_results(kept), []
                     for _ in range(runs):
-                        done.append(measure(survey, document, load, key, cancelled, sink))
+                        done.append(measure(survey, document, load, key, cancelled, sink, kind))
                         kept = with_results(kept, done[-1:])
                         keep(head, file, kept)
                     expected = predicted(speed, load)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from clusterctl.engine.events import EventSink, Note
 from clusterctl.engine.interrupt import interruptible
-from clusterctl.errors import ClusterctlError, Interrupted
+from clusterctl.errors import ClusterctlError, Interrupted, UsageError
 from clusterctl.inventory.model import Inventory
 from clusterctl.network.gate import ensure_proven
 from clusterctl.node.documents import ServiceDocument
@@ -47,7 +47,9 @@ def run(
         survey = take_survey(inventory, transports)
         survey.require_supervised_head()
         (document,) = asked_for([name] if name else [], survey)
-        require_ready(document.name, replicas_named(document.name, survey))
+        kind = require_ready(document.name, replicas_named(document.name, survey))
+        if not kind.generates:
+            raise UsageError(f"{document.name} serves {kind.result}, and soak generates text")
         key = read_key(inventory, transports[inventory.head.name])
         rounds: list[SoakRound] = []
         first = _restarts(survey, document)

@@ -48,6 +48,7 @@ class Bench:
 
     backend: str
     endpoint: str
+    dataset: str = "random"
 
 
 @dataclass(frozen=True)

@@ -43,5 +43,6 @@ OCR = replace(
     proof=lambda: _read_page("Read the text of this page.", 64),
     judge=says("hello", "it reads the word on a page"),
     unit="pages",
+    bench=None,
     architectures=("*OCR*", "GotOcr*"),
 )

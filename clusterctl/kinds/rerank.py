@@ -24,5 +24,5 @@ RERANK = ModelKind(
     read=_read,
     proof=lambda: Ask("/rerank", {"query": QUERY, "documents": [UNRELATED, PASSAGE]}),
     judge=_judge,
-    bench=Bench("vllm-rerank", "/v1/rerank"),
+    bench=Bench("vllm-rerank", "/v1/rerank", "random-rerank"),
 )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 from clusterctl.errors import UsageError
 from clusterctl.facts.network_requirements import public_ips
 from clusterctl.kinds.known import kind_named, planned_kind
+from clusterctl.models.config_json import architecture_of
 from clusterctl.models.location import ModelLocation
 from clusterctl.models.name import Model
+from clusterctl.models.shape import ModelShape
 from clusterctl.node.documents import Member, MembersDocument, ServiceDocument, replica_name
 from clusterctl.node.gateway_config import LOOPBACK
 from clusterctl.planning.asking import asked as ask_engine
@@ -109,9 +112,9 @@ def plan_service(
         asked.launch,
         port=_choose_port(asked),
         random_weights=bool(location and location.random_weights),
-        shape=(location and location.shape) or (model.entry.shape if model.entry else None),
+        shape=(location and location.shape) or _catalogued_shape(model),
     )
-    _refuse_kind(launch)
+    _refuse_kind(asked, launch)
     serve_arguments(launch)  # first of all, refuse flags that this vLLM lacks
 
     files = asked.model_files
@@ -260,7 +263,7 @@ def _seated(draft: _Draft, number: int, seats: Seats, ports: ReplicaPorts) -> Pl
             name=name,
             replica=number,
             node_ips=node_ips,
-            kind=_kind(launch),
+            kind=_kind(draft.asked, launch),
             adapters=_adapters(draft.asked),
         ),
         layout=layout,
@@ -284,16 +287,25 @@ def _adapters(asked: Question) -> dict[str, str]:
     return dict(kept)
 
 
-def _kind(launch: Launch) -> str:
+def _catalogued_shape(model: Model) -> ModelShape | None:
+    """Return the shape that the catalogue knows; None for a model that cannot be planned, such as
+    one of speech."""
+    with suppress(UsageError):
+        return model.entry.known_shape if model.entry else None
+    return None
+
+
+def _kind(asked: Question, launch: Launch) -> str:
     """Return the kind of model by its config.json, else by the catalogue; empty: ask vLLM."""
     shape, entry = launch.shape, launch.entry
-    found = planned_kind(shape.architecture, pictures=shape.multimodal) if shape else ""
+    architecture = architecture_of(asked.config_json or (entry.config if entry else {}))
+    found = planned_kind(architecture, pictures=bool(shape and shape.multimodal))
     return found or (entry.kind if entry else "")
 
 
-def _refuse_kind(launch: Launch) -> None:
+def _refuse_kind(asked: Question, launch: Launch) -> None:
     """Raise UsageError for a kind of model that vLLM does not serve."""
-    if refused := kind_named(_kind(launch)).refused:
+    if refused := kind_named(_kind(asked, launch)).refused:
         raise UsageError(
             f"{launch.request.model}: {refused}",
             hint="clusterctl model search shows those it serves",

@@ -10,7 +10,17 @@ from clusterctl.reporting.text import columns, moment
 
 Document = Mapping[str, Any]
 
-_HEADS = ("load", "service", "tokens/s", "estimate", "TTFT ms", "TPOT ms", "ITL ms")
+_HEADS = (
+    "load",
+    "service",
+    "tokens/s",
+    "estimate",
+    "TTFT ms",
+    "TPOT ms",
+    "ITL ms",
+    "texts/s",
+    "ms",
+)
 
 
 def bench_lines(documents: Sequence[Document], *, width: int | None = None) -> list[str]:
@@ -19,14 +29,13 @@ def bench_lines(documents: Sequence[Document], *, width: int | None = None) -> l
     loads = list(dict.fromkeys(one["load"]["text"] for one in documents))
     ordered = sorted(documents, key=lambda one: loads.index(one["load"]["text"]))
     rows = [_HEADS, *(_row(one) for one in ordered)]
-    idle = [
-        index
-        for index in range(len(_HEADS))
-        if _HEADS[index] == "estimate" and all(row[index] == "-" for row in rows[1:])
-    ]
+    idle = [index for index in range(len(_HEADS)) if all(row[index] == "-" for row in rows[1:])]
     shown = [[cell for index, cell in enumerate(row) if index not in idle] for row in rows]
     first = documents[0]["load"]
-    notes = [f"{first['prompt']} tokens in, {first['output']} out; latencies are p50 / p95 / p99"]
+    out = f", {first['output']} out" if any(one["figures"]["ttft_ms"] for one in ordered) else ""
+    notes = [f"{first['prompt']} tokens in{out}; latencies are p50 / p95 / p99"]
+    if any(one["figures"]["units_per_s"] for one in ordered):
+        notes.append("tokens/s of what answers in texts/s are those read")
     for one in ordered:
         name = f"{one['service']}, {one['load']['text']}"
         if failed := one["figures"]["failed"]:
@@ -59,8 +68,10 @@ def _row(one: Document) -> tuple[str, ...]:
         f"{figures['tokens_per_s']:,.1f}",
         estimate,
         *(_percentiles(figures[f"{name}_ms"]) for name in ("ttft", "tpot", "itl")),
+        f"{figures['units_per_s']:,.1f}" if figures["units_per_s"] else "-",
+        _percentiles(figures["e2el_ms"]),
     )
 
 
 def _percentiles(found: Mapping[str, float]) -> str:
-    return " / ".join(f"{value:,.1f}" for value in found.values())
+    return " / ".join(f"{value:,.1f}" for value in found.values()) or "-"

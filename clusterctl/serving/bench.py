@@ -10,12 +10,14 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import takewhile
 from statistics import fmean
 from typing import Any
 
 from clusterctl.errors import StepFailed, UsageError
+from clusterctl.kinds.kind import ModelKind
+from clusterctl.kinds.text import TEXT
 from clusterctl.node.documents import ServiceDocument, from_json
 from clusterctl.serving.job import Job
 from clusterctl.serving.vllm_flags import TRUST, last_value, parse_arguments
@@ -27,6 +29,7 @@ RESULT = "result.json"
 PERCENTILES = (50, 95, 99)
 # Seconds to the first token, per output token after it, and between two tokens that arrive
 LATENCIES = ("ttft", "tpot", "itl")
+_WHOLE = "e2el"  # Of the whole answer
 
 COMPARED = (1, 8)  # Requests at once without further options
 SWEPT = (1, 4, 16, 64)
@@ -69,6 +72,11 @@ class BenchFigures:
     ttft_ms: dict[str, float]
     tpot_ms: dict[str, float]
     itl_ms: dict[str, float]
+    # Of kinds of models that generate nothing: their tokens are those read, and their only latency
+    # is that of a whole answer.
+    unit: str = "tokens"
+    units_per_s: float = 0.0
+    e2el_ms: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,14 @@ def loads(
     )
 
 
-def bench_job(document: ServiceDocument, url: str, key: str, load: BenchLoad, seed: int) -> Job:
+def bench_job(
+    document: ServiceDocument,
+    url: str,
+    key: str,
+    load: BenchLoad,
+    seed: int,
+    kind: ModelKind = TEXT,
+) -> Job:
     """Return the job that measures the service at `url` (without /v1) from the head's container.
     The prompts come of `seed`: with that of a run before, vLLM's prefix cache has them."""
     # `vllm bench` makes prompts with the model's tokenizer.
@@ -114,14 +129,21 @@ def bench_job(document: ServiceDocument, url: str, key: str, load: BenchLoad, se
     argv += ["--tokenizer", tokenizer] if tokenizer else []
     trusted = any(a.key == TRUST and not a.negated for a in given)
     argv += [f"--{TRUST}"] if trusted else []
-    argv += ["--dataset-name", "random", "--ignore-eos", "--num-prompts", str(load.requests)]
-    argv += ["--random-input-len", str(load.prompt), "--random-output-len", str(load.output)]
+    argv += ["--num-prompts", str(load.requests), "--random-input-len", str(load.prompt)]
+    if kind.bench and not kind.generates:
+        how = kind.bench
+        argv += ["--backend", how.backend, "--endpoint", how.endpoint]
+        argv += ["--dataset-name", how.dataset]
+    else:  # By default of completions; the names of these flags differ between releases
+        argv += ["--dataset-name", "random", "--ignore-eos", "--random-output-len"]
+        argv += [str(load.output)]
     argv += ["--seed", str(seed)]
     if load.rate is not None:
         argv += ["--request-rate", str(load.rate)]
     else:
         argv += ["--max-concurrency", str(load.concurrency)]
-    argv += ["--percentile-metrics", ",".join(LATENCIES), "--metric-percentiles"]
+    latencies = LATENCIES if kind.generates else (_WHOLE,)
+    argv += ["--percentile-metrics", ",".join(latencies), "--metric-percentiles"]
     argv += [",".join(map(str, PERCENTILES)), "--save-result", "--result-filename", RESULT]
     # The container's proxy settings are meant for the Internet, not for the cluster.
     env = {KEY_VARIABLE: key, "NO_PROXY": "*", "no_proxy": "*"}
@@ -129,7 +151,9 @@ def bench_job(document: ServiceDocument, url: str, key: str, load: BenchLoad, se
     return Job([*argv, "--disable-tqdm"], env={**offline, **env}, result=RESULT)
 
 
-def read_figures(text: bytes | None, log: str, service: str, vllm: str) -> BenchFigures:
+def read_figures(
+    text: bytes | None, log: str, service: str, vllm: str, kind: ModelKind = TEXT
+) -> BenchFigures:
     """Parse what `vllm bench serve` wrote. Raises UsageError if this vLLM has no such command,
     StepFailed if it measured nothing. `log`: the end of its output."""
     if _NO_COMMAND in log:
@@ -145,8 +169,7 @@ def read_figures(text: bytes | None, log: str, service: str, vllm: str) -> Bench
             failed=int(found["num_prompts"]) - int(found["completed"]),
             seconds=float(found["duration"]),
             requests_per_s=float(found["request_throughput"]),
-            tokens_per_s=float(found["output_throughput"]),
-            **{f"{name}_ms": _percentiles(found, name) for name in LATENCIES},
+            **(_generated(found) if kind.generates else _pooled(found, kind)),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise StepFailed(
@@ -161,6 +184,24 @@ def read_figures(text: bytes | None, log: str, service: str, vllm: str) -> Bench
             detail=log[-2000:] or None,
         )
     return figures
+
+
+def _generated(found: Mapping[str, Any]) -> dict[str, Any]:
+    latencies = {f"{name}_ms": _percentiles(found, name) for name in LATENCIES}
+    return {"tokens_per_s": float(found["output_throughput"]), **latencies}
+
+
+def _pooled(found: Mapping[str, Any], kind: ModelKind) -> dict[str, Any]:
+    """Read the figures of a model that generates nothing. A request of a reranker has several
+    texts, which vLLM before 0.32 does not count."""
+    texts = found.get("input_sequence_throughput", found["request_throughput"])
+    return {
+        "tokens_per_s": float(found["total_token_throughput"]),
+        **{f"{name}_ms": {} for name in LATENCIES},
+        "unit": kind.unit,
+        "units_per_s": float(texts),
+        "e2el_ms": _percentiles(found, _WHOLE),
+    }
 
 
 def _not_finite(text: str) -> float:

@@ -11,7 +11,9 @@ from threading import Event
 from clusterctl.engine.events import EventSink, Note, StepFinished, StepStarted
 from clusterctl.engine.step import Change
 from clusterctl.errors import Interrupted, UsageError
+from clusterctl.kinds.kind import ModelKind
 from clusterctl.kinds.known import kind_named
+from clusterctl.kinds.text import TEXT
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.ray_cluster.topology import base_url, reached_at
 from clusterctl.serving.bench import BenchLoad, BenchResult, bench_job, read_figures
@@ -44,8 +46,9 @@ def replicas_named(name: str, survey: Survey) -> list[Replica]:
     return [replica for replica in every if name in (replica.name, replica.document.service)]
 
 
-def require_ready(name: str, replicas: Sequence[Replica]) -> None:
-    """Raise UsageError if the service is not ready, or generates no text."""
+def require_ready(name: str, replicas: Sequence[Replica]) -> ModelKind:
+    """Return the kind of the service's model. Raises UsageError if it is not ready, or of a kind
+    that vLLM's benchmark does not know."""
     ready = [replica.state for replica in replicas if replica.serves and replica.state]
     if not ready:
         raise UsageError(
@@ -53,8 +56,9 @@ def require_ready(name: str, replicas: Sequence[Replica]) -> None:
             hint="clusterctl status",
         )
     kind = kind_named(ready[0].kind)
-    if kind.unit != "tokens":
-        raise UsageError(f"{name} serves {kind.result}, and bench measures generated tokens")
+    if kind.bench is None:
+        raise UsageError(f"{name} serves {kind.result}, which cannot be measured yet")
+    return kind
 
 
 def measure(
@@ -64,6 +68,7 @@ def measure(
     key: str,
     cancelled: Event,
     sink: EventSink,
+    kind: ModelKind = TEXT,
 ) -> BenchResult:
     """Run the benchmark once. Raises StepFailed without a result; Interrupted once `cancelled` is
     set."""
@@ -79,12 +84,12 @@ def measure(
 
     output = JobOutput(write, write, lambda text: sink(Note(text)))
     url = base_url(reached_at(document.host, "127.0.0.1"), document.port)
-    job = bench_job(document, url, key, load, secrets.randbits(31))
+    job = bench_job(document, url, key, load, secrets.randbits(31), kind)
     done = run_job(head, inventory.cluster, job, output, cancelled)
     if cancelled.is_set():
         raise Interrupted("interrupted: earlier results are kept on the head")
     said = log.decode(errors="replace")
-    figures = read_figures(done.result, said, document.name, state.vllm_version)
+    figures = read_figures(done.result, said, document.name, state.vllm_version, kind)
     sink(StepFinished(head.host.name, title, "changed", time.monotonic() - started))
     return BenchResult(
         time=time.time(),

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from clusterctl.errors import StepFailed, UsageError
+from clusterctl.kinds.known import kind_named
 from clusterctl.reporting.bench_view import bench_lines
 from clusterctl.serving.bench import (
     BenchFigures,
@@ -103,6 +104,59 @@ def test_the_key_is_in_no_argument() -> None:
         "vllm", "bench", "serve", "--model", document.argv[2],
         "--served-model-name", document.served_name,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("embed", "--backend openai-embeddings --endpoint /v1/embeddings --dataset-name random"),
+        ("rerank", "--backend vllm-rerank --endpoint /v1/rerank --dataset-name random-rerank"),
+        ("tokens", "--backend vllm-pooling --endpoint /pooling --dataset-name random"),
+    ],
+)
+def test_a_kind_that_generates_nothing_is_measured_by_what_it_answers(
+    kind: str, words: str
+) -> None:
+    document = build_service(launch())
+
+    argv = " ".join(bench_job(document, "http://a", "k", LOAD, 7, kind_named(kind)).argv)
+
+    assert words in argv
+    assert "--percentile-metrics e2el" in argv
+    assert "--ignore-eos" not in argv
+    assert "--random-output-len" not in argv
+
+
+def test_texts_are_counted_where_nothing_is_generated() -> None:
+    sample = {
+        "num_prompts": 8, "completed": 8, "duration": 2.0, "request_throughput": 4.0,
+        "input_sequence_throughput": 40.0, "total_token_throughput": 1024.0,
+        "p50_e2el_ms": 10.0, "p95_e2el_ms": 20.0, "p99_e2el_ms": 30.0,
+    }  # fmt: skip
+
+    found = read_figures(json.dumps(sample).encode(), "", "r", "0.32.0", kind_named("rerank"))
+
+    assert (found.units_per_s, found.unit, found.tokens_per_s) == (40.0, "texts", 1024.0)
+    assert found.e2el_ms == {"p50": 10.0, "p95": 20.0, "p99": 30.0}
+    document = {
+        **asdict(replace(RESULT, figures=found)),
+        "load": {**asdict(LOAD), "text": "1 at once"},
+        "predicted": None,
+        "earlier": None,
+    }
+    head, row, notes, more = bench_lines([document])
+    assert head.split() == ["load", "service", "tokens/s", "texts/s", "ms"]
+    assert row.split() == [
+        "1",
+        "at",
+        "once",
+        "a",
+        "1,024.0",
+        "40.0",
+        *["10.0", "/", "20.0", "/", "30.0"],
+    ]
+    assert notes == "256 tokens in; latencies are p50 / p95 / p99"
+    assert "those read" in more
 
 
 @pytest.mark.parametrize("word", ["--trust-remote-code", "--no-trust-remote-code"])
