@@ -353,7 +353,7 @@ def _cache_rules(
         state_blocks=blocks + options.drafted,
         drafted=options.drafted,
         whole=rules.engine_v0 or not options.hybrid_cache or rules.version < (0, 9, 2),
-        shared_context=options.shared_context * options.split_prefill,
+        shared_context=options.shared_context,  # Ranks that divide prompts each hold the whole
         # vLLM takes that layout for a dtype that is asked for, not for the checkpoint's own.
         sparse_rows=options.kv_cache_dtype.startswith("fp8"),
     )

@@ -128,9 +128,11 @@ def _planned(request: PlanRequest) -> FitReport:
     options = request.options
     tp, pp = request.tp or options.tp, request.pp or options.pp
     by_number = options.expert_parallel
-    require_possible(shape, hardware, tp, pp, options.dp or 1, by_number=by_number)
+    require_possible(
+        shape, hardware, tp, pp, options.dp or 1, options.split_prefill, by_number=by_number
+    )
     if problem := context_problem(shape, options, tp or 1):
-        raise UsageError(problem, hint="a divisor of the ranks that have the same heads")
+        raise UsageError(problem, hint="leave it out, or give a size that vLLM takes")
     notes = [] if shape.typed else [_UNTYPED]
     if hardware.held and hardware.as_if_free:
         users = "; ".join(hardware.held)
@@ -174,11 +176,13 @@ def require_possible(
     tp: int | None,
     pp: int | None,
     replicas: int = 1,
+    prefill: int = 1,
     *,
     by_number: bool = False,
 ) -> None:
     """Raise UsageError for sizes that the model cannot be split into, and DoesNotFit for more ranks
-    than GPUs, all at once. A `shape` of None skips the checks that depend on it."""
+    than GPUs, all at once. A `shape` of None skips the checks that depend on it. `prefill`: ranks
+    that divide a prompt among them."""
     found: list[ClusterctlError] = []
     free = hardware.free
     # In an unknown architecture widths may have another meaning.
@@ -197,10 +201,11 @@ def require_possible(
         layers = len(shape.layers)
         found.append(UsageError(f"--pp {pp} is more than the model's {layers} layers",
                                 hint=f"use --pp {layers} or less"))  # fmt: skip
-    ranks, total = (tp or 1) * (pp or 1) * replicas, sum(host.free for host in free)
+    ranks, total = (tp or 1) * (pp or 1) * prefill * replicas, sum(host.free for host in free)
     width, room = ranks // replicas, room_for_copies(free, ranks // replicas)
     if ranks > total or room < replicas:
-        given = (("tp", tp or 1), ("pp", pp or 1), ("dp", replicas))
+        given = (("tp", tp or 1), ("pp", pp or 1), ("dp", replicas),
+                 ("prefill-context-parallel-size", prefill))  # fmt: skip
         asked = " ".join(f"--{name} {size}" for name, size in given if size > 1) or "a model"
         have = ", ".join(f"{host.host} {host.free}" for host in free) or "no host has any"
         possible: Sequence[int] = range(1, total + 1)
@@ -266,9 +271,10 @@ def _tensor_sizes(request: PlanRequest) -> list[int]:
 def _stages(request: PlanRequest, tp: int) -> Iterator[FitPlan]:
     """Yield the plans with that TP, from one pipeline stage up, whether or not they fit."""
     options = request.options
-    total = sum(len(site.gpus) for site in request.sites) // (options.dp or 1)
+    copies, prefill = options.dp or 1, options.split_prefill
+    total = sum(len(site.gpus) for site in request.sites) // (copies * prefill)
     for pp in range(1, min(total // tp, len(request.shape.layers), _MOST_STAGES) + 1):
-        if room_for_copies(request.hardware.free, tp * pp) < (options.dp or 1):
+        if room_for_copies(request.hardware.free, tp * pp * prefill) < copies:
             continue
         # A given partition applies to its own number of stages; others are offered without it.
         layers = options.partition if len(options.partition) == pp else ()
@@ -391,8 +397,8 @@ def _unproven(request: PlanRequest) -> tuple[str, ...]:
     if options.split_prefill > 1:
         ranks = options.split_prefill
         found.append(
-            f"--prefill-context-parallel-size {ranks} takes {ranks} times as many GPUs, and these "
-            "are not planned"
+            f"--prefill-context-parallel-size {ranks} takes {ranks} times as many GPUs, each with "
+            "the same weights and the whole cache; what their steps take was not compared"
         )
     if len(request.shape.states) and request.rules.version < _STATES_SINCE:
         found.append("models that keep states were compared with vLLM 0.19 and newer")

@@ -166,19 +166,42 @@ def possible_tp(shape: ModelShape, most: int, *, by_number: bool = False) -> tup
 
 
 def context_problem(shape: ModelShape, options: ServeOptions, tp: int) -> str | None:
-    """Return why vLLM does not accept --decode-context-parallel-size for this model, or None
-    (vllm/config/parallel.py and vllm/config/model.py)."""
-    ranks = options.shared_context
-    if ranks == 1 or options.split_prefill > 1:
+    """Return why vLLM does not divide the context of this model like that, or None
+    (vllm/config/parallel.py, vllm/config/model.py, and v1/worker/gpu/pcp_manager.py of 0.33)."""
+    ranks, prefill = options.shared_context, options.split_prefill
+    given = f"--decode-context-parallel-size {ranks}"
+    if prefill > 1:
+        return _prefill_problem(shape, options, tp)
+    if ranks == 1:
         return None
     if tp % ranks:
-        return f"--decode-context-parallel-size {ranks} does not divide --tp {tp}"
+        return f"{given} does not divide --tp {tp}"
     heads = max(shape.kv_heads, default=1)
     if tp // heads < ranks:
         most = max(1, tp // heads)
         return (
-            f"--decode-context-parallel-size {ranks}: with --tp {tp} and {heads} key/value heads "
+            f"{given}: with --tp {tp} and {heads} key/value heads "
             f"each is on {most} ranks, and no more than these can divide the context"
+        )
+    queries = shape.heads // heads
+    if heads > 1 and queries % ranks:
+        return f"{given} does not divide the {queries} query heads of each key/value head"
+    return None
+
+
+def _prefill_problem(shape: ModelShape, options: ServeOptions, tp: int) -> str | None:
+    ranks, prefill = options.shared_context, options.split_prefill
+    given = f"--prefill-context-parallel-size {prefill}"
+    if not shape.is_latent and not any(each.compressed for each in shape.attentions):
+        return f"{given}: vLLM divides the prompts of models with latent attention (MLA) only"
+    if shape.multimodal and not options.language_model_only:
+        return f"{given}: vLLM divides no prompts of models that read images"
+    sizes = sorted({1, prefill, tp * prefill})
+    if ranks not in sizes:
+        taken = ", ".join(map(str, sizes))
+        return (
+            f"--decode-context-parallel-size {ranks} beside {given} and --tp {tp}: vLLM takes one "
+            f"of {taken}"
         )
     return None
 

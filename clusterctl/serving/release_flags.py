@@ -58,6 +58,8 @@ BITSANDBYTES_ABSENT_FROM = _VALUES["quantization bitsandbytes"].gone or (999, 0,
 NEWEST_RELEASE: dict[str, Any] = _RELEASES["newest"]
 NEWEST: Version = parse_version(NEWEST_RELEASE["vllm"]) or _READ[-1]
 
+_NAMED = 4  # Flags that a hint lists
+
 _RUNNER = "use --runner and --convert"
 _ROPE = "use --hf-overrides with rope_parameters"
 _INSTEAD = {
@@ -96,11 +98,14 @@ def flags_of(version: Version | None) -> frozenset[str]:
 def completed(key: str, version: Version | None = None) -> str:
     """Return the flag that argparse takes `key` for: the only one that begins like it, else `key`
     itself."""
-    known = flags_of(version)
-    if key in known:
-        return key
-    begun = [name for name in known if name.startswith(key)]
+    begun = _begun(key, version)
     return begun[0] if len(begun) == 1 else key
+
+
+def _begun(key: str, version: Version | None) -> list[str]:
+    """Return the flags that begin like `key`; it alone if it is one."""
+    known = flags_of(version)
+    return [key] if key in known else sorted(name for name in known if name.startswith(key))
 
 
 def refused_flags(arguments: Iterable[Argument], version: Version | None) -> list[UsageError]:
@@ -112,9 +117,15 @@ def refused_flags(arguments: Iterable[Argument], version: Version | None) -> lis
     errors = []
     for argument in arguments:
         flag, hint = _refusal(argument, version)
+        begun = _begun(argument.key, version)
         if hint:
             text = f"{flag} ({argument.origin}) does not exist in vLLM {show_version(version)}"
             errors.append(UsageError(text, hint=hint))
+        elif len(begun) > 1 and not argument.negated and version <= NEWEST:
+            names = [f"--{name}" for name in begun[:_NAMED]]
+            more = [f"{len(begun) - _NAMED} more"] if len(begun) > _NAMED else []
+            text = f"{flag} ({argument.origin}) is the beginning of several flags of vLLM"
+            errors.append(UsageError(text, hint=f"write one in full: {', '.join(names + more)}"))
     return errors
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import DoesNotFit, UsageError
 from clusterctl.models.catalogue import by_alias
 from clusterctl.planning.compressed_cache import plan_compressed_cache
 from clusterctl.planning.fit_request import FitArguments, load_shape, without_cluster
@@ -220,6 +220,34 @@ def test_a_context_cannot_be_divided_among_more_ranks_than_share_a_head() -> Non
         Start(
             "-", "Kimi-K2-Thinking", "8xH200", None, 8, "--decode-context-parallel-size 3"
         ).report()
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "text"),
+    [
+        ("qwen3-32b", "--prefill-context-parallel-size 2", "with latent attention"),
+        ("kimi-k2.5", "--prefill-context-parallel-size 2", "no prompts of models that read images"),
+        (
+            "deepseek-v3.2",
+            "--prefill-context-parallel-size 2 --decode-context-parallel-size 4",
+            "vLLM takes one of 1, 2, 8",
+        ),
+        ("deepseek-v3.2", "--prefill-context-parallel-size 4", "needs 16 GPUs"),
+    ],
+)
+def test_sizes_of_divided_prompts_that_vllm_refuses(model: str, arguments: str, text: str) -> None:
+    """Read in vLLM 0.33: config/parallel.py and v1/worker/gpu/pcp_manager.py."""
+    with pytest.raises((UsageError, DoesNotFit), match=text):
+        Start("-", model, "8xB200", "0.33.0", 4, arguments).report()
+
+
+def test_ranks_that_divide_prompts_hold_the_whole_cache() -> None:
+    given = f"--kv-cache-memory-bytes {8 * 2**30}"
+    alone = Start("-", "deepseek-v3.2", "8xB200", "0.33.0", 4, given).report()
+    divided = f"{given} --prefill-context-parallel-size 2"
+    both = Start("-", "deepseek-v3.2", "8xB200", "0.33.0", 4, divided).report()
+    assert both.plan.kv_cache_tokens == alone.plan.kv_cache_tokens
+    assert both.to_json()["verdict"] == "unproven"
 
 
 def test_an_indexer_keeps_a_key_of_each_token() -> None:

@@ -17,6 +17,7 @@ from clusterctl.serving.release_flags import (
     completed,
     deprecated_flags,
     flags_of,
+    refused_flags,
 )
 from clusterctl.serving.vllm_flags import parse_arguments
 from scripts.vllm_release import changes, note_flags, read_wheel, used_metrics
@@ -55,6 +56,14 @@ def test_the_beginning_of_a_flag_is_completed_as_argparse_does(
     typed: str, version: tuple[int, int, int] | None, meant: str
 ) -> None:
     assert completed(typed, version) == meant
+
+
+def test_the_beginning_of_several_flags_is_refused_as_argparse_does() -> None:
+    (error,) = refused_flags(parse_arguments(("--max-num", "4")), NEWEST)
+    assert error.summary == "--max-num (command line) is the beginning of several flags of vLLM"
+    assert error.hint
+    assert "--max-num-batched-tokens" in error.hint
+    assert not refused_flags(parse_arguments(("--max-num-se", "4")), NEWEST)
 
 
 @pytest.mark.parametrize(
