@@ -4,6 +4,7 @@ its method here."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -221,6 +222,17 @@ class Target(HostTarget):
         )
         return (SecretCopied(secret),)
 
+    @cached_property
+    def _new_token(self) -> Step:
+        """A GCS that starts again ends all actors that it does not know on the raylets that it
+        knew, by their addresses: that of the earlier head must not be heard when it comes back."""
+        path = secret_path(self.inventory.cluster, RAY_TOKEN)
+        file = RemoteFile(path, secrets.token_hex(32).encode(), 0o600)
+        return FilesPresent("token of Ray", lambda _: (file,))
+
+    def new_token(self) -> Sequence[Step]:
+        return (self._new_token,)
+
     def keepers(self) -> tuple[str, ...]:
         """Those whose copy of the head's documents is another one."""
         survey, documents = self.cluster.survey, self._head_documents
@@ -270,13 +282,13 @@ class Target(HostTarget):
         return (SecretsMade([secret_path(cluster, name) for name in (RAY_TOKEN, API_KEY)]),)
 
     def ray_token(self) -> Sequence[Step]:
-        return (self._copied(secret_path(self.inventory.cluster, RAY_TOKEN)),)
+        path = secret_path(self.inventory.cluster, RAY_TOKEN)
+        made_by = self._new_token if self.takes_over() else None
+        return (SecretCopied(HeadSecret(self.cluster.head, path, made_by)),)
 
     def api_key(self) -> Sequence[Step]:
-        return (self._copied(secret_path(self.inventory.cluster, API_KEY)),)
-
-    def _copied(self, path: str) -> Step:
-        return SecretCopied(HeadSecret(self.cluster.head, path))
+        path = secret_path(self.inventory.cluster, API_KEY)
+        return (SecretCopied(HeadSecret(self.cluster.head, path)),)
 
     def has_tls(self) -> bool:
         return self.inventory.gateway.tls
@@ -493,6 +505,7 @@ STAGES: tuple[OnHosts | OnNodes | Several | Between, ...] = (
     OnNodes("Node files", Target.together, Target.node_files),
     OnNodes("GPUs in the image", Target.all_hosts, Target.gpus_in_image),
     OnNodes("Key of the cluster", Target.heads, Target.earlier_key, when=Target.takes_over),
+    OnNodes("Another token of Ray", Target.heads, Target.new_token, when=Target.takes_over),
     OnNodes("Secrets of the cluster", Target.heads, Target.secrets),
     OnNodes("Secrets for workers", Target.workers, Target.ray_token),
     OnNodes("Secrets for replicas", Target.workers_with_replicas, Target.api_key),

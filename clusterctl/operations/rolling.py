@@ -4,7 +4,7 @@ themselves. What a run that was killed has left out of the gateway, the next one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -114,8 +114,8 @@ class Rolling:
         survey = take_survey(self.cluster.inventory, transports)
         return replace(self.cluster, survey=survey.require_answers(self.cluster.held))
 
-    def rollouts(self, now: Cluster) -> list[Rollout]:
-        """Return the replicas of each service as they are declared there."""
+    def rollouts(self, now: Cluster, deaf: Collection[str] = ()) -> list[Rollout]:
+        """Return the replicas of each service as they are declared there. `deaf`: as in Rollout."""
         survey, sink, found = now.survey, self.sink, list[Rollout]()
         key = read_key(survey.inventory, now.head.transport)
         by_service: dict[str, list[PlannedReplica]] = {}
@@ -124,7 +124,7 @@ class Rolling:
             by_service.setdefault(replica.document.service, []).append(planned)
         for service, own in by_service.items():
             members = survey.service(service).require_list()
-            found.append(Rollout(survey, own, (), members, key, self.lock, sink))
+            found.append(Rollout(survey, own, (), members, key, self.lock, sink, deaf))
         return found
 
     def rejoin(self) -> None:
@@ -212,7 +212,8 @@ class EndWell:
     """Step: the node container is stopped, with time for running requests, before one of `steps`
     gives its supervisor another head, for which Ray and its replicas would end at once.
 
-    The gateways are not told: their head is gone. They notice that the replica takes no requests.
+    Gateways that have joined the new head send it nothing any more. Others still hear the earlier
+    one; they notice that the replica takes no requests.
     """
 
     rolling: Rolling
@@ -232,8 +233,16 @@ class EndWell:
     def apply(self, view: HostView, change: Change) -> None:
         del change
         rolling, driver = self.rolling, self.engines(view)
-        if rolling.spared and not spares(rolling.now(), rolling.hosts):
+        now = rolling.now()
+        if rolling.spared and not spares(now, rolling.hosts):
             raise _nobody_else(view)
+        head = now.inventory.head.name
+        if view.host.name == rolling.hosts[0] and head not in rolling.hosts:
+            state = now.survey.fresh_state(head)
+            joined = {node.name for node in (state.nodes if state else ()) if node.alive}
+            for rollout in rolling.rollouts(now, now.views.keys() - joined):
+                for each in rollout.replicas:
+                    rollout.leave(each)
         if found := own_container(driver, rolling.cluster.inventory.cluster):
             view.say(f"stopping the container, at most {found.stop_timeout} s")
             driver.stop(found.id, found.stop_timeout)

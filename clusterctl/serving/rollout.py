@@ -9,7 +9,7 @@ moment leaves replicas of the old and of the new version, and a second run conti
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from clusterctl import deadlines
@@ -62,6 +62,7 @@ class Rollout:
 
     members  the members to declare in the end
     lock     None if nothing changes
+    deaf     hosts whose gateways do not hear the head
     """
 
     survey: Survey
@@ -71,6 +72,7 @@ class Rollout:
     key: str
     lock: ClusterLock | None
     sink: EventSink
+    deaf: Collection[str] = ()
     proofs: dict[str, Proof] = field(default_factory=dict)
     _written: bytes | None = None  # The members' file on the head
     _now: dict[int, Member] = field(default_factory=dict)
@@ -233,11 +235,12 @@ class Rollout:
         self.sink(StepStarted(host, title, change))
         self._mark(document, draining=True)
         transports = self.survey.transports
+        hearing = {name: each for name, each in transports.items() if name not in self.deaf}
 
         head = self.survey.inventory.head.name
 
         def let_go() -> bool | None:
-            states = gateway_states(self.survey.inventory, transports)
+            states = gateway_states(self.survey.inventory, hearing)
             told = (one.gateway for one in states.values() if one)
             return (head in states and all(gateway_let_go(one, document) for one in told)) or None
 

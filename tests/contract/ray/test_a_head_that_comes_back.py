@@ -6,9 +6,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -161,6 +163,33 @@ def test_all_begins_anew_where_tables_are_of_no_use(
     assert ready(nodes.worker).pid != before.pid
     ready(nodes.head)
     assert says in " ".join(told(nodes.head, "tables"))
+
+
+@pytest.fixture
+def small_disk(two_nodes: TwoNodes) -> Iterator[TwoNodes]:
+    """The tables of the head have a disk of their own."""
+    tables = two_nodes.head.paths.tables
+    mounted = ["mount", "-t", "tmpfs", "-o", "size=160m", "tables", str(tables)]
+    subprocess.run(mounted, check=True)
+    yield two_nodes
+    for running in (two_nodes.worker, two_nodes.head):
+        running.pull_the_plug()
+    subprocess.run(["umount", tables], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a disk of its own needs root")
+def test_a_disk_that_fills_up_stops_nothing_while_the_gcs_runs(small_disk: TwoNodes) -> None:
+    """With one that starts then: unit/node/test_gcs_store.py."""
+    nodes = small_disk
+    before, raylet = started(nodes), node_id(nodes, "worker")
+    with (nodes.head.paths.tables / "fill").open("wb") as file, suppress(OSError):
+        while True:
+            file.write(bytes(2**20))
+
+    nodes.worker.kill_raylet()  # A node, an actor and a placement group are written
+    await_value(lambda: ready(nodes.worker).pid != before.pid, "the service again", FORMED)
+    assert node_id(nodes, "worker") != raylet
+    assert told(nodes.head, "tables") == []
 
 
 def _joined_anew(nodes: TwoNodes, raylet: str) -> bool:

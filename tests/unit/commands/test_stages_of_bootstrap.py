@@ -19,6 +19,7 @@ from clusterctl.node.documents import (
     MembersDocument,
     ServiceDocument,
     UnreadableDocument,
+    config_dir,
     declared_dir,
     to_json,
 )
@@ -32,9 +33,10 @@ from clusterctl.operations.bootstrap_stages import (
     stages_of,
 )
 from clusterctl.steps.engines import Engines
-from clusterctl.steps.secrets import API_KEY, secret_path
+from clusterctl.steps.secrets import API_KEY, RAY_TOKEN, secret_path
 from clusterctl.survey.cluster import Cluster, topology_of
 from clusterctl.survey.formation import TITLE as RAY
+from clusterctl.survey.taking_over import TakeOver
 from tests.fakes.container_engine import image
 from tests.fakes.host import FakeHost, fake_driver, fake_view
 from tests.fakes.host_facts import host_facts, nic
@@ -233,3 +235,40 @@ def test_a_run_makes_what_was_planned_and_the_next_has_nothing_to_do() -> None:
     assert titles[-1] == RAY
     assert target().plan.empty
     assert begun(target(), changes=False) == [RAY], "it only proves that all is well"
+
+
+def test_another_head_has_the_documents_and_another_token_before_its_node_changes() -> None:
+    """The earlier one's Ray, should it come back, must not be obeyed by nodes that left it."""
+    hosts = tuple(
+        Host(name=name, address=f"10.0.0.{n}", role="worker" if n > 1 else "head", gpus=(Gpu(),))
+        for n, name in enumerate(NAMES, 1)
+    )
+    inventory = Inventory(cluster="demo", image="vllm:v0.33.0", hosts=hosts)
+    facts = {host.name: host_facts(nic("eth0", host.address)) for host in hosts}
+    keys = f"{config_dir('demo')}/keys.json"
+    found = TakeOver("gpu9", "gpu3", 60.0, {keys: b"{}"}, (), {})
+    survey = survey_of(inventory, {name: Said(facts[name]) for name in NAMES})
+    survey = replace(survey, taking_over=found)
+    machines = {name: FakeHost(name) for name in NAMES}
+    token = secret_path("demo", RAY_TOKEN)
+    for machine in machines.values():
+        machine.directories["/etc/clusterctl/demo"] = 0o700
+        machine.files[token] = (b"the earlier head's", 0o600)
+    views = {name: fake_view(machine, facts[name]) for name, machine in machines.items()}
+    stages = stages_by_title(Cluster(survey, topology_of(survey), views, NAMES))
+
+    order = list(stages)
+    before = order.index("Node files")
+    assert order.index("Documents of the earlier head") < before
+    assert stages["Copies for another head"].hosts == ()
+    (copied,) = stages["Secrets for workers"].steps
+    assert isinstance(copied.check(views["gpu2"]), Unknown)
+    for title in ("Documents of the earlier head", "Another token of Ray"):
+        for step in stages[title].steps:
+            step.apply(views["gpu1"], Change(""))
+            assert step.check(views["gpu1"]) is None
+    assert machines["gpu1"].files[keys][0] == b"{}"
+
+    copied.apply(views["gpu2"], Change(""))
+    assert machines["gpu2"].files[token][0] == machines["gpu1"].files[token][0]
+    assert machines["gpu2"].files[token][0] != machines["gpu3"].files[token][0]

@@ -102,6 +102,21 @@ def test_the_newest_copy_that_a_host_keeps_makes_another_head() -> None:
     assert [each.host for each in survey.service("tiny").members] == ["gpu2", "gpu3"]
 
 
+def test_the_clock_decides_nothing() -> None:
+    """The head's went back by an hour between two changes, or is ahead of the others'."""
+    old, new = documents("gpu2"), documents("gpu2", "gpu3")
+    later = HeadCopy("gpu1", 3, CLOCK + 3600, old)
+    answers = {
+        "gpu2": said("gpu2", {copy_file("demo"): to_json(later)}),
+        "gpu3": said("gpu3", kept(4, new)),
+    }
+    _, found = looked(survey_of(inventory("gpu2", "gpu2", "gpu3"), answers))
+    assert found.keeper == "gpu3"
+    answers["gpu3"] = said("gpu3", kept(2, new))
+    _, found = looked(survey_of(inventory("gpu2", "gpu2", "gpu3"), answers))
+    assert (found.keeper, found.age) == ("gpu2", 0.0)
+
+
 @pytest.mark.parametrize(
     ("listen", "then"),
     [("10.0.0.1", "10.0.0.2"), ("0.0.0.0", "0.0.0.0"), ("127.0.0.1", "127.0.0.1"), ("", "")],
