@@ -99,6 +99,8 @@ def node_environment(inventory: Inventory, topology: Topology, node: Node) -> di
         # which different images may have.
         "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray would start ranks with nice 15, so that they got a fraction of a busy processor
+        "RAY_worker_niceness": "0",
         **DEAD_NODE_DETECTION,
         **authentication,
         "VLLM_HOST_IP": node.node_ip,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +56,17 @@ def alive_ids(nodes: TwoNodes) -> dict[str, str]:
     return {node.name: node.node_id for node in state.nodes if node.alive} if state else {}
 
 
+def priorities_of_actors() -> set[int]:
+    """The niceness of all actors of Ray here. Those of a node have a PID namespace of their own."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # one that has just ended
+            title = (process / "cmdline").read_text("utf-8", "replace")
+            if title.startswith("ray::") and not title.startswith("ray::IDLE"):
+                found.add(os.getpriority(os.PRIO_PROCESS, int(process.name)))
+    return found
+
+
 def test_two_nodes_form_serve_and_recover(
     two_nodes: TwoNodes, record_property: Callable[[str, object], None]
 ) -> None:
@@ -66,6 +79,7 @@ def test_two_nodes_form_serve_and_recover(
 
     ready = await_ready(nodes)
     assert [(rank.rank, rank.host) for rank in ready.ranks] == [(0, "head"), (1, "worker")]
+    assert priorities_of_actors() == {os.getpriority(os.PRIO_PROCESS, 0)}
 
     asked = AskedEvidence("20261122-chat", time.time(), "chat", "stalled", ready.ranks)
     nodes.head.paths.asked.write_text(json.dumps(asdict(asked)))
