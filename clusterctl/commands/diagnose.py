@@ -46,7 +46,7 @@ _KERNEL = (
 )
 
 
-_EVERYWHERE = re.compile(r" on every host(?: of the service)?")
+_EVERYWHERE = re.compile(r" on every host(?: of the service)?| --host HOST")
 _FLAG = re.compile(r"--[a-z][a-z0-9-]+")
 
 
@@ -156,7 +156,10 @@ def _release(answers: Mapping[str, Mapping[str, str]]) -> Version | None:
 
 def _true_here(cause: Cause, release: Version | None, *, several: bool) -> Cause:
     """Return the cause with a fix that this release and this number of hosts have."""
-    fix = cause.fix if several else _EVERYWHERE.sub("", cause.fix)
+    fix = cause.fix
+    if not several:
+        steps = _EVERYWHERE.sub("", fix).split("; ")
+        fix = "; ".join([step for step in steps if "hosts" not in step] or steps)
     flags = [word.removeprefix("--") for word in _FLAG.findall(fix)]
     lacking = [
         flag for flag in flags if release and flag in FLAGS and flag not in flags_of(release)

@@ -68,7 +68,7 @@ _COMPILER = re.compile(
 )
 # How libraries in C and C++ say it, such as NVSHMEM and UCX: file.cpp:418: what failed
 _NATIVE = re.compile(
-    r"(?:.*\s)?[\w./-]+\.(?:c|cc|cpp|cu|h|hpp)(?::\w+)?:\d+[:\]]? .*"
+    r"\.(?:c|cc|cpp|cu|h|hpp)(?::\w+)?:\d+[:\]]? .*"
     r"(?:\bERROR\b|\bfailed\b|\berror\b|non-zero status|NULL value)"
 )
 _DIED = re.compile(
@@ -300,15 +300,16 @@ def _shown(text: str) -> Shown | None:
         return _cut(Kind.DIED, "", line)
 
     grave = (level in _GRAVE or of_program) and body[:1] not in {"", " "}
-    spoken = (_BARE.match(line) or _NATIVE.match(line)) and not harmless
+    spoken = (_BARE.match(line) or _NATIVE.search(line)) and not harmless
     if "NCCL WARN" in text or spoken or (grave and not _HEADLINE.match(body)):
         return _cut(Kind.SAID, "", line)
     return None
 
 
 def _raised(match: re.Match[str]) -> Shown:
-    message = match["message"] or (match["quoted"] or "")[1:-1]
-    return _cut(Kind.RAISED, match["name"], message)
+    if match["quoted"]:  # V0's engine says so before the traceback, which tells what it wraps
+        return _cut(Kind.SAID, match["name"], match["quoted"][1:-1])
+    return _cut(Kind.RAISED, match["name"], match["message"] or "")
 
 
 def _cut(kind: Kind, name: str, message: str) -> Shown:

@@ -9,6 +9,17 @@ from clusterctl.diagnosis.verdict import Cause
 from clusterctl.reporting.escaping import one_line
 
 _SURE = {"certain": "", "likely": "probably: ", "unknown": "cause not known: "}
+# What it costs to do what a fix names
+_COSTS = {
+    "--enforce-eager": "answers come slower",
+    "--disable-custom-all-reduce": "ranks exchange data more slowly",
+    "--max-model-len": "longer requests are refused",
+    "--max-num-seqs": "fewer requests run at once",
+    "lower -- --gpu-memory-utilization": "fewer tokens fit in the KV cache",
+    "clusterctl bootstrap": "node containers that it makes anew stop their services meanwhile",
+    "NCCL_IB_DISABLE=1": "traffic between hosts is slower",
+    "reboot the host": "all that runs there stops",
+}
 _SHOWN = 3  # lines of evidence for each cause
 _WIDTH = 200  # characters of such a line
 
@@ -40,6 +51,8 @@ def _whole(cause: Cause) -> Iterator[str]:
         least = "at least " if len(cause.evidence) >= MOST else ""
         yield f"    and {least}{len(cause.evidence) - _SHOWN} more"
     yield f"  fix: {cause.fix}"
+    if costs := [cost for step, cost in _COSTS.items() if step in cause.fix]:
+        yield f"  costs: {'; '.join(costs)}"
 
 
 def _in_brief(cause: Cause) -> str:

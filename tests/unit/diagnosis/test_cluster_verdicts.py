@@ -15,6 +15,7 @@ from clusterctl.diagnosis.cluster import Asked, causes_of
 from clusterctl.diagnosis.verdict import Cause
 from clusterctl.errors import UsageError
 from clusterctl.node.documents import NodeState, ServiceState, to_json
+from clusterctl.reporting.diagnosis_view import cause_lines
 
 NOW = 1795316400.0  # 2026-11-22T03:00:00Z
 NAMES = {"10.0.0.1": "gpu1", "10.0.0.2": "gpu2"}
@@ -250,6 +251,9 @@ def bundled(path: Path, files: Mapping[str, Mapping[str, str]], asked: Asked) ->
     return path
 
 
+GRAPHS_FULL = "ERROR 11-22 02:59:00 max_num_seqs (9) exceeds available Mamba cache blocks (8).\n"
+
+
 @pytest.mark.parametrize(
     ("release", "lacks"), [("0.10.0", "vLLM 0.10.0 has no --mamba-cache-mode"), ("0.33.0", "")]
 )
@@ -273,6 +277,20 @@ def test_a_fix_for_one_host_speaks_of_no_other(
     (cause,) = of_bundle(bundled(tmp_path / "a.tar.gz", there, Asked("", NOW, hosts)))
     assert cause.id == "weights-missing-on-node"
     assert ("every host" in cause.fix) == everywhere
+
+
+def test_steps_between_hosts_are_left_out_on_one(tmp_path: Path) -> None:
+    log = STARTED + "ERROR 11-22 02:59:00 torch.distributed.DistStoreError: Timed out after 9 s\n"
+    there = {"gpu1": host(("chat", "backing-off"), logs={"chat": log})}
+    asked = Asked("", NOW, {"10.0.0.1": "gpu1"})
+    (cause,) = of_bundle(bundled(tmp_path / "a.tar.gz", there, asked))
+    assert cause.fix == "look for a rank that failed: clusterctl logs"
+
+
+def test_what_a_fix_costs_is_told() -> None:
+    files = {"gpu1": host(("chat", "backing-off"), logs={"chat": STARTED + GRAPHS_FULL})}
+    lines = list(cause_lines(causes_of(files, Asked("", NOW, NAMES))))
+    assert "  costs: fewer requests run at once" in lines
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08\x00"])

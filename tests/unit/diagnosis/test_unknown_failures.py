@@ -375,7 +375,7 @@ def test_a_host_without_the_api_server_that_waited_and_went_on_is_healthy() -> N
         # What ranks and hosts meet until they have found each other, and what Ray goes on without
         "gpu1:93:131 [0] socket.cc:58 NCCL WARN socketProgress: Connection closed by remote peer g",
         "(RayWorkerProc pid=9, ip=10.0.0.2) [2026-10-01 08:01:30,1 E 9 40] core_worker.cc: "
-        "Failed to establish connection to the metrics exporter agent. Metrics will not be exported.",
+        "Failed to establish connection to the metrics exporter agent. They will not be exported.",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
         "capacity of 79.11 GiB of which 1.38 GiB is free.",
     ],
