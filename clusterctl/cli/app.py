@@ -1,4 +1,4 @@
-"""The command line: the list of commands. Each has its own file beside this one."""
+"""The command line: the list of commands. Each has its own file in this directory."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _root(
         ),
     ] = None,
 ) -> None:
-    """Put the program's -i into the environment, from which commands read it; their own -i wins."""
+    """Put the program's -i into the environment, where commands read it; their own -i wins."""
     if inventory is not None:
         os.environ[VARIABLE] = str(inventory)
 

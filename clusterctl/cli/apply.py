@@ -41,7 +41,7 @@ def apply(
             if not as_json:
                 notes = each_below_itself("note: ", changes.notes, line_width(sys.stderr))
                 todo = ["To do:", *(f"  {line}" for line in changes.lines)]
-                lines = todo if changes.lines else ["0 changes: all services run like this."]
+                lines = todo if changes.lines else ["0 changes: all services already match."]
                 print("\n".join([*notes, *lines]), file=sys.stderr)
             if dry_run:
                 if as_json:

@@ -35,7 +35,7 @@ def batch(
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
-    """Send a file of requests. A second run sends those without an answer, or that failed."""
+    """Send a file of requests. A second run sends only those that failed or have no answer."""
     from clusterctl.cli.session import session
     from clusterctl.commands.batch import run
     from clusterctl.errors import StepFailed
@@ -55,11 +55,11 @@ def batch(
     elif count.kept == count.total:
         print(f"{output} already has all {count.total} answers")
     else:
-        print(f"{count.answered} answers in {output}, {count.kept} were there before")
+        print(f"{count.answered} answers in {output}, {count.kept} from before")
     if count.failed and not as_json:
         raise StepFailed(
             f"{count.failed} of {count.total} requests failed",
-            hint=f"{output} has the reasons; the same command sends only these again",
+            hint=f"{output} has the reasons; the same command resends only these",
         )
     if count.failed:
         raise typer.Exit(StepFailed.exit_code)

@@ -54,7 +54,7 @@ def bench(
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measure tokens/s and latencies of services, beside estimates."""
+    """Measure tokens/s and latencies of services, next to estimates."""
     from clusterctl.cli.session import session
     from clusterctl.commands.bench import run
     from clusterctl.reporting.bench_view import bench_lines

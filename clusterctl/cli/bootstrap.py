@@ -45,7 +45,7 @@ def bootstrap(
         ),
     ] = None,
 ) -> None:
-    """Make the hosts a Ray cluster, as the inventory says. A second run changes nothing."""
+    """Turn the inventory's hosts into a Ray cluster. A second run changes nothing."""
     from clusterctl.accelerators.registry import accelerator_named
     from clusterctl.cli.session import agreement, session
     from clusterctl.commands import install_driver as driver
@@ -62,7 +62,7 @@ def bootstrap(
     saved = saved_plan.read(plan) if plan else None
     if saved and source:
         raise UsageError(
-            "--plan has no changes of --install-driver", hint="install the driver first, then plan"
+            "--plan cannot include --install-driver", hint="install the driver first, then plan"
         )
     if dry_run:
         raise _show_plan(
@@ -128,7 +128,7 @@ def plan(
 ) -> None:
     """Show what bootstrap would change, per host. Changes nothing; exit 10 when it would.
 
-    Where requirements fail, shows what the other hosts would get first, and then the problems.
+    If requirements fail, shows the changes of the other hosts first, then the problems.
     """
     path = options.named_inventory(context, file, inventory)
     raise _show_plan("plan", path, limit, as_json=as_json, accept_new=accept_new, output=output)
@@ -147,7 +147,7 @@ def _show_plan(
 ) -> typer.Exit:
     """Show the pending changes and return the exit of a dry run. If the driver of `source` must be
     installed first, show only that change: all others depend on it. Raises RequirementsNotMet,
-    after the changes, if they are not those of `saved`."""
+    after the changes, if they differ from `saved`."""
     from clusterctl.cli.session import session, show_plan
     from clusterctl.commands import install_driver as driver
     from clusterctl.commands.bootstrap import make_plan
@@ -165,7 +165,7 @@ def _show_plan(
     for note in vulnerability_notes({"vllm": opened.inventory.image}):
         print(f"note: {note}", file=sys.stderr)
     if output and errors:
-        print(f"note: {output} is not written, since this is not the whole plan", file=sys.stderr)
+        print(f"note: {output} was not written, since this is not the whole plan", file=sys.stderr)
     elif output:
         save(found, opened.inventory, path, output)
     if saved and not errors:

@@ -67,7 +67,7 @@ def check(
 
 
 def _show_promises(promises: list[PromiseState], *, as_json: bool) -> None:
-    """Print the promises, and raise what breaks them."""
+    """Print the promises, and raise the errors of broken ones."""
     from clusterctl.errors import Problems, RequirementsNotMet
     from clusterctl.reporting.error_view import error_document
     from clusterctl.reporting.text import each_below_itself, line_width
@@ -103,8 +103,8 @@ def _show_promises(promises: list[PromiseState], *, as_json: bool) -> None:
 
 
 def _lines(report: Report, head: str, width: int | None, device: str = "GPU") -> list[str]:
-    """Return facts and choices of the hosts; problems are reported when the run ends. `width`: of
-    the terminal, in characters."""
+    """Return the hosts' facts and the choices made; problems are reported when the run ends.
+    `width`: of the terminal, in characters."""
     from clusterctl.reporting.text import columns, count, each_below_itself, size
     from clusterctl.survey.status import ray_lines
 
@@ -114,7 +114,7 @@ def _lines(report: Report, head: str, width: int | None, device: str = "GPU") ->
         gpus = ", ".join(f"{models.count(model)} x {model}" for model in dict.fromkeys(models))
         docker = f"docker {facts.engine.version}" if facts.engine.running else "no container engine"
         if facts.engine.closed:
-            docker = "docker not known without root"
+            docker = "docker unknown without root"
         cpus, memory = f"{facts.cpus} CPUs", size(facts.memory)
         rows.append((name, facts.os.pretty, cpus, memory, docker, gpus or "no GPU"))
     lines = columns(rows, indent="", width=width)
@@ -129,7 +129,7 @@ def _lines(report: Report, head: str, width: int | None, device: str = "GPU") ->
 
 
 def _once(notes: Iterable[str], hosts: Collection[str]) -> list[str]:
-    """Return the notes with those that several hosts share said once, `gpu1, gpu2: ...`."""
+    """Return the notes, merging those that several hosts share: `gpu1, gpu2: ...`."""
     sharing: dict[str, list[str]] = {}
     for note in notes:
         host, colon, text = note.partition(": ")

@@ -12,7 +12,7 @@ _SHORT = 10
 
 def commit(package: Path = Path(__file__).parents[1]) -> str:
     """Return the commit recorded in the wheel, else that of the clone around `package`, by reading
-    git's own files: there may be no git. Empty if neither is known."""
+    git's own files: git may not be installed. "" if neither is known."""
     with suppress(OSError, UnicodeDecodeError):
         return (package / RECORD).read_text().strip()[:_SHORT]
     with suppress(OSError, UnicodeDecodeError):
@@ -27,7 +27,7 @@ def commit(package: Path = Path(__file__).parents[1]) -> str:
 
 
 def _resolved(git: Path, ref: str) -> str:
-    """Return the commit of a branch, from a file of its own or the packed ones. Raises OSError."""
+    """Return the commit of a branch, from its own file or the packed refs. Raises OSError."""
     shared = git
     with suppress(FileNotFoundError):  # Of a worktree: the clone's own directory
         shared = git / (git / "commondir").read_text().strip()

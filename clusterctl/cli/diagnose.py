@@ -47,7 +47,7 @@ def diagnose(
     paths = [Path(name) for name in names if name == "-" or "/" in name or Path(name).exists()]
     if names and len(paths) == len(names):
         if bundle:
-            raise UsageError("--bundle is of a cluster, not of files", hint="leave the files out")
+            raise UsageError("--bundle is for a cluster, not for files", hint="omit the files")
         causes = of_files(paths)
     elif len(names) > 1:
         raise UsageError(

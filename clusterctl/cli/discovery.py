@@ -1,4 +1,4 @@
-"""Questions of `init` to the user, and output of its inventory."""
+"""The questions that `init` asks the user, and the output of its inventory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def insist_on_room(output: Path, *, force: bool) -> None:
     if output.exists() and not force:
         raise UsageError(
             f"{output} already exists and may contain your changes",
-            hint="--force overwrites it; -o names another file, and -o - prints",
+            hint="--force overwrites it; -o names a different file, and -o - prints",
         )
     try:
         NamedTemporaryFile(dir=output.absolute().parent, prefix=".init-").close()
@@ -90,7 +90,7 @@ def decide(question: Undecided, progress: Progress) -> Option | None:
 
 
 def deliver(options: InitOptions, found: Found, output: Path) -> None:
-    """Write the inventory, or print it; print to stderr what the user should check in it."""
+    """Write or print the inventory; print to stderr what the user should check in it."""
     text = inventory_text(options, found)
     for line in each_below_itself("note: ", found.doubts, line_width(sys.stderr)):
         print(line, file=sys.stderr)

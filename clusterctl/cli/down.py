@@ -10,7 +10,7 @@ import typer
 from clusterctl.cli import options
 from clusterctl.cli.guard import guarded
 
-NOTHING = "Nothing to take down: no container or file of the cluster is there."
+NOTHING = "Nothing to take down: no container or file of the cluster exists."
 
 
 @guarded

@@ -1,4 +1,4 @@
-"""`drain` and `undrain`: take a host's replicas away, and let it have some again."""
+"""`drain` and `undrain`: move a host's replicas away, and allow them again."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def drain(
     if as_json:
         print(json.dumps({"host": host, "drained": True, "changed": changed}, indent=2))
         return
-    print(f"{host} is drained" if changed else f"{host} was drained already: nothing to change")
+    print(f"{host} is drained" if changed else f"{host} was already drained: nothing to change")
     print(f"  it keeps its place in Ray; to use it again: clusterctl undrain {host}")
 
 
@@ -81,4 +81,4 @@ def undrain(
     was = "can have replicas again" if changed else "was not drained: nothing to change"
     print(f"{host} {was}")
     if changed:
-        print("  to start some there: clusterctl serve MODEL --replicas N")
+        print("  to start some on it: clusterctl serve MODEL --replicas N")

@@ -44,7 +44,7 @@ _Gpus = Annotated[
     typer.Option(
         "--gpus",
         metavar="GPUS",
-        help="A host's GPUs, without a cluster: 2xH200, or NAME:GiB; repeat for hosts that differ.",
+        help="A host's GPUs, without a cluster: 2xH200, or NAME:GiB; repeat for different hosts.",
     ),
 ]
 _Vllm = Annotated[
@@ -104,7 +104,7 @@ def fit(
     """Show memory per rank, KV cache and layouts that fit. Starts nothing.
 
     Exit 11 when it does not fit, with the nearest settings that would; 12 when the figures are not
-    proven for such a model.
+    proven for this kind of model.
     """
     from clusterctl.errors import UNPROVEN, DoesNotFit, UsageError
     from clusterctl.planning.fit_request import FitArguments, without_cluster
@@ -126,12 +126,12 @@ def fit(
     if gpus and ask:
         raise UsageError(
             "--ask asks the cluster's hosts, but --gpus plans without a cluster",
-            hint="leave one of them out",
+            hint="omit one of them",
         )
     if gpus and on:
         raise UsageError(
             "--on names hosts of a cluster, but --gpus plans without a cluster",
-            hint="leave one of them out",
+            hint="omit one of them",
         )
     if gpus:
         report = without_cluster(asked, _shape_on_hub)
@@ -161,7 +161,7 @@ def fit(
 
 
 def _shape_on_hub(model_id: str) -> ModelShape:
-    """Return the shape of a model on the Hub, and say on stderr what was read."""
+    """Return the shape of a model on the Hub, and print to stderr what was read."""
     from clusterctl.models.config_json import describe
     from clusterctl.planning.weights import compared_with_files
     from clusterctl.transfer.weights.huggingface import config_on_hub

@@ -1,4 +1,4 @@
-"""Error handling of every command: errors become messages and an exit code, never a traceback."""
+"""Error handling for every command: errors become messages and an exit code, never a traceback."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def push(
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Copy an image to every host, over your link at most once. A second run moves nothing."""
+    """Copy an image to every host, over your link at most once. A second run transfers nothing."""
     from clusterctl.cli.session import agreement, session, show_plan
     from clusterctl.commands.image_push import ImagePush, make_plan, run
 
@@ -61,7 +61,7 @@ def push(
         reference = image or opened.inventory.image
         wanted = ImagePush(opened.inventory, opened.hosts, reference, source, rate, compress)
         if dry_run:
-            nothing = "Nothing to move: every host has the image."
+            nothing = "Nothing to transfer: every host has the image."
             plan = make_plan(wanted, opened.credentials)
             raise show_plan(plan, as_json=as_json, nothing=nothing)
         agree = agreement(opened.progress, yes=True, as_json=as_json)
@@ -75,7 +75,7 @@ def _sentence(done: PushedImage) -> str:
     hosts = f"on {count(len(done.hosts), 'host')}"
     digest = f"; in its registry: {done.digest}" if done.digest else ""
     if not done.changed:
-        return f"nothing to move: {done.reference} is {hosts} already{digest}"
+        return f"nothing to transfer: {done.reference} is already {hosts}{digest}"
     moved = f"from {done.origin}, {size(done.sent)} sent from here in {duration(done.seconds)}"
     return f"{done.reference} is {hosts}; {moved}{digest}"
 
@@ -127,7 +127,7 @@ def ls(
 
 
 def _list_lines(found: ImageList, hosts: int) -> list[str]:
-    """Return an image's names below each other, then what is known of it."""
+    """Return an image's names, one per line, then what is known about it."""
     from clusterctl.reporting.text import columns, size
 
     def where(names: list[str]) -> str:
@@ -213,7 +213,7 @@ def bundle(
     platforms = ", ".join(sorted({each.platform for each in done.images}))
     print(f"{done.path}: {count(len(done.images), 'image')}, {size(done.size)}, {platforms}")
     if with_ray:
-        print("in the inventory there, for a bootstrap that fetches nothing:")
+        print("in the inventory, for a bootstrap without downloads:")
         print(f"  image: {done.images[0].reference}\n  image_archive: {done.path.name}")
         return
     print("on the site:")
@@ -228,7 +228,7 @@ def cache(
     clear: Annotated[
         bool,
         typer.Option(
-            "--clear", help="Remove all cached layers; they are fetched again when needed."
+            "--clear", help="Remove all cached layers; they are downloaded again when needed."
         ),
     ] = False,
     as_json: options.Json = False,

@@ -1,4 +1,4 @@
-"""`init`: look at hosts and write their inventory."""
+"""`init`: probe hosts and write their inventory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clusterctl.cli.guard import guarded
 
 IMAGE = "vllm/vllm-openai:v0.33.0"  # The image used in README and docs
 
-_AS_SSH = "default: as ssh has it"
+_AS_SSH = "default: from ssh's configuration"
 
 _Hosts = Annotated[
     list[str],
@@ -55,7 +55,7 @@ else:
     _AcceleratorName = Literal[tuple(MODULES)]
 _Accelerator = Annotated[
     _AcceleratorName,
-    typer.Option("--accelerator", help="Device that models run on; cpu is for trying things out."),
+    typer.Option("--accelerator", help="Device that models run on; cpu is for experiments."),
 ]
 _Subnet = Annotated[
     str | None,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from clusterctl.commands.key import KeysInEffect
     from clusterctl.survey.survey import Survey
 
-app = Commands("Named API keys of the gateway: make, list and revoke them.")
+app = Commands("Named API keys of the gateway: create, list and revoke them.")
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="User or program that the key is for.")]
 
@@ -120,9 +120,9 @@ def rotate(
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
-    """Replace the cluster's own key; services restart with it.
+    """Replace the cluster's own key; services restart with it, one replica at a time:
 
-    One replica at a time: those with others lose no request.
+    those with several lose no request.
     """
     from clusterctl.cli.session import confirm, session
     from clusterctl.commands.key import replace_own
@@ -158,21 +158,21 @@ def rotate(
 
 
 def _note(followed: KeysInEffect) -> None:
-    """Say where keys have no effect: without a gateway, and on hosts that are away."""
+    """Print where keys have no effect: without a gateway, and on hosts that do not answer."""
     for host in followed.away:
         print(
-            f"note: {host} does not answer; if it is only cut off, its gateway follows the earlier "
-            "keys until it reaches the head again",
+            f"note: {host} does not answer; if it is only disconnected, its gateway uses the "
+            "previous keys until it reaches the head again",
             file=sys.stderr,
         )
     gateway = followed.gateway
     if gateway.state == "up":
         return
     if gateway.state == "absent":
-        text = "the node image has no HAProxy, so there is no gateway: docs/gateway.md says how"
+        text = "the node image has no HAProxy, so there is no gateway: see docs/gateway.md"
     elif gateway.state == "idle":
-        text = "no service is behind the gateway now; serve --replicas N puts one behind it"
+        text = "no service is behind the gateway; serve --replicas N puts one behind it"
     else:
         why = f" ({gateway.detail})" if gateway.detail else ""
-        text = f"the gateway is {gateway.state}{why} and follows the keys once it is up"
+        text = f"the gateway is {gateway.state}{why} and will use the keys once it is up"
     print(f"note: {text}", file=sys.stderr)

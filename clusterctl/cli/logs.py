@@ -77,7 +77,7 @@ def logs(
 
 
 def journal_line(host: str, line: str) -> str:
-    """Format one journal entry of `host`; a line that is not an entry is passed on unchanged."""
+    """Format one journal entry of `host`; lines that are not entries are passed on unchanged."""
     entry = _entry(line)
     if entry is None:
         return f"{host}  {one_line(line, LONGEST)}"
@@ -89,7 +89,7 @@ def journal_line(host: str, line: str) -> str:
 
 def by_time(found: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """Sort journal entries of several hosts by time; lines that are not entries come first. Raises
-    errors of hosts after the lines of the others."""
+    errors of hosts after the lines of all others."""
     arrived: list[tuple[str, str]] = []
     failed = None
     try:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from clusterctl.planning.hardware import GpuModel
     from clusterctl.transfer.weights.delivery import PushedModel
 
-NOTHING = "Nothing to move: every host has the complete model."  # A dry run's plan
+NOTHING = "Nothing to transfer: every host has the complete model."  # A dry run's plan
 
 app = Commands("Copy models to hosts, and list the models on each host.")
 
@@ -92,7 +92,7 @@ def search_(
 
 
 def _gpus_of_cluster(path: Path | None) -> tuple[GpuModel, ...]:
-    """Return the GPUs of the current cluster, and say so on stderr; none without a cluster."""
+    """Return the GPUs of the current cluster, and note that on stderr; none without a cluster."""
     from clusterctl.inventory.current import current
 
     try:
@@ -139,7 +139,7 @@ def push(
     yes: options.Yes = False,
     as_json: options.Json = False,
 ) -> None:
-    """Copy a model's directory to every host. A second run moves nothing."""
+    """Copy a model's directory to every host. A second run transfers nothing."""
     from clusterctl.cli.session import agreement, session, show_plan
     from clusterctl.commands.model_push import find_model, holder_named
     from clusterctl.transfer.weights.delivery import Destination, deliver, make_plan
@@ -195,7 +195,7 @@ def pull(
     yes: options.Yes = False,
     as_json: options.Json = False,
 ) -> None:
-    """Download a model from a hub and copy it to every host. A second run moves nothing."""
+    """Download a model from a hub and copy it to every host. A second run transfers nothing."""
     from clusterctl.cli.session import agreement, session, show_plan
     from clusterctl.commands.model_pull import hub_model, make_plan, run
     from clusterctl.transfer.weights.delivery import Destination
@@ -222,7 +222,7 @@ def pushed_sentence(done: PushedModel) -> str:
 
     hosts = f"on {count(len(done.hosts), 'host')} at {done.path}"
     if not done.changed:
-        return f"nothing to move: {done.manifest.name} is {hosts} already"
+        return f"nothing to transfer: {done.manifest.name} is already {hosts}"
     moved = f"{size(done.sent)} sent from here in {duration(done.seconds)}"
     return f"{done.manifest.name}, {size(done.manifest.size)}, is {hosts}; {moved}"
 

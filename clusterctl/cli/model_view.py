@@ -70,10 +70,10 @@ def listed_document(listed: ModelList | None) -> dict[str, object]:
 
 
 def search_lines(found: Sequence[FoundModel]) -> list[str]:
-    """Return a table of at most 80 columns: alias, kind, size, and the precisions with the GB that
-    their recipes name as minimum; those in brackets do not fit."""
+    """Return a table of at most 80 columns: alias, kind, size, and the precisions with the minimum
+    GB from their recipes, in brackets if they do not fit."""
     if not found:
-        return ["no model of the catalogue matches; any other works by its Hub id"]
+        return ["no model in the catalogue matches; any other works by its Hub id"]
     rows = [("alias", "kind", "size", "GB needed by precision")]
     rows += [
         (each.entry.alias, each.entry.kind, _parameters(each.entry), _precisions(each))

@@ -1,4 +1,4 @@
-"""Options that several commands take, so that each has one spelling and one help text."""
+"""Options that several commands share, so that each has one spelling and one help text."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def named_inventory(
             typed = Path(where.params["inventory"])
     if file is not None and typed is not None and file.absolute() != typed.absolute():
         raise UsageError(
-            f"two inventories are given: {file} and -i {typed}", hint="leave one of them out"
+            f"two inventories are given: {file} and -i {typed}", hint="omit one of them"
         )
     return file or inventory
 

@@ -1,4 +1,4 @@
-"""`packages`: gather packages for hosts without internet, on a machine with it."""
+"""`packages`: gather packages for hosts without internet access, on a machine that has it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def bundle(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Download the engine, NVIDIA's toolkit and what they need."""
+    """Download the engine, NVIDIA's toolkit and their dependencies."""
     from clusterctl.packages.making import make
     from clusterctl.packages.target import (
         DEBIAN_ARCHITECTURES,

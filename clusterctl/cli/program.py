@@ -15,12 +15,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class _AsTyped:
-    """Reads words that need no conversion. Typer's own reader imports pydantic for every parameter,
-    given or not, which took a quarter of `fit`."""
+    """Parses words that need no conversion. Typer's own parser imports pydantic for every
+    parameter, given or not, which took a quarter of `fit`."""
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return what typer's reader would return for nothing, a default, a string or strings; it
-        reads the rest."""
+        """Return what typer's parser would return for nothing, a default, a string or strings, and
+        leave the rest to it."""
         kind = param.type_descriptor.annotation
         several = param.multiple or param.nargs == -1
         if value is None:
@@ -34,7 +34,7 @@ class _AsTyped:
 
 
 def _read_as_typed(params: Iterable[Any]) -> None:
-    """Use that reader where typer has none yet. Versions of typer without readers ignore it."""
+    """Use that parser where typer has none yet. Versions of typer without parsers ignore it."""
     for param in params:
         if getattr(param, "_runtime_param", None) is None:
             param._runtime_param = _AsTyped()  # noqa: SLF001
@@ -74,7 +74,8 @@ def _name(argument: Any) -> str:
 
 
 class VllmCommand(Command):
-    """A command that takes vLLM's flags in `arguments`: known ones anywhere, others after `--`."""
+    """A command that accepts vLLM's flags in `arguments`: known ones anywhere, others after
+    `--`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse our own words as click does, and append vLLM's to `arguments`."""
@@ -85,8 +86,8 @@ class VllmCommand(Command):
         return left
 
     def _apart(self, ctx: Any, args: list[str]) -> tuple[list[str], list[str]]:
-        """Split the words into clusterctl's and vLLM's; values stay with their flag. A name that
-        both have is clusterctl's option."""
+        """Split the words into clusterctl's and vLLM's; values stay with their flags. A name that
+        both have is clusterctl's."""
         params: list[Any] = self.get_params(ctx)
         takes_value = {
             name: not each.is_flag
@@ -125,7 +126,7 @@ class VllmCommand(Command):
 
 
 def _abbreviates(name: str, flag: str) -> bool:
-    """Return whether the words of `name` begin those of `flag`: --gpu-mem-util does so for
+    """Return whether the words of `name` begin those of `flag`, as --gpu-mem-util does for
     --gpu-memory-utilization."""
     words, whole = name.strip("-").split("-"), flag.strip("-").split("-")
     return len(words) == len(whole) and all(map(str.startswith, whole, words))

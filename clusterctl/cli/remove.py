@@ -22,7 +22,7 @@ def remove(
         typer.Argument(metavar="HOST", autocompletion=options.complete_hosts, help="A worker."),
     ],
     purge: Annotated[
-        bool, typer.Option("--purge", help="Also remove what bootstrap installed there.")
+        bool, typer.Option("--purge", help="Also remove what bootstrap installed on it.")
     ] = False,
     dry_run: options.DryRun = False,
     yes: options.Yes = False,
@@ -73,6 +73,6 @@ def remove(
         document = {"host": host, "changed": changed, "file": str(source), "line": line}
         print(json.dumps(document, indent=2))
         return
-    print(f"{host} is removed" if changed else f"{host} was removed already: nothing to change")
+    print(f"{host} is removed" if changed else f"{host} was already removed: nothing to change")
     print(f"  now delete hosts.{host}, {source}:{line}: until then `serve` and `apply` miss it,")
     print("  and `bootstrap` adds it again")

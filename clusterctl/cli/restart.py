@@ -1,4 +1,4 @@
-"""`restart`: start one service again."""
+"""`restart`: restart one service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`run`: run one's own script beside Ray."""
+"""`run`: run your own script next to Ray."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def _writer(stream: TextIO) -> Callable[[bytes], None]:
-    """Return what passes the script's output on: as it is, but escaped to a terminal, where the
-    updates of a progress bar are lines of their own."""
+    """Return a function that passes the script's output on: unchanged, but escaped for a terminal,
+    where the updates of a progress bar become separate lines."""
     decoder = getincrementaldecoder("utf-8")("replace")
 
     def write(data: bytes) -> None:
@@ -36,8 +36,8 @@ def _writer(stream: TextIO) -> Callable[[bytes], None]:
 
 @contextmanager
 def passed_on(progress: Progress) -> Iterator[JobOutput]:
-    """Yield what prints the script's output. Live rows stay away: above them every piece of a line
-    would become a line."""
+    """Yield a function that prints the script's output. Live rows are off: above them, every piece
+    of a line would become a line."""
     from clusterctl.engine.events import Note
     from clusterctl.serving.job import JobOutput
 
@@ -64,7 +64,7 @@ def run(
     ] = 1,
     inventory: options.Inventory = None,
 ) -> None:
-    """Run a Python script beside Ray, in the head's node container."""
+    """Run a Python script next to Ray, in the head's node container."""
     from clusterctl.cli.session import session
     from clusterctl.commands import run as command
 

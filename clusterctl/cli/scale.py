@@ -23,7 +23,7 @@ def scale(
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
-    """Start or stop replicas of a service. The others keep their flags and go on serving."""
+    """Start or stop replicas of a service. The others keep their flags and keep serving."""
     from clusterctl.cli.session import session
     from clusterctl.commands.scale import run
     from clusterctl.errors import CHANGES_PENDING

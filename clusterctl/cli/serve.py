@@ -81,7 +81,7 @@ _GpuShare = Annotated[
     typer.Option(
         "--gpu-share",
         metavar="PART",
-        help="Part of one GPU that it takes, such as 0.3: others share the rest; default: all.",
+        help="Share of one GPU to use, such as 0.3; others share the rest; default: all.",
     ),
 ]
 
@@ -139,7 +139,7 @@ def serve(
             if not confirm(question, yes=yes, progress=opened.progress):
                 raise UsageError(
                     f"not confirmed: the service would restart{without}",
-                    hint="add --yes; to change the number of replicas alone: clusterctl scale",
+                    hint="add --yes; to change only the number of replicas: clusterctl scale",
                 )
 
         served = run(
@@ -210,7 +210,7 @@ def _print_lines_to_paste(served: Served) -> None:
 
 def _show_plan(changes: Changes, *, as_json: bool) -> None:
     """Print the prediction and the notes; with `as_json`, one document that also has the changes,
-    which are on stderr otherwise."""
+    which otherwise go to stderr."""
     report = changes.fit.to_json() if changes.fit else None
     if as_json:
         document = {

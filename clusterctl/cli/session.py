@@ -87,7 +87,7 @@ def session(
 
 
 def credentials(progress: Progress | None = None) -> Credentials:
-    """Return the user's secrets: from the environment, or asked for on the terminal if there is
+    """Return the user's secrets: from the environment, or from prompts on the terminal if there is
     one."""
     if not sys.stdin.isatty():
         return Credentials()
@@ -119,8 +119,8 @@ def agreement(
     progress: Progress, *, yes: bool, as_json: bool, agreed: Callable[[], object] = lambda: None
 ) -> Callable[[Plan], None]:
     """Return the function that a command calls with its plan; it raises if the user declines. Only
-    changes that stop a running service need consent, and with `as_json` the user cannot be asked.
-    `agreed` is called once consent is given or not needed."""
+    changes that stop a running service need consent, and with `as_json` the user cannot be
+    prompted. `agreed` is called once consent is given or not needed."""
 
     def agree(plan: Plan) -> None:
         if not plan.empty and not as_json:
@@ -148,7 +148,7 @@ def show_plan(
     """Print the plan; return the exit of a dry run.
 
     `nothing` is printed for an empty plan. Raises the `errors` of hosts without a plan after
-    printing the plan of the others; with JSON they are part of the document, as in a failed run.
+    printing the plan of the others; with JSON they are part of the document, as after a failed run.
     """
     if as_json:
         error = {"error": error_document(Problems(errors), current_log())} if errors else {}

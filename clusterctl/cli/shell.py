@@ -1,4 +1,4 @@
-"""`ssh`: a shell on one host, by the machine's own ssh and the inventory's settings."""
+"""`ssh`: a shell on one host, with this machine's ssh and the inventory's settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ssh(
     inventory: options.Inventory = None,
     node: Annotated[bool, typer.Option("--node", help="Inside the node container.")] = False,
 ) -> None:
-    """Open a shell on one host, or run a command there."""
+    """Open a shell on a host, or run a command on it."""
     from clusterctl.cli.session import load_inventory
     from clusterctl.errors import RequirementsNotMet, UsageError
     from clusterctl.inventory.values import did_you_mean

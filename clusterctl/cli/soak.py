@@ -53,7 +53,7 @@ def soak(
     with session("soak", inventory, quiet=as_json) as opened:
         rounds = run(opened.inventory, service, load, seconds, opened.credentials, opened.progress)
     if not rounds:
-        raise Interrupted("interrupted before the first round was done")
+        raise Interrupted("interrupted before the first round ended")
     found = findings(rounds)
     if as_json:
         held = {

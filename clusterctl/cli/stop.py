@@ -1,4 +1,4 @@
-"""`stop`: end one service; the cluster stays."""
+"""`stop`: stop one service; the cluster stays."""
 
 from __future__ import annotations
 

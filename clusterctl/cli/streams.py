@@ -20,7 +20,7 @@ from clusterctl.reporting.escaping import Escaping
 def signals() -> int:
     """Return a descriptor that is readable once Ctrl-C was pressed, for the rest of the run.
 
-    Python handles signals in the main thread only. Most questions are asked in other threads, which
+    Python handles signals only in the main thread. Most prompts are shown by other threads, which
     would otherwise wait for an answer until a second Ctrl-C. The first call must be in the main
     thread.
     """
@@ -110,7 +110,7 @@ class _Notices(io.FileIO):
 
 def prepare() -> None:
     """Replace closed standard streams by /dev/null. Call this before anything is opened: a file or
-    connection that got the number of a closed stream would be used as that stream."""
+    connection that got a closed stream's number would be used as that stream."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -123,8 +123,8 @@ def prepare() -> None:
 
 
 def _text(raw: io.FileIO, before: TextIO | None) -> TextIO:
-    """Return a stream like `before` that escapes what a terminal would obey. Characters from hosts
-    that the terminal's encoding lacks become `?` instead of an error."""
+    """Return a stream like `before` that escapes what a terminal would interpret. Characters from
+    hosts that are not in the terminal's encoding become `?` instead of an error."""
     stream = io.TextIOWrapper(
         io.BufferedWriter(raw),
         encoding=before.encoding if before else "utf-8",
@@ -136,5 +136,5 @@ def _text(raw: io.FileIO, before: TextIO | None) -> TextIO:
 
 
 def drop_stdout() -> None:
-    """Discard buffered output: Python would try to write it again when it ends."""
+    """Discard buffered output: Python would try to write it again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -46,7 +46,7 @@ def tunnel(
         if target == DASHBOARD:
             token = NodePaths(opened.inventory.cluster).ray_token
             print(
-                f"it wants Ray's token, which this prints: clusterctl exec --sudo --limit "
+                "it requires Ray's token, which this prints: clusterctl exec --sudo --limit "
                 f"{opened.inventory.head.name} -- cat {token}",
                 file=sys.stderr,
             )

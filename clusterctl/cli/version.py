@@ -28,7 +28,7 @@ def version(
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show clusterctl's version, or those of all that runs on hosts."""
+    """Show the version of clusterctl, or of everything on the hosts."""
     if not cluster:
         document = {"clusterctl": __version__, "commit": commit()}
         print(json.dumps(document) if as_json else version_line())

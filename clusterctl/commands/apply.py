@@ -1,4 +1,4 @@
-"""`apply`: bring all services of the cluster to what a fleet file says, as `serve` does for one."""
+"""`apply`: make all services of the cluster match a fleet file, as `serve` does for one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from clusterctl.transport.lock import ClusterLock
 
 @dataclass(frozen=True)
 class FleetDecision:
-    """What one survey and the planning of all services came to."""
+    """The outcome of one survey and of planning all services."""
 
     survey: Survey
     services: Mapping[str, Decision]  # In the order of planning: those that free GPUs come first
@@ -47,7 +47,7 @@ class FleetDecision:
         return bool(self.services[name].changes.lines)
 
     def unproven(self, name: str) -> bool:
-        """Whether the service changes, or does not serve yet, as after a run that was ended."""
+        """Whether the service changes, or is not serving yet, as after an interrupted run."""
         declared = self.survey.service(name)
         serving = {replica.name for replica in declared.replicas if replica.serves}
         planned = {replica.name for replica in self.services[name].plan.replicas}
@@ -56,7 +56,7 @@ class FleetDecision:
 
 @dataclass(frozen=True)
 class Applied:
-    """The services of the file that changed or were not ready, as they are proven now."""
+    """The services of the file that changed or were not ready, with their proofs."""
 
     served: Mapping[str, Served]
     decision: FleetDecision
@@ -72,13 +72,14 @@ def run(
     agree: Agree,
     sink: EventSink,
 ) -> Applied:
-    """Bring the cluster to these services. Running it twice changes nothing, and after an
+    """Make the cluster run these services. Running it twice changes nothing, and after an
     interruption it continues. A service that fails does not keep the others from changing.
 
     base   the directory at which relative paths of flags start
     prune  whether services that are not among these are stopped
 
-    Raises the errors of all services: before anything changes as `serve`, later as `Rollout.run`.
+    Raises the errors of all services: before anything changes those of `serve`, later those of
+    `Rollout.run`.
     """
     wanted, problems = list[Wanted](), list[ClusterctlError]()
     for request in requests:
@@ -102,7 +103,7 @@ def run(
 
 
 def decide_all(survey: Survey, wanted: Sequence[Wanted], *, prune: bool) -> FleetDecision:
-    """Plan all services, each on what those before it leave. Raises the problems of all."""
+    """Plan all services, each on what the previous ones leave free. Raises the problems of all."""
     names = {each.request.name or "": each for each in wanted}
     others = [name for name in survey.services if name not in names]
     pruned = {name: survey.service(name).replicas for name in (others if prune else ())}
@@ -121,7 +122,7 @@ def decide_all(survey: Survey, wanted: Sequence[Wanted], *, prune: bool) -> Flee
             problems.append(
                 UsageError(
                     f"{name}: the api-key in its config file differs from the cluster's key, "
-                    "which all services have",
+                    "which all services share",
                     hint="remove api-key from the file; or, before any service runs, set the "
                     "cluster's key by serving this one alone with `serve --config`",
                 )
@@ -136,9 +137,10 @@ def decide_all(survey: Survey, wanted: Sequence[Wanted], *, prune: bool) -> Flee
         for replica in replicas
     ]
     lines += [f"{name}: take it out of the gateway" for name, left in pruned.items() if not left]
-    notes = [f"{name} is not in the file, and is left as it is" for name in others if not prune]
+    notes = [f"{name} is not in the file, so it stays as it is" for name in others if not prune]
     notes += [
-        f"{name}: its replica on {member.host} starts again with that host: then --prune once more"
+        f"{name}: its replica on {member.host} will start again with that host: then run --prune "
+        "again"
         for name in pruned
         for member in survey.service(name).lost
     ]
@@ -151,7 +153,7 @@ def decide_all(survey: Survey, wanted: Sequence[Wanted], *, prune: bool) -> Flee
 
 
 def _claim(survey: Survey, request: ServiceRequest) -> int:
-    """How many replicas more than it has now a service asks for; `max` takes what others leave."""
+    """How many more replicas a service requests than it has now; `max` takes what others leave."""
     if request.replicas == "max":
         return 2**31
     return (request.replicas or 1) - len(survey.service(request.name or "").replicas)
@@ -181,7 +183,8 @@ def _without(survey: Survey, leaving: Sequence[Replica], services: Collection[st
 def _bring_about(
     decision: FleetDecision, lock: ClusterLock | None, sink: EventSink
 ) -> dict[str, Served]:
-    """Stop what is pruned, then change services: those that free GPUs first, the others together.
+    """Stop pruned services, then change the others: first those that free GPUs, then the rest
+    together.
 
     Raises the errors of all services that failed."""
     errors: list[ClusterctlError] = []
@@ -216,8 +219,8 @@ def _bring_up(decision: Decision, *, lock: ClusterLock | None, sink: EventSink) 
 def _named(
     error: ClusterctlError, request: ServiceRequest, holding: Sequence[str] = ()
 ) -> list[ClusterctlError]:
-    """Return the single errors, with the service's name and the file's key in place of flags.
-    `holding`: services that are not in the file, and hold GPUs."""
+    """Return the individual errors, with the service's name, and the file's keys instead of flags.
+    `holding`: services that are not in the file but hold GPUs."""
     found = list(error.errors) if isinstance(error, Problems) else [error]
     for one in found:
         if isinstance(one, DoesNotFit) and (one.hint or "").startswith("--replicas "):

@@ -33,7 +33,7 @@ def run(
     credentials: Credentials,
     sink: EventSink,
 ) -> BatchCount:
-    """Send the requests that `answers` has no answer for, and add the answers to it.
+    """Send the requests that have no answer in `answers`, and append the answers to it.
 
     Raises UsageError for an unknown service, ConnectionFailed if it does not answer, Interrupted
     after Ctrl-C, and Problems with the invalid lines of `requests`.

@@ -31,7 +31,7 @@ from clusterctl.transport.credentials import Credentials
 
 @dataclass(frozen=True)
 class MeasuredLoad:
-    """The runs of a load, its estimate by the planner, and how they compare with the last time."""
+    """The runs of a load, the planner's estimate, and how they compare with the last time."""
 
     runs: Sequence[BenchResult]
     predicted: Load | None  # None without an estimate, as on CPUs
@@ -39,7 +39,7 @@ class MeasuredLoad:
 
     @property
     def result(self) -> BenchResult:
-        """The run in the middle, by its tokens/s."""
+        """The median run, by tokens/s."""
         ordered = sorted(self.runs, key=lambda run: run.figures.tokens_per_s)
         return ordered[len(ordered) // 2]
 
@@ -77,11 +77,10 @@ def run(
     runs: int = 1,
 ) -> list[MeasuredLoad]:
     """Measure each service with each load, `runs` times, one after the other; without `names`, the
-    only service.
-    Results are kept on the head as soon as they are there.
+    only service. Each result is stored on the head at once.
 
     Raises UsageError for a service that is unknown, not ready, or generates no text, and for a vLLM
-    without the command; StepFailed for a benchmark without result; Interrupted.
+    without the command; StepFailed for a benchmark without a result; Interrupted.
     """
     file = str(NodePaths(inventory.cluster).logs / "bench.jsonl")
     with connected(inventory.hosts, credentials) as transports:
@@ -113,7 +112,7 @@ def run(
 
 
 def speed_model(survey: Survey, document: ServiceDocument) -> SpeedModel | None:
-    """Return the planner's speed model of a service as it is served; None if it has none, or
+    """Return the planner's speed model for a service as it is served; None if it has none, or
     several replicas."""
     if len(survey.service(document.name).replicas) > 1:
         return None
@@ -131,7 +130,7 @@ def speed_model(survey: Survey, document: ServiceDocument) -> SpeedModel | None:
 
 
 def predicted(speed: SpeedModel | None, load: BenchLoad) -> Load | None:
-    """Return the estimate; None for an open load, whose speed the users set."""
+    """Return the estimate; None for an open load, whose speed depends on the users."""
     if speed is None or load.concurrency is None:
         return None
     at_once = min(load.concurrency, load.requests)

@@ -34,8 +34,8 @@ def make_plan(
 ) -> tuple[Plan, tuple[ClusterctlError, ...]]:
     """Return the plan of `run` for `hosts`. Reports to `sink` which interfaces they would use.
 
-    Where requirements keep `run` from starting, the plan has the first stages for the hosts that
-    meet theirs, and the errors of the others come with it."""
+    If requirements keep `run` from starting, the plan has the first stages for the hosts that meet
+    theirs, along with the errors of the others."""
     hosts = tuple(hosts)
     with connected(inventory.hosts, credentials) as transports:
         survey = take_survey(inventory, transports)
@@ -70,10 +70,10 @@ def run(
     """Bootstrap `hosts`, then prove that they and the head have joined Ray, and that collectives
     work over their links.
 
-    Hosts left out are only asked for their place in the cluster, and need not answer.
+    Hosts left out are only queried for their place in the cluster, and need not answer.
 
-    `agree` is shown the plan and raises when the user declines. Raises the errors of all hosts
-    together; RayNotFormed when Ray does not reach the nodes and GPUs declared in the inventory.
+    `agree` gets the plan, and raises if the user declines. Raises the errors of all hosts together;
+    RayNotFormed when Ray does not reach the nodes and GPUs declared in the inventory.
     """
     hosts = tuple(hosts)
     names, engines = tuple(host.name for host in hosts), Engines(driver_for)

@@ -1,4 +1,4 @@
-"""`check`: compare the inventory with the hosts' facts, and try every pair of hosts. Changes
+"""`check`: compare the inventory with the hosts' facts, and test every pair of hosts. Changes
 nothing; reports all problems together."""
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ NOT_TRIED = "the fabric gate was not run: fix the other problems first"
 
 @dataclass(frozen=True)
 class Report:
-    """Result of `check`; bootstrap may begin if `errors` is empty."""
+    """Result of `check`; bootstrap may start if `errors` is empty."""
 
     facts: dict[str, HostFacts]
     choices: dict[str, tuple[str, ...]]  # Address and interfaces of each host, with the reasons
@@ -145,7 +145,7 @@ def _unreadable_files(inventory: Inventory) -> Iterator[RequirementsNotMet]:
 
 
 def _between_hosts(survey: Survey, topology: Topology | None) -> PairResults:
-    """Try every pair of the hosts that have a place in the cluster."""
+    """Test every pair of hosts that have a place in the cluster."""
     if topology is None:
         return PairResults((), {}, {})
     unrated = ""
@@ -209,6 +209,6 @@ def _new(
 def _clocks_once(
     found: Iterable[ClusterctlError], between: Iterable[ClusterctlError]
 ) -> list[ClusterctlError]:
-    """Drop clock errors of links where the host's own facts have shown the wrong clock already."""
+    """Drop clock errors of links if the host's own facts already showed the wrong clock."""
     wrong = {error.host for error in found if error.hint == CLOCK_HINT}
     return [error for error in between if error.hint != CLOCK_HINT or error.host not in wrong]

@@ -1,4 +1,4 @@
-"""`diagnose`: name the causes of failures from logs, of a cluster or of files at hand."""
+"""`diagnose`: find the causes of failures in the logs of a cluster, or in files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _FLAG = re.compile(r"--[a-z][a-z0-9-]+")
 
 def of_files(paths: Sequence[Path]) -> list[Cause]:
     """Return the causes in log files, in all files of directories, in stdin (`-`), or in an archive
-    of `diagnose --bundle`, at the time when it was made.
+    of `diagnose --bundle`, as of the time when it was made.
 
     Raises UsageError with every path that cannot be read.
     """
@@ -99,10 +99,10 @@ def of_cluster(
 ) -> tuple[list[Cause], tuple[ClusterctlError, ...]]:
     """Return the causes in the logs of all hosts, and the errors of hosts that were not reached.
 
-    Without `service`, what is wrong now and what the last failures were; with it, all starts of
-    that service. `bundle`: the archive to write with all that hosts recorded, without secrets.
-    Raises UsageError for a service that does not exist, and for a bundle that cannot be written,
-    and RequirementsNotMet if no host answers.
+    Without `service`, what is wrong now and the last failures; with it, all starts of that service.
+    `bundle`: an archive to write with everything that hosts recorded, without secrets. Raises
+    UsageError for a service that does not exist, and for a bundle that cannot be written, and
+    RequirementsNotMet if no host answers.
     """
     if bundle:
         compressor_for(bundle)
@@ -184,7 +184,7 @@ def _of_hosts(answers: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
 
 
 def _ends(transport: Transport, order: dict[str, object]) -> dict[str, str]:
-    """Return the ends of the host's logs by name, and of its kernel's."""
+    """Return the ends of the host's logs by name, and of its kernel log."""
     said = python.ask(
         transport, LOG_ENDS, order, doing="reading the logs", timeout=deadlines.LOG_TAILS, sudo=True
     )

@@ -42,7 +42,7 @@ def run(
     sink: EventSink,
 ) -> int:
     """Take the cluster down on `hosts`, and return the number of changes. Hosts that do not answer
-    do not prevent the others.
+    do not hold up the others.
 
     The head is contacted in any case, for the cluster's lock. Raises the errors of all hosts
     together, after the others are done.
@@ -51,7 +51,7 @@ def run(
     with connected(inventory.with_head(limited), credentials) as transports:
         survey = take_survey(inventory, transports)
         for stranger in survey.strangers:
-            sink(Note(f"{stranger.summary}; it is left as it is", stranger.host))
+            sink(Note(f"{stranger.summary}; it stays as it is", stranger.host))
         mine = {name: view for name, view in survey.views.items() if name in limited}
         head = survey.views.get(inventory.head.name)
         if head is None:
@@ -83,8 +83,8 @@ def run(
 
 
 def _lock_of(inventory: Inventory, head: HostView | None) -> AbstractContextManager[Held]:
-    """Return the cluster's lock; one that nobody else sees if the head does not answer, so that the
-    other hosts are still taken down."""
+    """Return the cluster's lock, or a dummy if the head does not answer, so that the other hosts
+    are still taken down."""
     if head is None:
         return nullcontext(_Unlocked())
     return ClusterLock(head.transport, inventory.cluster, "down")
@@ -92,4 +92,4 @@ def _lock_of(inventory: Inventory, head: HostView | None) -> AbstractContextMana
 
 class _Unlocked:
     def ensure_held(self) -> None:
-        """Nothing can be lost."""
+        """Do nothing: there is no lock to lose."""

@@ -1,4 +1,4 @@
-"""`drain` and `undrain`: a host without replicas, which gets none until it is undrained."""
+"""`drain` and `undrain`: keep a host without replicas until it is undrained."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class DrainPlan:
 
     @property
     def lines(self) -> list[str]:
-        """Return the changes; none if the host is drained."""
-        marked = [f"give {self.host} no more replicas"] if self.marks else []
+        """Return the changes; none if the host is already drained."""
+        marked = [f"stop placing replicas on {self.host}"] if self.marks else []
         return [*marked, *(line for each in self.moves for line in each.lines)]
 
 
@@ -43,9 +43,9 @@ def drain(
     """Move all replicas away from `host`; return whether anything changed. Running it twice changes
     nothing, and after an interruption it continues.
 
-    `agree` shows the plan and returns, or raises if the user declines. The host is marked first, so
-    that no other run gives it replicas. Raises UsageError for an unknown host, RequirementsNotMet
-    for services that cannot be moved, and as `Rollout.run`.
+    `agree` shows the plan, and raises if the user declines. The host is marked first, so that no
+    other run places replicas on it. Raises UsageError for an unknown host, RequirementsNotMet for
+    services that cannot be moved, and what `Rollout.run` raises.
     """
     with connected(inventory.hosts, credentials) as transports:
 
@@ -67,7 +67,7 @@ def drain(
 
 
 def undrain(inventory: Inventory, host: str, credentials: Credentials) -> bool:
-    """Let `host` get replicas again; return whether it was drained. Raises UsageError for an
+    """Allow replicas on `host` again; return whether it was drained. Raises UsageError for an
     unknown host."""
     head = inventory.head
     with (

@@ -16,8 +16,8 @@ from clusterctl.transport.credentials import Credentials
 def run(
     inventory: Inventory, asked: FitArguments, credentials: Credentials, hub: HubShapes
 ) -> FitReport:
-    """Return the report for the inventory's hosts, with the figures of the image's own vLLM where
-    the formulas are not proven, or with `asked.ask`. `hub` is asked for a model that neither a host
+    """Return the report for the inventory's hosts, with figures from the image's own vLLM if the
+    formulas are not proven, or with `asked.ask`. `hub` is queried for a model that neither a host
     nor the catalogue has. Raises UsageError, DoesNotFit, connection errors, what `hub` raises."""
     asked.request()  # refuse a bad request before contacting any host
     with connected(inventory.hosts, credentials) as transports:
@@ -26,7 +26,7 @@ def run(
 
 
 def fit_on(survey: Survey, asked: FitArguments, hub: HubShapes | None = None) -> FitReport:
-    """Plan as `run`, without the hosts that `serve` would plan without, too."""
+    """Plan like `run`, without the hosts that `serve` would also leave out."""
     survey = survey.without_dead().require_answers()
     request, files = plan_request(survey, asked, hub)
     report = with_edition_note(plan(request), asked.request().model, request.hardware)

@@ -58,8 +58,8 @@ def run(
     inventory: Callable[[], Inventory],
     store: BlobStore | None = None,
 ) -> BundledImages:
-    """Find every image, then write the file. Raises the errors of all images together, first
-    UsageError for invalid names and an invalid platform.
+    """Find every image, then write the file. Raises the errors of all images together, and before
+    that UsageError for invalid names and an invalid platform.
 
     `inventory` is called only if `chosen` names a host.
     """
@@ -72,7 +72,7 @@ def run(
         hint = "--platform linux/amd64, or linux/arm64"
         invalid.append(UsageError(f"{bundle.platform!r} is not a valid platform", hint=hint))
     if bundle.pip_index and not bundle.with_ray:
-        invalid.append(UsageError("--pip-index is where Ray comes from", hint="add --with-ray"))
+        invalid.append(UsageError("--pip-index is the source of Ray", hint="add --with-ray"))
     raise_all(invalid)
     with ExitStack() as stack:
         find = _opener(bundle, credentials, store or BlobStore(), say, inventory, stack)
@@ -124,7 +124,7 @@ def _opener(
             make_node_image(driver, reference, pip_index=bundle.pip_index, say=say)
         made = made_from(driver, reference)
         if made is None:
-            raise StepFailed(f"the image with Ray of {reference} is gone", host=driver.host)
+            raise StepFailed(f"the image of {reference} with Ray is gone", host=driver.host)
         return made, node_tag(made)
 
     if bundle.chosen == "registry" and not bundle.with_ray:

@@ -1,4 +1,4 @@
-"""`image ls`: which host's engine has which image. Changes nothing."""
+"""`image ls`: which images each host's engine has. Changes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clusterctl.transport.fanout import failures, fan_out, values
 
 @dataclass
 class ListedImage:
-    """One image, which may have other names and IDs on other hosts."""
+    """One image, which may have different names and IDs on different hosts."""
 
     size: int  # Bytes, unpacked
     names: set[str] = field(default_factory=set)
@@ -28,8 +28,8 @@ class ListedImage:
 
 @dataclass(frozen=True)
 class ImageList:
-    """The images of all hosts, those in use and the largest first, and the errors of hosts that did
-    not answer."""
+    """The images of all hosts, sorted by use and size, and the errors of hosts that did not
+    answer."""
 
     images: tuple[ListedImage, ...]
     errors: tuple[ClusterctlError, ...]
@@ -41,7 +41,7 @@ def run(
     credentials: Credentials,
     driver: Callable[[Transport], ContainerDriver] = driver_for,
 ) -> ImageList:
-    """Ask all hosts in parallel. A host that does not answer does not delay the others."""
+    """Query all hosts in parallel. A host that does not answer does not delay the others."""
 
     def look(host: Transport) -> tuple[list[Image], list[Container]]:
         engine = driver(host)

@@ -74,8 +74,8 @@ def run(
 ) -> PushedImage:
     """Deliver the image to the hosts. A second run transfers nothing.
 
-    `agree` is shown the plan and raises when the user declines. Raises the errors of all hosts
-    together; a failed host does not stop delivery to the others.
+    `agree` gets the plan, and raises if the user declines. Raises the errors of all hosts together;
+    a failed host does not stop delivery to the others.
     """
     sink, began, changed = one_at_a_time(sink), time.monotonic(), 0
     cluster, head = push.inventory.cluster, push.inventory.head.name

@@ -1,4 +1,4 @@
-"""`init`: make an inventory from addresses. One probe per host, then bootstrap's rules."""
+"""`init`: create an inventory from addresses: one probe per host, then bootstrap's rules."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run(
     """Probe `hosts` and choose. Changes only known_hosts, if `accept_keys` returns True.
 
     Raises ConnectionFailed of all hosts together, UsageError for options that are invalid in an
-    inventory, RequirementsNotMet if no network is shared, or a tie that the user does not decide.
+    inventory, RequirementsNotMet if no network is shared, or if the user leaves a tie undecided.
     """
     _inventory(options, (Host(name="any", address="any", role="head"),))  # before hosts are asked
     answers = _ask(hosts, options, credentials, accept_keys)
@@ -126,7 +126,7 @@ def _refused(error: Mapping[str, Any]) -> UsageError:
 def _ask(
     hosts: Sequence[Host], options: InitOptions, credentials: Credentials, accept_keys: AcceptKeys
 ) -> dict[str, Probe]:
-    """Probe the hosts, and probe again those whose key the user accepted. Returns the answers by
+    """Probe the hosts, and those whose key the user accepts a second time. Return the answers by
     the word that named each host."""
 
     def look(names: Collection[str]) -> dict[str, Outcome[Probe]]:
@@ -165,9 +165,9 @@ def _ask(
 def choose_networks(
     inventory: Inventory, facts: Mapping[str, HostFacts], decide: Decide
 ) -> tuple[Inventory, Topology]:
-    """Return the topology, asking the user about ties; each answer decides for at least one host.
+    """Return the topology, asking the user about ties; each answer settles at least one host.
 
-    Raises the errors of the choice, if it is not a tie or remains undecided.
+    Raises the errors of the choice, unless the user settles all ties.
     """
     for _ in facts:
         try:

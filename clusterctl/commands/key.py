@@ -29,7 +29,7 @@ from clusterctl.transport.lock import ClusterLock
 
 @dataclass(frozen=True)
 class KeysInEffect:
-    """The head's gateway once all follow the keys, but those of dead hosts."""
+    """The head's gateway, once all gateways use the keys, except those of dead hosts."""
 
     gateway: GatewayState
     away: tuple[str, ...]  # Hosts with a gateway that neither answer nor are in Ray
@@ -37,7 +37,7 @@ class KeysInEffect:
 
 @dataclass(frozen=True)
 class ListedKey:
-    """A named key, and what was asked with it."""
+    """A named key and its usage."""
 
     key: NamedKey
     use: KeyUse
@@ -51,9 +51,9 @@ def create(
     requests_per_minute: int,
     tokens_per_day: int,
 ) -> tuple[str, KeysInEffect]:
-    """Make a key and return it once it is in effect. It is kept nowhere; its hash is.
+    """Create a key, and return it once it is in effect. Only its hash is stored.
 
-    Raises UsageError for a name that is taken, StepFailed if a gateway does not follow.
+    Raises UsageError for a name that is taken, StepFailed if a gateway does not load it.
     """
     key = new_secret()
     named = NamedKey(name, digest(key), time.time(), requests_per_minute, tokens_per_day)
@@ -61,7 +61,7 @@ def create(
 
 
 def revoke(inventory: Inventory, name: str, credentials: Credentials) -> KeysInEffect:
-    """Remove a key, and wait until all gateways refuse it. Raises as `create`."""
+    """Remove a key, and wait until all gateways refuse it. Raises what `create` raises."""
     return _change(inventory, credentials, lambda document: without_key(document, name))
 
 
@@ -69,9 +69,9 @@ def replace_own(
     inventory: Inventory, credentials: Credentials, *, agree: Callable[[Survey], None]
 ) -> tuple[str, ...]:
     """Replace the cluster's own key on the head and on hosts with a gateway; return the services
-    that have to restart with it. The gateway accepts both until no replica asks for the old one.
+    that must restart with it. The gateway accepts both until no replica requires the old one.
 
-    `agree` is shown the cluster before, and raises when the user declines.
+    `agree` gets the cluster first, and raises if the user declines.
     """
     with connected(inventory.hosts, credentials) as transports:
         survey = take_survey(inventory, transports).require_answers()

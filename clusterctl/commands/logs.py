@@ -35,7 +35,7 @@ class _NoSuchLog(RequirementsNotMet):
     """A host has no such log; `there` lists the logs that it has."""
 
     def __init__(self, log: str, host: str, there: tuple[str, ...]) -> None:
-        super().__init__(f"there is no {log} there", host=host, hint="clusterctl status")
+        super().__init__(f"it has no {log}", host=host, hint="clusterctl status")
         self.there = there
 
 
@@ -61,10 +61,10 @@ def read(
 ) -> Iterator[tuple[str, str]]:
     """Yield (host, line): each host's last `lines`, then, with `follow`, new lines as they arrive.
 
-    A service's log is on the head, and those of its replicas are on their hosts: then `host` is
-    followed by the replica's name. `report` is called with each host's error when it occurs,
-    since with `follow` the end may never come. Raises the errors of all hosts at the end, or
-    UsageError with the names of existing logs if no host has this one.
+    A service's log is on the head, and its replicas' logs are on their hosts: then `host` is
+    followed by the replica's name. `report` is called with each host's error as it occurs, since
+    with `follow` there may be no end. Raises the errors of all hosts at the end, or UsageError with
+    the names of existing logs if no host has this one.
     """
     file = log_file(inventory, name)
     of_service = name is not None and name != "ray"
@@ -92,13 +92,13 @@ def read(
     missing = [error for error in failed if isinstance(error, _NoSuchLog)]
     if name is not None and len(missing) == len(sources):
         there = ", ".join(sorted({log for error in missing for log in error.there})) or "none"
-        raise UsageError(f"no log is named {name}; logs: {there}", hint="clusterctl status")
+        raise UsageError(f"there is no log {name}; logs: {there}", hint="clusterctl status")
     raise_all(failed)
 
 
 def _replicas(inventory: Inventory, head: Transport, name: str) -> list[tuple[str, str, str]]:
     """Return label, host and log of each replica of the service `name`, or of the replica `name`;
-    of a service without replicas, those of its log on the head."""
+    for a service without replicas, those of its log on the head."""
     paths = NodePaths(inventory.cluster)
     own = (head.host.name, head.host.name, str(paths.log(name)))
     data = head.read_file(members_file(inventory.cluster, service_of(name)))

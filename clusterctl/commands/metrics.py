@@ -16,9 +16,9 @@ from clusterctl.transport.credentials import Credentials
 
 
 def configuration(inventory: Inventory, credentials: Credentials) -> dict[str, str]:
-    """Return the files by their paths below the directory that they are for.
+    """Return the files by their paths below the target directory.
 
-    Raises RequirementsNotMet or ConnectionFailed if a host does not say what listens on it.
+    Raises RequirementsNotMet or ConnectionFailed if a host does not report what listens on it.
     """
     with connected(inventory.hosts, credentials) as transports:
         survey = take_survey(inventory, transports)
@@ -27,7 +27,7 @@ def configuration(inventory: Inventory, credentials: Credentials) -> dict[str, s
 
 
 def state(inventory: Inventory, credentials: Credentials) -> bytes:
-    """Return what `status` finds as samples in Prometheus' text format."""
+    """Return the status as samples in Prometheus' text format."""
     with connected(
         inventory.hosts, credentials, connect_timeout=deadlines.STATUS_CONNECT
     ) as transports:

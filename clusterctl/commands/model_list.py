@@ -1,4 +1,4 @@
-"""`model ls`: which host has which model, in one round trip each; reads no weights. `model search`:
+"""`model ls`: which models each host has, in one round trip each; reads no weights. `model search`:
 the GPUs to search for."""
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class ModelList:
 
 
 def run(inventory: Inventory, hosts: Iterable[Host], credentials: Credentials) -> ModelList:
-    """Ask all hosts in parallel. A host that does not answer does not delay the others."""
+    """Query all hosts in parallel. A host that does not answer does not delay the others."""
     with connected(hosts, credentials) as transports:
         found = fan_out(transports, lambda each: look_at_models(each, inventory.models))
     return ModelList(inventory.models, tuple(holdings(values(found))), tuple(failures(found)))
 
 
 def gpus_of_cluster(inventory: Inventory, credentials: Credentials) -> tuple[GpuModel, ...]:
-    """Return the GPUs that the inventory declares by name; if it leaves some open, those that the
-    hosts report, of hosts that answer."""
+    """Return the GPUs that the inventory declares by name, or, if it leaves some open, those
+    reported by the hosts that answer."""
     declared = [gpu for host in inventory.hosts for gpu in host.gpus]
     if declared and all(gpu.model and (gpu.memory or find_gpu(gpu.model)) for gpu in declared):
         return tuple(gpu_of_host(str(gpu.model), (gpu.memory or 0) // MIB) for gpu in declared)

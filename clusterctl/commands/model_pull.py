@@ -1,7 +1,7 @@
 """`model pull`: deliver a model from a hub to every host, through this machine or through a host.
 
-Through a host: it downloads the model and then heads the chain. Through this machine: the model is
-downloaded and delivered at the same time.
+A host downloads the model and then heads the chain; this machine downloads and delivers it at the
+same time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ HubName = Literal["hf", "modelscope"]
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model of a hub, as the user requested it."""
+    """A model on a hub, as requested by the user."""
 
     hub: HubName
     model_id: str
@@ -84,7 +84,7 @@ def hub_model(
     if name is not None:
         require_name(name)
     if hub not in ("hf", "modelscope"):
-        raise UsageError(f"--source {hub} is not known", hint="--source hf, or modelscope")
+        raise UsageError(f"--source {hub} is unknown", hint="--source hf, or modelscope")
     hub_id = resolve(asked, models).hub_id
     if asked.startswith("/") or hub_id is None:
         raise UsageError(
@@ -126,7 +126,7 @@ def run(
 
 
 class FromHub:
-    """Finds a model where it is near: on a host that has it, else on the hub, from where the first
+    """Finds the nearest source of a model: a host that has it, else the hub, from which the first
     host that reaches it downloads it, or this machine if none does. `stack` ends the download."""
 
     def __init__(self, pull: HubModel, to: Destination, stack: ExitStack, sink: EventSink) -> None:
@@ -154,8 +154,8 @@ class FromHub:
         return Supply(manifest, f"{name}, downloaded by {host}", fetch=through_it)
 
     def _host_that_reaches(self, listing: Listing, views: Mapping[str, HostView]) -> str | None:
-        """Return the first host that gets a file of the model without the user's token. The bytes
-        then never cross the link of this machine, which may be at home."""
+        """Return the first host that can download a file of the model without the user's token. The
+        bytes then do not cross the link of this machine, which may be at home."""
         if any(self._hub.cached(listing, file) for file in listing.files):
             return None  # this machine has some of them already
         asked = [host.name for host in self._to.hosts][:ASKED]
@@ -169,7 +169,7 @@ class FromHub:
         return next((name for name in asked if answers.get(name) == OK), None)
 
     def _here(self, listing: Listing) -> Supply:
-        """Begin the download on this machine; hosts get the bytes while they arrive."""
+        """Start the download on this machine; hosts get the bytes as they arrive."""
         directory = download_directory(listing)
         self._stack.enter_context(only_one(directory, listing.model_id))
         require_room(listing, self._hub, directory)
@@ -186,7 +186,7 @@ class FromHub:
         )
 
     def _through(self, view: HostView, listing: Listing) -> Supply:
-        """Have a host download the model, and return the supply from there."""
+        """Have a host download the model, and return the supply from it."""
         models, name = self._to.inventory.models, view.host.name
         expected, host = listing.manifest(self._pull.name), look_at_models(view.transport, models)
         if problem := no_room(expected, need(expected, host), host):
@@ -210,7 +210,7 @@ def note_unhashed(listing: Listing, sink: EventSink) -> None:
     """Report the files without a published hash, of which only the size can be checked."""
     for file in listing.files:
         if not file.sha256 and not file.git_sha1:
-            sink(Note(f"{file.path}: the hub publishes no hash of it, only its size is checked"))
+            sink(Note(f"{file.path}: the hub publishes no hash of it, so only its size is checked"))
 
 
 def _held(

@@ -44,7 +44,7 @@ class Removal:
 
     @property
     def shown(self) -> Set[object]:
-        """What changes; empty for a host that is removed."""
+        """What changes; empty for a host that was already removed."""
         return {*self.lines, *self.plan.shown, *(("undrain",) if self.drained else ())}
 
 
@@ -57,18 +57,18 @@ def run(
     agree: Callable[[Removal], None],
     sink: EventSink,
 ) -> tuple[bool, int]:
-    """Move replicas away from `host`, take down its node, and tell the other hosts that it is none
-    any more. Return whether anything changed, and the line of the inventory to delete.
+    """Move replicas away from `host`, take down its node, and remove it from the other hosts'
+    lists. Return whether anything changed, and the inventory line to delete.
 
-    A host that is dead can be removed: its replicas start elsewhere where there is room. Running it
-    twice changes nothing, and after an interruption it continues. Raises UsageError for the head
-    and for unknown hosts, RequirementsNotMet for services that cannot be moved, and as
-    `Rollout.run`.
+    A dead host can be removed: its replicas start elsewhere if there is room. Running it twice
+    changes nothing, and after an interruption it continues. Raises UsageError for the head and for
+    unknown hosts, RequirementsNotMet for services that cannot be moved, and what `Rollout.run`
+    raises.
     """
     if host == inventory.head.name:
         raise UsageError(
-            f"{host} is the head, without which there is no cluster: Ray's state and the list of "
-            "services are there",
+            f"{host} is the head, without which there is no cluster: it has Ray's state and the "
+            "list of services",
             hint=f"give `role: head` to another host in {inventory.file}, and `role: worker` to "
             f"{host}; clusterctl bootstrap {inventory.file}; then remove it",
         )
@@ -121,8 +121,8 @@ def plan_removal(full: Survey, host: str, *, purge: bool) -> Removal:
 
 
 def nodes_besides(full: Survey, host: str) -> Survey:
-    """Return the survey of the other hosts, without those that answer and are no nodes: such as one
-    that was removed before, and is in the inventory still."""
+    """Return the survey of the other hosts, without those that answer but are not nodes, such as
+    one that was removed but is still in the inventory."""
     inventory = full.inventory
     hosts = tuple(
         each

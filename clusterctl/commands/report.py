@@ -1,4 +1,5 @@
-"""`report`: all that is known of a cluster, as a document to draw. Changes nothing on hosts."""
+"""`report`: everything known about a cluster, as a document for charts. Changes nothing on
+hosts."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def run(
 ) -> dict[str, Any]:
     """Return the document; hosts that do not answer are in it, with the reason.
 
-    `bandwidth`: measure the throughput between hosts although services use the same links.
+    `bandwidth`: measure the throughput between hosts, although services use the same links.
     """
     with connected(
         inventory.hosts, credentials, connect_timeout=deadlines.STATUS_CONNECT
@@ -129,7 +130,7 @@ def _pairs(survey: Survey, *, bandwidth: bool) -> dict[str, Any]:
 
 
 def _memory(survey: Survey) -> list[dict[str, Any]]:
-    """Return the memory of each rank in GiB: as predicted, and what its log says of it."""
+    """Return the memory of each rank in GiB: as predicted, and as its log reports it."""
     found = []
     for replica in survey.replicas.values():
         document, host = replica.document, replica.host

@@ -1,4 +1,4 @@
-"""`restart`: start a service again as it is declared, one replica after the other."""
+"""`restart`: restart a service as declared, one replica after the other."""
 
 from __future__ import annotations
 
@@ -56,9 +56,8 @@ def run(
 ) -> dict[str, Proof]:
     """Restart the service, or the one replica, called `name`; return the proofs by replica.
 
-    `agree` shows the plan and returns, or raises if the user declines. All hosts must answer: vLLM
-    starts only while Ray has every node. Raises UsageError for an unknown name, and as
-    `Rollout.run`.
+    `agree` shows the plan, and raises if the user declines. All hosts must answer: vLLM starts only
+    while Ray has every node. Raises UsageError for an unknown name, and what `Rollout.run` raises.
     """
     with connected(inventory.hosts, credentials) as transports:
 
@@ -84,7 +83,7 @@ def restarted(survey: Survey, replica: Replica) -> PlannedReplica:
 
 
 def again(document: ServiceDocument) -> ServiceDocument:
-    """Return the document with another fingerprint, by which its supervisor restarts vLLM. `serve`
+    """Return the document with a new fingerprint, which makes its supervisor restart vLLM. `serve`
     compares commands and environments instead, and finds nothing changed afterwards."""
     now = f"{fingerprint(document.argv, document.env)} restarted at {time():.6f}"
     return replace(document, fingerprint=now)
@@ -112,13 +111,13 @@ def prepare_again(
     survey: Survey, now: Sequence[Replica], planned: Sequence[PlannedReplica], sink: EventSink
 ) -> None:
     """Make sure that the replicas can start again before they stop. Raises RequirementsNotMet for
-    hosts that lost the model, and as `prepare_hosts`."""
+    hosts that lost the model, and what `prepare_hosts` raises."""
     asked = question_again(survey, now[0].document)
     hosts = {host for each in planned for host in each.layout.hosts}
     prepare_hosts(survey, planned, asked.model, asked.require_location(hosts), sink)
 
 
 def _none_draining(members: MembersDocument) -> MembersDocument:
-    """Return the members without marks that an interrupted run has left."""
+    """Return the members without marks left by an interrupted run."""
     admitted = [replace(member, draining=False) for member in members.members]
     return replace(members, members=admitted)

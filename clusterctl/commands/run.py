@@ -1,4 +1,4 @@
-"""`run`: one's own Python script in the head's node container, beside Ray."""
+"""`run`: your own Python script in the head's node container, next to Ray."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from clusterctl.transport.credentials import Credentials
 LARGEST_SCRIPT = 2**20  # bytes
 
 MP_NOTE = (
-    'without distributed_executor_backend="ray" vLLM takes GPUs of the head only, and Ray does '
-    "not know of them"
+    'without distributed_executor_backend="ray" vLLM takes only GPUs of the head, '
+    "without Ray knowing about it"
 )
 
 
@@ -33,8 +33,8 @@ def run(
 ) -> int:
     """Run the script until it ends; return its exit status.
 
-    Raises UsageError for a script that cannot be read, DoesNotFit if fewer than `gpus` GPUs are
-    free, RayNotFormed, Interrupted after Ctrl-C once nothing of it is left, ConnectionFailed.
+    Raises UsageError for an unreadable script, DoesNotFit if fewer than `gpus` GPUs are free,
+    RayNotFormed, Interrupted once the script has ended after Ctrl-C, ConnectionFailed.
     """
     text = read_script(script)
     with connected(inventory.hosts, credentials) as transports:
@@ -62,7 +62,8 @@ def read_script(script: Path) -> str:
 
 
 def require_free(survey: Survey, gpus: int) -> None:
-    """Raise DoesNotFit, naming the services that hold the others, if fewer than `gpus` are free."""
+    """Raise DoesNotFit if fewer than `gpus` GPUs are free, naming the services that hold the
+    others."""
     state = require_formed(survey)
     held = gpus_held(survey, state.nodes)
     free = sum(host.free for host in held.free)

@@ -1,4 +1,4 @@
-"""`scale`: another number of replicas of a service, which otherwise stays as it is."""
+"""`scale`: change only the number of a service's replicas."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ScalePlan:
         ]
         found += [f"give up {name}, whose host is dead" for name in moves.lost]
         if not found and moves.members != self.survey.service(moves.service).listed:
-            found.append("gateway: its list of replicas")
+            found.append("gateway: update its list of replicas")
         return found
 
 
@@ -51,7 +51,8 @@ def run(
     hosts and flags, and are not restarted. A second run changes nothing, and after an interruption
     it continues.
 
-    `agree` shows the plan and returns, or raises. Raises as `scaling` and `Rollout.run`.
+    `agree` shows the plan, and raises if the user declines. Raises what `scaling` and `Rollout.run`
+    raise.
     """
     with connected(inventory.hosts, credentials) as transports:
 

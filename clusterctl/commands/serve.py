@@ -1,6 +1,6 @@
 """`serve`: plan a service, declare its replicas, and wait until they are proven.
 
-This run starts no process on a host: it writes documents that the hosts' supervisors follow, also
+It starts no process on a host itself: it writes documents that the hosts' supervisors follow, even
 after this run has ended.
 """
 

@@ -1,4 +1,4 @@
-"""`soak`: steady load, the fabric gate and a look at all hosts, in turns. Changes no service."""
+"""`soak`: steady load, the fabric gate and a survey of all hosts, in turn. Changes no service."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def run(
     credentials: Credentials,
     sink: EventSink,
 ) -> list[SoakRound]:
-    """Repeat rounds for `seconds`, at least one; one that would take longer than what is left, by
-    the time of the last one, is not begun.
+    """Repeat rounds for `seconds`, at least one; a round that would not finish in time, judging by
+    the last one, is not started.
 
-    After an interruption, return those that were done. What fails in a round is a problem of it,
-    and does not end the soak.
+    After an interruption, return the finished rounds. A failure in a round is recorded as its
+    problem, and does not end the soak.
 
     Raises UsageError for a service that is unknown, not ready, or generates no text.
     """
@@ -120,6 +120,6 @@ def _restarts(survey: Survey, document: ServiceDocument) -> dict[str, int]:
 def _median_requests(
     before: Mapping[str, ServiceCounters], after: Mapping[str, ServiceCounters]
 ) -> dict[str, float]:
-    """Return the median seconds of a request between two looks, by replica."""
+    """Return the median seconds of a request between two surveys, by replica."""
     loads = {name: service_load(after[name], before.get(name)) for name in after}
     return {name: load.request["p50"] for name, load in loads.items() if load.request}

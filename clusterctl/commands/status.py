@@ -1,4 +1,4 @@
-"""`status`: ask every host once, in parallel, and combine the answers. Changes nothing."""
+"""`status`: query every host once, in parallel, and combine the answers. Changes nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read(
     inventory: Inventory, credentials: Credentials, *, wide: bool = False
 ) -> Iterator[Callable[[], ClusterStatus]]:
     """Yield a function that reads the cluster's status; connections stay open between calls.
-    `wide`: with the load of hosts and services, the latter since the call before."""
+    `wide`: with the load of hosts and services, the latter since the previous call."""
     with connected(
         inventory.hosts, credentials, connect_timeout=deadlines.STATUS_CONNECT
     ) as transports:
@@ -65,8 +65,8 @@ def read(
 
 
 def causes_of_failures(found: ClusterStatus, survey: Survey) -> dict[str, str]:
-    """Return why services fail, as their logs show it, by name: of MOST_LOGS at most, since each is
-    read over SSH."""
+    """Return why services fail, according to their logs, by name: for at most MOST_LOGS, since each
+    is read over SSH."""
     failing = [row for row in found.services if row.condition in _FAILING]
     causes = {}
     for row in failing[:MOST_LOGS]:

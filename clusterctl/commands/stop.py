@@ -1,4 +1,4 @@
-"""`stop`: end one service with all its replicas; the cluster stays."""
+"""`stop`: stop one service with all its replicas; the cluster stays."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_plan(
 
 
 def changes_of(survey: Survey, name: str, replicas: Sequence[Replica]) -> Plan:
-    """Return what stopping these replicas of the service changes."""
+    """Return the changes that stop these replicas of the service."""
     stage, head = f"Stop {name}", survey.inventory.head.name
     changes = []
     for each in replicas:
@@ -45,12 +45,12 @@ def changes_of(survey: Survey, name: str, replicas: Sequence[Replica]) -> Plan:
 
 
 def left_running(survey: Survey, name: str) -> list[Note]:
-    """Return a note for each host of the service that was taken out of the inventory."""
+    """Return a note for each of the service's hosts that was removed from the inventory."""
     inventory = survey.inventory
     known = {host.name for host in inventory.hosts}
     return [
         Note(
-            f"is not in the inventory: its replica of {name} runs on; put it back into "
+            f"is not in the inventory: its replica of {name} keeps running; put it back into "
             f"{inventory.file}, and run clusterctl down --limit {host}",
             host,
         )
@@ -62,9 +62,9 @@ def left_running(survey: Survey, name: str) -> list[Note]:
 def run(inventory: Inventory, name: str, credentials: Credentials, sink: EventSink) -> None:
     """Stop the service called `name` and wait until all its replicas have ended.
 
-    Raises UsageError if it does not exist, RequirementsNotMet if no supervisor runs on the head,
-    StepFailed if a replica does not end, and the errors of hosts with replicas that do not answer,
-    after the others have stopped.
+    Raises UsageError if it does not exist, RequirementsNotMet if no supervisor is running on the
+    head, StepFailed if a replica does not end, and the errors of hosts with replicas that do not
+    answer, after the others have stopped.
     """
     with connected(inventory.hosts, credentials) as transports:
         _replicas(inventory, name, transports)  # refuse an unknown name without the lock

@@ -38,7 +38,7 @@ def opened_tunnel(
             if target not in survey.services and target not in survey.replicas:
                 known = ", ".join((DASHBOARD, *survey.services))
                 raise UsageError(
-                    f"no target named {target}; targets: {known}"
+                    f"there is no target {target}; targets: {known}"
                     if target
                     else f"to what? {known}",
                     hint=f"clusterctl tunnel {DASHBOARD}",

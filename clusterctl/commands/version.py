@@ -1,4 +1,4 @@
-"""`version --cluster`: which versions every host and service has, and what changed when."""
+"""`version --cluster`: the versions on every host and service, and what changed when."""
 
 from __future__ import annotations
 

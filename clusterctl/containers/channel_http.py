@@ -27,7 +27,7 @@ HungUp = Callable[[Channel], Exception]
 class ChannelAdapter(HTTPAdapter):
     """Sends all requests over one channel that stays open; a second request waits for the first.
 
-    Only one channel, because a host allows at most four at once (transport.base).
+    There is only one channel because a host allows at most four at once (transport.base).
     """
 
     def __init__(self, open_channel: OpenChannel, hung_up: HungUp) -> None:
@@ -50,7 +50,7 @@ class ChannelAdapter(HTTPAdapter):
     def request_url(
         self, request: requests.PreparedRequest, proxies: Mapping[str, str] | None
     ) -> str:
-        """Return path and query only: the operator's proxies are not involved."""
+        """Return only path and query: the operator's proxies are not involved."""
         del proxies
         return request.path_url
 

@@ -21,7 +21,7 @@ class Create:
 
 @dataclass(frozen=True)
 class Recreate:
-    """The container was created from another spec; `reasons` name the differences."""
+    """The container was created from a different spec; `reasons` names the differences."""
 
     reasons: tuple[str, ...]
 
@@ -32,14 +32,14 @@ Verdict = Keep | Create | Recreate
 def compare(spec: ContainerSpec, container: Container | None) -> Verdict:
     """Decide how to make `container` match `spec`.
 
-    The fingerprint decides whether they match; the fields only give the reasons.
+    The fingerprint decides whether they match; the fields only explain why not.
     """
     if container is None:
         return Create()
     if container.fingerprint == spec.fingerprint():
         return Keep()
     return Recreate(
-        tuple(_reasons(spec, container)) or ("created by another version of clusterctl",)
+        tuple(_reasons(spec, container)) or ("created by a different version of clusterctl",)
     )
 
 

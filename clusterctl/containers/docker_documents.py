@@ -90,8 +90,8 @@ def _words(value: list[str] | str | None) -> tuple[str, ...]:
 def create_request(spec: ContainerSpec) -> dict[str, Any]:
     """Return the body of POST /containers/create (API 1.41).
 
-    docker-py's helpers are not used: they do not support CDI devices, and would add the operator's
-    own proxy settings.
+    docker-py's helpers are not used, since they do not support CDI devices and would add the
+    operator's proxy settings.
     """
     process = (
         {"Entrypoint": [spec.command[0]], "Cmd": list(spec.command[1:])} if spec.command else {}

@@ -36,8 +36,8 @@ _STEP = re.compile(r"---> ([0-9a-f]{12})")  # Printed by the classic builder aft
 
 
 class DockerDriver:
-    """The engine on one host; connects at first use. `prefix` precedes every command there: ("env",
-    "DOCKER_HOST=unix:///...") selects another engine than the host's default."""
+    """The engine on one host; connects at first use. `prefix` precedes every command on it: ("env",
+    "DOCKER_HOST=unix:///...") selects a different engine than the host's default."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class DockerDriver:
         except MALFORMED:
             digest = ""
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-            raise StepFailed("the engine named no digest of the image", host=self.host)
+            raise StepFailed("the engine did not report the image's digest", host=self.host)
         return digest
 
     def pull(self, reference: str, say: Say) -> None:
@@ -183,8 +183,8 @@ class DockerDriver:
             except TimeoutError as error:
                 raise CommandTimedOut(
                     f"docker pull printed nothing for {deadlines.PULL_SILENCE:.0f} s",
-                    hint="check the host's way to the registry, or set image_archive in the "
-                    "inventory",
+                    hint="check the host's connection to the registry, or set image_archive in "
+                    "the inventory",
                 ) from error
             if channel.wait(timeout=deadlines.STREAM_END) != 0:
                 raise engine_error(channel.stderr_tail() or "docker pull failed without a message")
@@ -226,8 +226,8 @@ class DockerDriver:
             raise
 
     def _remove_step(self, steps: Sequence[str]) -> None:
-        """Remove what a failed build leaves: the image of its last step and those below it, which
-        have no name and would keep the base image's layers on the disk."""
+        """Remove what a failed build leaves behind: the image of its last step and its parents,
+        which have no name and would keep the base image's layers on the disk."""
         last = self.image(steps[-1]) if len(steps) > 1 else None
         if last and not last.tags:
             with contextlib.suppress(StepFailed):
@@ -305,7 +305,7 @@ class DockerDriver:
     def _connect(self) -> APIClient:
         """Return a client for the newest API that both sides support.
 
-        The engine's answer to a first request, made with the oldest API, names its newest.
+        A first request, made with the oldest API, returns the engine's newest.
         """
         first = self._api_client(MINIMUM_DOCKER_API_VERSION)
         try:

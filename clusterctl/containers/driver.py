@@ -98,7 +98,7 @@ class ContainerDriver(Protocol):
         """Return the containers of that cluster by label, including stopped ones."""
 
     def find(self, name: str) -> Container | None:
-        """Return the container of exactly that name, whoever created it."""
+        """Return the container with exactly that name, whoever created it."""
 
     def run(self, spec: ContainerSpec) -> str:
         """Create and start a container and return its ID. Removes it if it cannot start."""
@@ -141,8 +141,8 @@ class ContainerDriver(Protocol):
     def tag(self, image: str, reference: str) -> None: ...
 
     def published(self, reference: str) -> str:
-        """Return the digest that the registry has for `reference`, as the engine sees it without a
-        login. Raises StepFailed if the registry refuses or does not answer."""
+        """Return the registry's digest for `reference`, as the engine sees it without a login.
+        Raises StepFailed if the registry refuses or does not answer."""
 
     def pull(self, reference: str, say: Say) -> None:
         """Pull the image from its registry, with the host's own login."""
@@ -155,8 +155,8 @@ class ContainerDriver(Protocol):
         say: Say,
         files: Mapping[str, str] | None = None,
     ) -> None:
-        """Build an image on the host's network, and tag it. `files`, by name, are what the
-        Dockerfile can copy."""
+        """Build an image on the host's network, and tag it. `files`: what the Dockerfile can copy,
+        by name."""
 
     def remove_image(self, reference: str) -> None:
         """Remove or untag the image. A missing image is not an error."""
@@ -165,24 +165,24 @@ class ContainerDriver(Protocol):
     # the same for every engine.
 
     def save_argv(self, image: str) -> tuple[str, ...]:
-        """Command that writes the image with that ID as an archive: manifest, configuration,
+        """The command that writes the image with that ID as an archive: manifest, configuration,
         layers."""
 
     def load_argv(self) -> tuple[str, ...]:
-        """Command that loads an archive like that of `save_argv`, which may omit layers that the
-        engine has. It prints `Loaded image: REFERENCE` or `Loaded image ID: ID`."""
+        """The command that loads an archive like that of `save_argv`, which may omit layers that
+        the engine has. It prints `Loaded image: REFERENCE` or `Loaded image ID: ID`."""
 
     def pull_argv(self, reference: str) -> tuple[str, ...]:
-        """Command that pulls the image, without progress output."""
+        """The command that pulls the image, without progress output."""
 
     def exec_argv(
         self, container: str, argv: Sequence[str], *, terminal: bool = False
     ) -> tuple[str, ...]:
-        """Command that runs `argv` in a running container, with the command's own stdin, and its
-        own terminal if it has one."""
+        """The command that runs `argv` in a running container, passing on its stdin, and its
+        terminal if it has one."""
 
     def stock_argv(self, cache: str, reference: str) -> tuple[str, ...]:
-        """Command that lists the engine's images, as lines for `transfer.engine_state`."""
+        """The command that lists the engine's images, as lines for `transfer.engine_state`."""
 
     def host_run(
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = deadlines.COMMAND

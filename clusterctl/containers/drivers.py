@@ -1,4 +1,4 @@
-"""Select the driver for the hosts' container engine: the only place that does."""
+"""Select the driver for the hosts' container engine. No other module does."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from clusterctl.errors import CommandTimedOut, StepFailed
 
 @dataclass(frozen=True)
 class Failure:
-    """Cause and fix of an error whose lower-case message has one of `phrases`. `unavailable`: the
-    engine itself is at fault, not the request."""
+    """Cause and fix of an error whose lower-case message contains one of `phrases`. `unavailable`:
+    the engine itself is at fault, not the request."""
 
     summary: str
     hint: str | None
@@ -28,13 +28,13 @@ class Failure:
 _KNOWN = (
     Failure(
         "the SSH user may not use the Docker engine",
-        "let the user become root by sudo, or: sudo usermod -aG docker USER",
+        "let the user become root with sudo, or: sudo usermod -aG docker USER",
         ("permission denied while trying to connect",),
         unavailable=True,
     ),
     Failure(
         "the Docker engine is not running",
-        "see why: systemctl status docker; journalctl -u docker -n 50",
+        "to see why: systemctl status docker; journalctl -u docker -n 50",
         (
             "cannot connect to the docker daemon",
             "is the docker daemon running",
@@ -93,7 +93,7 @@ _KNOWN = (
         ),
     ),
     Failure(
-        "Docker cannot hand GPUs to containers: the NVIDIA container toolkit is missing",
+        "Docker cannot give GPUs to containers: the NVIDIA container toolkit is missing",
         "clusterctl bootstrap installs it; by hand: nvidia-ctk runtime configure "
         "--runtime=docker && systemctl restart docker",
         ("could not select device driver", "unknown or invalid runtime name: nvidia"),
@@ -105,7 +105,7 @@ _KNOWN = (
     ),
     Failure(
         "the driver is too old for the image's CUDA",
-        "a newer driver: clusterctl bootstrap FILE --install-driver FILE.run; or an "
+        "install a newer driver: clusterctl bootstrap FILE --install-driver FILE.run; or use an "
         "image for an older CUDA",
         ("unsatisfied condition: cuda", "please update your driver"),
     ),

@@ -1,7 +1,7 @@
 """Stream images out of an engine: `docker save`.
 
-clusterctl writes no temporary file. (Engines before 25 write one of their own, as large as the
-image, before the first byte.)
+clusterctl writes no temporary file. (Engines before 25 write their own, as large as the image,
+before the first byte.)
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Meter:
         self.bytes = 0
 
     def reached(self, count: int) -> None:
-        """Set the number of bytes passed so far to `count`."""
+        """Set the number of bytes so far to `count`."""
         self.bytes = count
         now = self._clock()
         if now - self._told >= 1.0:

@@ -46,7 +46,7 @@ def repository_and_tag(reference: str) -> tuple[str, str | None]:
 
 
 def pinned(reference: str, digest: str) -> str:
-    """Return the reference with its tag, which is the name on hosts, and with that digest."""
+    """Return the reference with its tag, which is its name on hosts, and with that digest."""
     return f"{reference.partition('@')[0]}@{digest}"
 
 

@@ -1,7 +1,7 @@
-"""How every change of a cluster comes about: look, ask, lock, look again, act.
+"""How every change to a cluster is made: look, ask, lock, look again, act.
 
-Nobody holds the lock while a person thinks: what is found under the lock and was not shown is shown
-once the lock is given back.
+The lock is never held while a person thinks: if something new is found under the lock, the lock is
+released before it is shown.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def carry_out(
     act: Callable[[P, L | None], R],
     shown: Callable[[P], Set[object]],
 ) -> R:
-    """Return what `act` returns for a plan that the user has agreed to.
+    """Return the result of `act` for a plan that the user has agreed to.
 
     look   look at the cluster, and plan; called again under the lock, since another run may have
            changed the cluster meanwhile
     ask    show the plan; raises if the user declines
-    act    is given the plan and the lock; None if there is nothing to change
-    shown  all that the user sees of a plan: one that has no more needs no other answer
+    act    gets the plan and the lock; None if there is nothing to change
+    shown  everything that the user sees of a plan: if nothing was added, there is no second prompt
 
     Raises StepFailed if the plan differs each time, and what its arguments raise.
     """

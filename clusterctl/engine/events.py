@@ -19,7 +19,7 @@ class StageStarted:
 
 @dataclass(frozen=True)
 class StepStarted:
-    """A step has found a change to make on a host, and begins."""
+    """A step has found a change to make on a host, and starts."""
 
     host: str
     step: str
@@ -62,7 +62,7 @@ class StageFinished:
 
 @dataclass(frozen=True)
 class Note:
-    """A message that belongs to no step, such as the reason for waiting."""
+    """A message that belongs to no step, such as why the run is waiting."""
 
     text: str
     host: str | None = None
@@ -82,7 +82,7 @@ EventSink = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """A sink for what nobody watches."""
+    """A sink that discards events."""
 
 
 def one_at_a_time(sink: EventSink) -> EventSink:

@@ -29,7 +29,7 @@ from clusterctl.transport.fanout import fan_out, values
 
 
 class Cancelled(Protocol):
-    """A flag that the user asked to stop; a threading.Event implements it."""
+    """Whether the user asked to stop; a threading.Event implements it."""
 
     def is_set(self) -> bool: ...
 
@@ -63,7 +63,7 @@ def execute(
     never called by two threads at once. `before_change` is called before each change, and raises to
     prevent it, for example when the cluster's lock was lost.
 
-    If a host fails in a stage whose policy is STOP, the errors of all its hosts are raised once the
+    If a host fails in a stage whose policy is STOP, the errors of all hosts are raised once the
     others are done. Raises Interrupted if `cancelled` was set before the last step.
     """
     run = Execution(views, one_at_a_time(sink), cancelled or threading.Event(), before_change)
@@ -78,7 +78,7 @@ def execute_held(
     sink: EventSink,
     ensure_held: Callable[[], None],
 ) -> RunOutcome:
-    """Call `execute` under a lock, until it is done or Ctrl-C ends it. `ensure_held` raises before
+    """Call `execute` under a lock, until it is done or Ctrl-C stops it. `ensure_held` raises before
     a change if the lock was lost."""
     with interruptible(sink) as cancelled:
         return execute(stages, views, sink, cancelled=cancelled, before_change=ensure_held)
@@ -86,7 +86,7 @@ def execute_held(
 
 @dataclass
 class Execution:
-    """A run, stage by stage. `views` may be replaced between stages, by those of a later look."""
+    """A run, stage by stage. `views` may be replaced between stages by those of a later survey."""
 
     views: Mapping[str, HostView]
     sink: EventSink
@@ -120,7 +120,7 @@ class Execution:
         self.sink(StageFinished(stage.title, time.monotonic() - started))
 
     def _host(self, stage: Stage, view: HostView) -> _HostResult:
-        """Run the stage's steps on one host, up to the first that fails."""
+        """Run the stage's steps on one host, up to the first failure."""
         changed = 0
         for step in stage.steps:
             if self.cancelled.is_set():
@@ -134,8 +134,8 @@ class Execution:
         return _HostResult(changed)
 
     def _through_breaks(self, step: Step, view: HostView) -> bool:
-        """Run one step, and begin it again whenever the host's connection broke meanwhile: it looks
-        first, and goes on from what is there. Returns whether it changed anything."""
+        """Run one step, and restart it whenever the host's connection breaks: it checks first, and
+        continues from the current state. Returns whether it changed anything."""
         name, began = view.host.name, time.monotonic()
         for attempt in count(1):
             breaks = view.transport.breaks
@@ -145,7 +145,7 @@ class Execution:
                 late = time.monotonic() - began > deadlines.THROUGH_BREAKS
                 if view.transport.breaks == breaks or late or self.cancelled.is_set():
                     raise
-            text = f"the connection broke, time {attempt}: going on from what is there"
+            text = f"the connection broke, time {attempt}: continuing from the current state"
             self.sink(StepProgress(name, step.title, text))
         raise AssertionError("the last attempt returns or raises")
 

@@ -16,7 +16,7 @@ from typing import Any
 from clusterctl.engine.events import EventSink, Note
 from clusterctl.errors import Interrupted
 
-FIRST = "finishing what is running; press Ctrl-C again to exit at once"
+FIRST = "finishing running changes; press Ctrl-C again to exit at once"
 
 
 SHOW_CURSOR = "\x1b[?25h"  # DECTCEM set: what `tput cnorm` prints on today's terminals
@@ -28,7 +28,7 @@ def keep_terminal() -> None:
     """Save the terminal's settings before echo is turned off, and restore them at exit.
 
     A password prompt may be open in another thread when the process ends, and that thread cannot
-    turn the echo on again.
+    turn echo back on.
     """
     with suppress(OSError, ValueError, termios.error):
         descriptor = sys.stdin.fileno()

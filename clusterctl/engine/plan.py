@@ -50,7 +50,7 @@ class Plan:
 
     @property
     def shown(self) -> Set[object]:
-        """What a user sees of it, for `carry_out`."""
+        """What the user sees of it, for `carry_out`."""
         return {(each.stage, each.host, each.step, each.change) for each in self.changes}
 
     @property
@@ -82,7 +82,7 @@ def plan(stages: Sequence[Stage], views: Mapping[str, HostView]) -> Plan:
 
 def plan_apart(stages: Sequence[Stage], views: Mapping[str, HostView]) -> Planned:
     """Like `plan`, but leave out hosts whose check fails in a stage with SET_HOST_ASIDE. Raises the
-    errors of the other stages."""
+    errors of all other stages."""
     return _planned(stages, views, apart=True)
 
 
@@ -113,7 +113,7 @@ def _planned(stages: Sequence[Stage], views: Mapping[str, HostView], *, apart: b
 
 
 def _checked(step: Step, view: HostView) -> Change | Unknown | None:
-    """Check a step, and once more if the connection broke meanwhile: it only reads."""
+    """Check a step, and again if the connection broke meanwhile: checks only read."""
     breaks = view.transport.breaks
     try:
         return step.check(view)

@@ -1,6 +1,6 @@
-"""A plan in a file: shown to somebody now, and carried out later only if it is still the plan.
+"""A plan in a file: shown to someone now, and carried out later only if it is still the plan.
 
-The file is no signature: whoever may change it may approve other changes of the steps in it."""
+The file is not a signature: anyone who can edit it can approve different changes."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def change_document(planned: PlannedChange) -> dict[str, Any]:
 
 
 def contents(inventory: Inventory) -> dict[str, str]:
-    """Return what stands behind the paths of this machine that an inventory names, such as its CA,
-    certificate, packages and image, each as a digest by the key's name."""
+    """Return digests, by the key's name, of the local files that an inventory names, such as its
+    CA, certificate, packages and image."""
     parts = {"": inventory, "packages.": inventory.packages, "gateway.": inventory.gateway}
     parts |= {
         f"packages.{name}.": part
@@ -64,8 +64,8 @@ def contents(inventory: Inventory) -> dict[str, str]:
 
 
 def _content(path: Path) -> str:
-    """Return a digest of a file; of a directory, and of an archive too large to read again, of the
-    names, sizes and times in it."""
+    """Return a digest of a file; for a directory, or an archive too large to read again, a digest
+    of names, sizes and times."""
     try:
         found = path.stat()
         if path.is_file() and found.st_size <= _READ_AGAIN:
@@ -98,7 +98,7 @@ def read(file: Path) -> SavedPlan:
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
         if document["format"] != FORMAT:
-            raise UsageError(f"{file} was written by another release of clusterctl", hint=again)
+            raise UsageError(f"{file} was written by a different release of clusterctl", hint=again)
         changes = tuple(document["changes"])
         for change in changes:
             hash((*_place(change), change["known"], change["summary"], change["disruptive"]))
@@ -113,20 +113,21 @@ def read(file: Path) -> SavedPlan:
 
 
 def require_same(saved: SavedPlan, plan: Plan, inventory: Inventory, made_for: Path) -> None:
-    """Raise RequirementsNotMet, naming what moved, if `plan` would do what `saved` does not have.
+    """Raise RequirementsNotMet, naming the differences, if `plan` has changes that `saved` does not
+    have.
 
-    Changes that were made since are no difference: a run that was interrupted continues. A change
-    that depended on an earlier one (`known` is false) may have become any change of that step,
-    but none that stops a service.
+    Changes made since then do not count: an interrupted run can continue. A change that depended on
+    an earlier one (`known` is false) may have become any change of that step, but not one that
+    stops a service.
     """
     moved = []
     if saved.version != __version__:
-        moved.append(f"clusterctl is {__version__} now, and was {saved.version}")
+        moved.append(f"clusterctl is now {__version__}, and was {saved.version}")
     if saved.inventory != _digest(made_for):
         moved.append(f"{made_for} was changed")
     now = contents(inventory)
     moved += [
-        f"what {name} of the inventory names was changed"
+        f"what {name} in the inventory names has changed"
         for name in sorted({*now, *saved.contents})
         if now.get(name) != saved.contents.get(name)
     ]
@@ -135,13 +136,13 @@ def require_same(saved: SavedPlan, plan: Plan, inventory: Inventory, made_for: P
         before = planned.get(_place(change))
         foreseen = before and (not before["known"] or before["summary"] == change["summary"])
         if not foreseen or (change["disruptive"] and not (before and before["disruptive"])):
-            was = f", where the plan had: {before['summary']}" if before else ""
+            was = f"; the plan had: {before['summary']}" if before else ""
             stops = " (stops running services)" if change["disruptive"] else ""
             moved.append(f"{change['host']}: {change['stage']}: {change['summary']}{stops}{was}")
     if moved:
         raise RequirementsNotMet(
-            f"the plan in {saved.file} is out of date: it does not have what would be done now",
-            hint=f"clusterctl plan {made_for} -o {saved.file}, and look at it again",
+            f"the plan in {saved.file} is out of date: it lacks changes that would be made now",
+            hint=f"clusterctl plan {made_for} -o {saved.file}, and review it again",
             detail="\n".join(moved),
         )
 

@@ -19,7 +19,7 @@ from clusterctl.transport.base import Transport
 class HostView:
     """A step's view of a host: its inventory entry, its facts, and the connection to it.
 
-    Facts are from before the run: a step must read again what earlier steps may have changed.
+    Facts are from before the run: a step must reread what earlier steps may have changed.
     """
 
     host: Host

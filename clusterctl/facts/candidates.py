@@ -1,7 +1,7 @@
 """Select a host's interfaces that can carry a cluster's traffic; explain the others. Pure.
 
-NCCL's own choice would take any running interface, including container bridges and VPNs; a host
-that reaches its peers through Wi-Fi works until the Wi-Fi drops.
+Left to itself, NCCL may pick any running interface, including container bridges and VPNs; and a
+host that reaches its peers over Wi-Fi works until the Wi-Fi drops.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OVS = "ovs-system"
 
 @dataclass(frozen=True)
 class Candidate:
-    """An interface with the properties that a choice depends on."""
+    """An interface with the properties that the choice depends on."""
 
     nic: str
     addresses: tuple[IPv4Interface, ...]
@@ -92,12 +92,12 @@ def _objection(facts: HostFacts, nic: NicFacts) -> str | None:
         return "a bridge without members"
     # A network namespace or container has no physical interface: use its virtual ones.
     if any(_over_physical(facts, one) and not _own_objection(facts, one) for one in facts.nics):
-        return "virtual, and there are physical ones"
+        return "virtual, while there are physical ones"
     return None
 
 
 def _own_objection(facts: HostFacts, nic: NicFacts) -> str | None:
-    """Return why the interface cannot be used, judging it alone; None if it can."""
+    """Return why the interface by itself cannot be used; None if it can."""
     if nic.kind == "loopback":
         return "the loopback"
     if maker := maker_of(facts, nic):
@@ -119,7 +119,7 @@ def _own_objection(facts: HostFacts, nic: NicFacts) -> str | None:
 
 
 def maker_of(facts: HostFacts, nic: NicFacts) -> str | None:
-    """Return the kind of program that made the interface; None for the host's own ones."""
+    """Return the kind of program that created the interface; None if the host did."""
     if _over_physical(facts, nic):
         return None
     named = (maker for maker, names in _MADE_BY.items() if re.match(names, nic.name))
@@ -127,7 +127,7 @@ def maker_of(facts: HostFacts, nic: NicFacts) -> str | None:
 
 
 def _over_physical(facts: HostFacts, nic: NicFacts) -> bool:
-    """Whether the NIC is hardware, or a bond, team, VLAN or bridge that stands on it."""
+    """Whether the NIC is hardware, or a bond, team, VLAN or bridge on top of it."""
     if nic.kind in ("physical", "wlan"):
         return True
     below = _lowers(facts, nic)
@@ -151,7 +151,7 @@ def _lowers(facts: HostFacts, nic: NicFacts) -> list[NicFacts]:
 
 
 def _ipv4(nic: NicFacts) -> tuple[IPv4Interface, ...]:
-    """Addresses that may be routed: global, and not link-local ones, whatever their scope."""
+    """Routable addresses: global ones, and no link-local ones, whatever their scope."""
     return tuple(
         address
         for address in _ipv4_of_scope(nic, "global")
@@ -160,7 +160,7 @@ def _ipv4(nic: NicFacts) -> tuple[IPv4Interface, ...]:
 
 
 def link_local(nic: NicFacts) -> tuple[IPv4Interface, ...]:
-    """The interface's link-local IPv4 addresses, which reach what one cable or switch joins."""
+    """The interface's link-local IPv4 addresses, which reach only the same cable or switch."""
     found = (*_ipv4_of_scope(nic, "global"), *_ipv4_of_scope(nic, "link"))
     return tuple(address for address in found if address.is_link_local)
 
@@ -234,8 +234,8 @@ def speed_of(facts: HostFacts, name: str) -> int | None:
 
 
 def _speed(facts: HostFacts, nic: NicFacts) -> int | None:
-    """Mbit/s: of a bridge, its members' fastest; of IPoIB, its RDMA port's; of others, what they
-    report. None for virtual ones, whose drivers report a made-up speed (veth: 10 Gbit/s)."""
+    """Mbit/s: a bridge's fastest member, IPoIB's RDMA port, else as reported. None for virtual
+    interfaces, whose drivers report a made-up speed (veth: 10 Gbit/s)."""
     if nic.kind not in ("physical", "wlan") and not _over_physical(facts, nic):
         return None
     if nic.speed is not None and nic.kind != "bridge":

@@ -1,9 +1,8 @@
-"""What hosts and containers say, held against the types and limits that the code relies on.
+"""Check what hosts and containers say against the types and limits that the code relies on.
 
-Whoever is root on a host, or in a container, may answer with JSON of any kind. Parsers build
-dataclasses from it; here each field is compared with its annotation, names with their patterns,
-and numbers and texts with limits, so that nothing else meets a list where a name belongs.
-"""
+Root on a host or in a container can answer with any JSON. Parsers build dataclasses from it; here
+each field is checked against its annotation, names against their patterns, and numbers and texts
+against limits, so that no other code meets a list where it expects a name."""
 
 from __future__ import annotations
 
@@ -30,9 +29,9 @@ _DNS_NAME = re.compile(
 
 
 def checked(value: T) -> T:
-    """Return the value, in which each dataclass has what its annotations say, within limits.
+    """Return the value, checking that every dataclass in it matches its annotations and the limits.
 
-    Raises ValueError with the first field that has not.
+    Raises ValueError naming the first field that does not.
     """
     _check(type(value), value, type(value).__name__, 0)
     return value

@@ -39,7 +39,7 @@ def cluster_problems(
 
 
 def _twins(facts: Mapping[str, HostFacts]) -> Iterator[RequirementsNotMet]:
-    """Yield problems for two hosts that are one machine, or have one host name."""
+    """Yield problems for two hosts that are the same machine or have the same host name."""
     machines: dict[tuple[str, str], str] = {}
     names: dict[str, str] = {}
     for name, host in facts.items():
@@ -47,9 +47,9 @@ def _twins(facts: Mapping[str, HostFacts]) -> Iterator[RequirementsNotMet]:
         first = machines.setdefault(identity, name) if host.boot_id else name
         if first != name:
             yield RequirementsNotMet(
-                f"is the same machine as {first}: machine ID and boot ID are equal",
+                f"is the same machine as {first}: same machine ID and boot ID",
                 host=name,
-                hint=f"correct the address of {name} in the inventory, or take it out",
+                hint=f"correct the address of {name} in the inventory, or remove it",
             )
             continue
         first = names.setdefault(host.hostname.lower(), name) if host.hostname else name
@@ -109,8 +109,8 @@ def cluster_notes(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Itera
 
 
 def usual_mtu(mtus: Iterable[int]) -> int | None:
-    """Return the MTU that most of several NICs have; of halves that differ, the only one that is
-    not below Ethernet's. None where neither is the odd one, as with jumbo frames on one of two."""
+    """Return the MTU of most NICs; if it is half and half, the only one that is not below
+    Ethernet's. None if neither is the odd one out, as with jumbo frames on one of two."""
     counted = Counter(mtu for mtu in mtus if mtu).most_common()
     most = [mtu for mtu, many in counted if many == counted[0][1]]
     if len(most) > 1:

@@ -1,8 +1,8 @@
 """Compare the networks that Docker makes on a host with those that the cluster is in. Pure.
 
-A host sends what is for a network of its own to that network: where Docker's bridge has
-172.17.0.0/16, no packet reaches a host at 172.17.0.5. Docker leaves out what is in the host's own
-table of routes, but not what lies behind its default route.
+A host delivers packets for its own networks locally: if Docker's bridge has 172.17.0.0/16, no
+packet reaches a host at 172.17.0.5. Docker avoids what is in the host's routing table, but not what
+lies behind its default route.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OTHERS = tuple(map(IPv4Interface, ("172.30.213.1/24", "192.168.213.1/24", "10.2
 
 
 def site_networks(inventory: Inventory, facts: Mapping[str, HostFacts]) -> set[IPv4Network]:
-    """Return the networks of all hosts' interfaces and routes without those of containers, and the
+    """Return the networks of all hosts' interfaces and routes except container networks, and the
     inventory's addresses."""
     found = {IPv4Network(host.address) for host in inventory.hosts if _is_ipv4(host.address)}
     for of in facts.values():
@@ -36,15 +36,15 @@ def site_networks(inventory: Inventory, facts: Mapping[str, HostFacts]) -> set[I
 
 def free_bridge(taken: Collection[IPv4Network]) -> IPv4Interface | None:
     """Return an address for Docker's bridge that is in none of the networks; None if Docker's own
-    choice is."""
+    choice is one."""
     if not any(BRIDGE.network.overlaps(network) for network in taken):
         return None
     return next((it for it in _OTHERS if not any(map(it.network.overlaps, taken))), None)
 
 
 def bridge_choices(inventory: Inventory, facts: Mapping[str, HostFacts]) -> dict[str, str]:
-    """Return what Docker's bridge gets on hosts that have no Docker yet, where that is not Docker's
-    own choice."""
+    """Return the address of Docker's bridge on hosts without Docker, where it is not Docker's own
+    choice."""
     bridge = free_bridge(site_networks(inventory, facts))
     if bridge is None:
         return {}
@@ -59,7 +59,7 @@ def bridge_choices(inventory: Inventory, facts: Mapping[str, HostFacts]) -> dict
 def container_network_problems(
     inventory: Inventory, facts: Mapping[str, HostFacts]
 ) -> Iterator[RequirementsNotMet]:
-    """Yield a problem for each network of containers that hides another host."""
+    """Yield a problem for each container network that hides another host."""
     bridge = free_bridge(site_networks(inventory, facts)) or BRIDGE
     for name, nic in _made_by_docker(facts):
         hidden = _hidden_hosts(inventory, facts, name, nic)
@@ -77,15 +77,15 @@ def container_network_problems(
             )
         network = ", ".join(map(str, _networks(nic)))
         yield RequirementsNotMet(
-            f"its Docker has {network} ({nic.name}), and hides {', '.join(hidden)} there",
+            f"its Docker has {network} ({nic.name}), which hides {', '.join(hidden)}",
             host=name,
             hint=hint,
         )
 
 
 def container_network_notes(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[str]:
-    """Yield a note for each network of containers that hides none of the hosts, but others of the
-    site's."""
+    """Yield a note for each container network that hides no host, but other addresses of the
+    site."""
     taken = {network for network in site_networks(inventory, facts) if network.prefixlen < 32}
     for name, nic in _made_by_docker(facts):
         if _hidden_hosts(inventory, facts, name, nic):
@@ -100,12 +100,13 @@ def container_network_notes(inventory: Inventory, facts: Mapping[str, HostFacts]
             if hidden:
                 yield (
                     f"{name}: {nic.name} of Docker has {mine}, and the site uses "
-                    f"{', '.join(map(str, hidden))}: what is in both cannot be reached from there"
+                    f"{', '.join(map(str, hidden))}: addresses in both cannot be reached from this "
+                    "host"
                 )
 
 
 def _made_by_docker(facts: Mapping[str, HostFacts]) -> Iterator[tuple[str, NicFacts]]:
-    """Yield the bridges of Docker with their hosts."""
+    """Yield Docker's bridges with their hosts."""
     for name, of in facts.items():
         yield from ((name, nic) for nic in of.nics if maker_of(of, nic) == "Docker")
 
@@ -124,7 +125,8 @@ def _hidden_hosts(
 
 
 def _hides(facts: HostFacts, bridge: NicFacts, ip: IPv4Address) -> bool:
-    """Whether packets to `ip` leave by the bridge: no network or route of the host is narrower."""
+    """Whether packets to `ip` leave through the bridge: no network or route of the host is
+    narrower."""
     own = [net for nic in facts.nics if _is_of_site(facts, nic) for net in _networks(nic)]
     others = [*own, *(route.network for route in facts.routes if route.nic != bridge.name)]
     best = max((net.prefixlen for net in others if ip in net), default=0)
@@ -141,7 +143,7 @@ def _networks(nic: NicFacts) -> list[IPv4Network]:
 
 
 def _addresses(address: str, facts: HostFacts | None) -> set[IPv4Address]:
-    """Return the IPv4 addresses of a host that others use: the inventory's, and its NICs'."""
+    """Return the IPv4 addresses that others use for a host: the inventory's, and its NICs'."""
     known = {address} if _is_ipv4(address) else set()
     for nic in facts.nics if facts else ():
         if facts and _is_of_site(facts, nic):

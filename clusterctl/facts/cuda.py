@@ -65,7 +65,8 @@ _OPERATORS = {">=": ge, "<=": le, "=": eq, "<": lt, ">": gt}
 def _hold(
     conditions: Sequence[tuple[str, str, str]], driver: Sequence[int], cuda: Sequence[int]
 ) -> bool:
-    """Whether all conditions hold. Brands are ignored: images list the same drivers for each."""
+    """Whether all conditions hold. Brands are ignored: images list the same drivers for all of
+    them."""
     for what, operator, value in conditions:
         wanted = _numbers(value)
         # Compare as many numbers as are wanted: 535.161 equals 535.
@@ -76,8 +77,8 @@ def _hold(
 
 
 def no_code_for(gpu: GpuFacts, env: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return cause and fix if no program of the image's CUDA has code for the GPU's generation;
-    None if it may have, or if either is unknown."""
+    """Return cause and fix if the image's CUDA cannot have code for the GPU's generation; None if
+    it may have, or if either is unknown."""
     required = re.search(r"cuda>=([0-9.]+)", env.get("NVIDIA_REQUIRE_CUDA", ""))
     version = env.get("CUDA_VERSION") or (required[1] if required else "")
     capability = gpu.compute_capability

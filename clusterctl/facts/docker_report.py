@@ -73,7 +73,7 @@ def _first_object(lines: list[str]) -> dict[str, Any]:
 
 def parse_containers(section: Section | None) -> tuple[ContainerFacts, ...]:
     """Return our containers, running or not. Raises ValueError if the daemon did not list all of
-    them, as where it is too busy to answer in time."""
+    them, for example when it is too busy."""
     if section is None:
         return ()
     # One that was removed between the list and the look at each is no error.

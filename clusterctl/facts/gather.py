@@ -21,7 +21,7 @@ from clusterctl.transport.base import Transport
 
 @cache
 def probe_script(gpu_probe: GpuProbe = NVIDIA) -> bytes:
-    """Return both parts of the script; only the last line of the second part runs anything."""
+    """Return the script in two parts; only the last line of the second one runs anything."""
     return gpu_probe.script + resource_files("clusterctl.facts").joinpath("probe.sh").read_bytes()
 
 
@@ -46,8 +46,8 @@ def probe(
     image    a reference or ID to look up in the engine
     sudo     run as root if the user may: other users can neither use the engine nor read our files.
              If sudo is refused, the probe runs again without it, and records the reason
-    limit    whole seconds per command on the host; docker and nvidia-smi run in parallel to the
-             rest, so that a hung one costs no more than the limit
+    limit    whole seconds per command on the host; docker and nvidia-smi run in parallel with
+             the rest, so that a hung one costs no more than the limit
     timeout  seconds for the whole
 
     Raises ConnectionFailed (also for a wrong sudo password, which the user must correct),

@@ -1,5 +1,5 @@
-"""Why none of a host's NVIDIA GPUs can be used: the first cause that the kernel, the PCI bus or
-nvidia-smi give evidence of. Pure."""
+"""Why none of a host's NVIDIA GPUs can be used: the first cause for which the kernel, the PCI bus
+or nvidia-smi show evidence. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def why_no_gpu(facts: HostFacts, file: str) -> GpuCause:
 
 @dataclass(frozen=True)
 class _InLog:
-    """A cause that a line of the kernel's log with `pattern` is evidence of."""
+    """A cause that a line matching `pattern` in the kernel's log points to."""
 
     pattern: str
     what: str
@@ -48,13 +48,13 @@ _UPGRADED = _InLog(
 _NOT_DRIVEN = (
     _InLog(
         r"is not supported by the \d",
-        "the driver that is loaded does not support its GPU",
-        "install a branch of the driver that does: a newer one for a new GPU; vLLM's images need "
-        "driver 525 or later",
+        "the loaded driver does not support its GPU",
+        "install a driver branch that does, for a new GPU a newer one; vLLM's images need driver "
+        "525 or later",
     ),
     _InLog(
         r"supported through the NVIDIA .* Legacy drivers",
-        "its GPU needs an older branch of NVIDIA's driver than the one that is loaded",
+        "its GPU needs an older branch of NVIDIA's driver than the loaded one",
         "install the branch that the line names; vLLM's images need driver 525 or later",
     ),
     _InLog(
@@ -70,13 +70,13 @@ _NOT_DRIVEN = (
     _InLog(
         r"BAR\d is 0M|can't assign|I/O region .* is invalid",
         "the firmware gave the GPU no address space for its memory",
-        'switch "Above 4G Decoding" on in the firmware\'s setup, or boot with pci=realloc',
+        'enable "Above 4G Decoding" in the firmware\'s setup, or boot with pci=realloc',
     ),
     _InLog(
         r"RmInitAdapter failed|rm_init_adapter failed",
         "the driver cannot initialize the GPU",
-        "sudo reboot; if it stays, power the host off and on; another driver branch or the GPU's "
-        "seat and power are next",
+        "sudo reboot; if that does not help, power the host off and on; then try another driver "
+        "branch, or check the GPU's seat and power",
     ),
 )
 
@@ -88,8 +88,8 @@ def _by_kernel(facts: HostFacts) -> Iterator[GpuCause]:
     if report.passed_through:
         yield GpuCause(
             f"vfio-pci holds {', '.join(report.passed_through)} for virtual machines",
-            "see what gives them to it: grep -r vfio /etc/modprobe.d /proc/cmdline; remove that, "
-            "rebuild the initramfs and reboot; or take the host out of the inventory",
+            "find out what binds them to it: grep -r vfio /etc/modprobe.d /proc/cmdline; remove "
+            "that, rebuild the initramfs and reboot; or remove the host from the inventory",
         )
     if report.error == NOT_FOUND:
         return
@@ -99,13 +99,13 @@ def _by_kernel(facts: HostFacts) -> Iterator[GpuCause]:
     yield from _UPGRADED.of(report)
     if line := _line(report, r"requires use of the NVIDIA open kernel modules"):
         yield GpuCause(
-            "its GPU needs NVIDIA's open kernel modules, and the proprietary ones are loaded",
+            "its GPU needs NVIDIA's open kernel modules, but the proprietary ones are loaded",
             _packages(facts, "-open"),
             line,
         )
     if line := _line(report, r"is not supported by open( nvidia|$)"):
         yield GpuCause(
-            "its GPU is older than NVIDIA's open kernel modules support, and those are loaded",
+            "its GPU is too old for NVIDIA's open kernel modules, which are loaded",
             _packages(facts, ""),
             line,
         )
@@ -114,7 +114,7 @@ def _by_kernel(facts: HostFacts) -> Iterator[GpuCause]:
         state = "nvidia-smi did not answer in time" if report.silent else report.error
         yield GpuCause(
             f"{state}, and the kernel's log has {words}",
-            "sudo reboot; if it comes back, power the host off and on, then have the GPU examined",
+            "sudo reboot; if it comes back, power the host off and on, then have the GPU checked",
             "\n".join(f"Xid {xid.code} ({xid.bus}): {xid.text}" for xid in xids),
         )
     if report.silent:
@@ -147,13 +147,13 @@ def _slow_or_hung(report: GpuReport) -> GpuCause:
     return GpuCause(
         f"nvidia-smi did not answer in time, and the kernel's log has {seen}: it is slow without "
         f"persistence mode ({gpus} GPU{'s' if gpus > 1 else ''} to initialize), or hangs",
-        "see which: time sudo nvidia-smi -L. If it ends: sudo systemctl enable --now "
+        "to find out: time sudo nvidia-smi -L. If it ends: sudo systemctl enable --now "
         "nvidia-persistenced (or: sudo nvidia-smi -pm 1). If not: sudo reboot",
     )
 
 
 def _line(report: GpuReport, pattern: str) -> str:
-    """Return the last line of the kernel's log that has `pattern`, or ""."""
+    """Return the last line of the kernel's log that matches `pattern`, or ""."""
     return next((line for line in reversed(report.log) if re.search(pattern, line)), "")
 
 
@@ -168,7 +168,8 @@ _COMPLAINTS = (
     ("insufficient permissions", "run as root: set ssh.user: root, or give the user sudo"),
     (
         "no devices were found",
-        "the driver is loaded and drives no GPU; why: sudo dmesg | grep -i nvrm; then sudo reboot",
+        "the driver is loaded but drives no GPU; to see why: sudo dmesg | grep -i nvrm; then "
+        "sudo reboot",
     ),
 )
 
@@ -186,7 +187,8 @@ def _by_nvidia_smi(facts: HostFacts, file: str) -> GpuCause:
 
 
 def _not_loaded(facts: HostFacts) -> GpuCause:
-    """Nothing shows why the module is not loaded: the command that does, and what follows."""
+    """Return the cause and fix if nothing shows why the module is not loaded: the command that
+    does."""
     refused = "" if facts.gpus.secure_boot is not False else " (but Secure Boot is off)"
     on = (
         "Secure Boot is on"
@@ -206,7 +208,7 @@ def _enrol(facts: HostFacts) -> str:
     key = "/var/lib/shim-signed/mok/MOK.der" if facts.os.id == "ubuntu" else "/var/lib/dkms/mok.pub"
     return (
         f"enrol its key: sudo mokutil --import {key} (it is there if DKMS signed the module); sudo "
-        "reboot, and choose Enroll MOK on the console; or switch Secure Boot off in the firmware"
+        "reboot, and choose Enroll MOK on the console; or disable Secure Boot in the firmware"
     )
 
 

@@ -38,8 +38,8 @@ def meaning(xid: Xid) -> str:
 
 
 def is_serious(xid: Xid) -> bool:
-    """Whether the GPU must be reset, or the host rebooted. Of NVLink 5 (144 to 150), the driver
-    itself says whether an error is fatal."""
+    """Whether the GPU must be reset, or the host rebooted. For NVLink 5 (144 to 150), the driver
+    says whether an error is fatal."""
     action = _XIDS.get(str(xid.code), {}).get("action", "")
     if action == _CHANGED:
         return re.search(r"to 0x0*[1-9a-f]", xid.text) is not None
@@ -55,7 +55,7 @@ def parse_xids(lines: Sequence[str]) -> tuple[Xid, ...]:
 
 def same_bus(log: str, smi: str) -> bool:
     """Whether both name one device: the log's `0000:3b:00` is nvidia-smi's `00000000:3B:00.0`. The
-    function after the dot is ignored, as it is 0 for every GPU."""
+    function after the dot is ignored: it is 0 for every GPU."""
     numbers = [
         [int(word, 16) for word in bus.partition(".")[0].split(":") if word] for bus in (log, smi)
     ]
@@ -65,7 +65,7 @@ def same_bus(log: str, smi: str) -> bool:
 # Bytes. Less than vLLM's own margin (gpu_memory_utilization 0.9 of 12 GiB) does no harm.
 FOREIGN_MEMORY = 1 * 2**30
 
-RESET = "end what runs on it, then: sudo nvidia-smi --gpu-reset -i {bus}; or sudo reboot"
+RESET = "end the programs on it, then: sudo nvidia-smi --gpu-reset -i {bus}; or sudo reboot"
 AFTER_HEALING = "; once it works again: sudo dmesg --clear"
 NO_RECOVERY = "None"
 
@@ -83,8 +83,8 @@ def gpu_faults(report: GpuReport) -> Iterator[RequirementsNotMet]:
         yield from _memory_errors(gpu)
     if split := ",".join(str(gpu.index) for gpu in report.gpus if gpu.mig):
         yield RequirementsNotMet(
-            f"MIG is on (GPU {split}): a program sees one instance, and tensor parallelism "
-            "does not span instances",
+            f"MIG is on (GPU {split}): a program sees one instance, and tensor parallelism cannot "
+            "span instances",
             hint=f"sudo nvidia-smi -i {split} -mig 0",
         )
     yield from _fabric_problems(report)
@@ -123,14 +123,14 @@ def _fabric_problems(report: GpuReport) -> Iterator[RequirementsNotMet]:
     )
     if any(gpu.compute_capability.startswith(_NVLINK_5) for gpu in report.gpus):
         start = (
-            "NVLink 5 needs the package nvlsm and the module ib_umad besides "
-            "nvidia-fabricmanager of the driver's version: sudo modprobe ib_umad; sudo systemctl "
-            "restart nvidia-fabricmanager; journalctl -u nvidia-fabricmanager shows what it lacks"
+            "NVLink 5 needs the package nvlsm and the module ib_umad besides nvidia-fabricmanager "
+            "of the driver's version: sudo modprobe ib_umad; sudo systemctl restart "
+            "nvidia-fabricmanager; journalctl -u nvidia-fabricmanager shows what is missing"
         )
     if manager in (None, "active"):
         manager = f"GPU {waiting[0].index}: {waiting[0].fabric_state}"
     yield RequirementsNotMet(
-        f"has NVSwitches, and NVIDIA's fabric manager is not ready ({manager})", hint=start
+        f"has NVSwitches, but NVIDIA's fabric manager is not ready ({manager})", hint=start
     )
 
 
@@ -154,7 +154,7 @@ def _gpu_of(xid: Xid, report: GpuReport) -> GpuFacts | None:
 
 
 def _xid_errors(report: GpuReport) -> Iterator[RequirementsNotMet]:
-    """Yield the last serious Xid error of each GPU that has no recovery state of the driver."""
+    """Yield the last serious Xid error of each GPU whose driver reports no recovery state."""
     for xid in serious_xids(report):
         gpu = _gpu_of(xid, report)
         if gpu and gpu.recovery:
@@ -172,7 +172,7 @@ def _memory_errors(gpu: GpuFacts) -> Iterator[RequirementsNotMet]:
     if gpu.remap_failed:
         yield RequirementsNotMet(
             f"{_name(gpu)} has a bad row of memory and no spare one for it",
-            hint="have the GPU replaced; until then take it out of the inventory's gpus",
+            hint="have the GPU replaced; until then remove it from the inventory's gpus",
         )
     elif gpu.remap_pending:
         yield RequirementsNotMet(
@@ -195,8 +195,8 @@ def foreign(report: GpuReport) -> tuple[GpuProcess, ...]:
 def gpus_of_strangers(
     report: GpuReport, *, alone: bool = False
 ) -> dict[int, tuple[GpuProcess, ...]]:
-    """Return by index of the GPU the processes of no cluster of ours, where they hold more memory
-    than does no harm. `alone`: only of GPUs that no process of ours uses."""
+    """Return, by GPU index, the processes that belong to none of our clusters and hold too much
+    memory to ignore. `alone`: only for GPUs that none of our processes uses."""
     found = {}
     ours = {process.gpu for process in report.processes if process.cluster}
     for gpu in report.gpus:

@@ -1,5 +1,5 @@
-"""Probe of a host's GPUs, the part that differs between vendors, and NVIDIA's: what nvidia-smi,
-the kernel's log and the PCI bus report."""
+"""The probe of a host's GPUs, which differs between vendors, and NVIDIA's: what nvidia-smi, the
+kernel's log and the PCI bus report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _OF_KERNEL = re.compile(r"/lib/modules/([^/]+)/")
 
 
 def nvidia_report(answer: Answer, files: Files, paths: Sequence[str]) -> GpuReport:
-    """Parse all that the probe found out about GPUs; a part that cannot be parsed is noted in
+    """Parse everything that the probe found about GPUs; a part that cannot be parsed is noted in
     `answer` and left empty."""
     garbled = GpuReport((), "the output of nvidia-smi cannot be parsed")
     report = answer.read("GPUs", garbled, _parse_gpus, answer.find("gpus"), files)
@@ -93,7 +93,7 @@ def _parse_gpus(section: Section | None, files: Files) -> GpuReport:
     # A GPU that fell off the bus, or a corrupt infoROM, is reported as text among the GPUs' lines.
     words = " ".join(line.strip() for line in section.lines if not _GPU_LINE.match(line))
     if not gpus and not words:
-        words = f"nvidia-smi ended with {section.status} and said nothing"
+        words = f"nvidia-smi exited with status {section.status} and printed nothing"
     return GpuReport(gpus, words or None, on_bus)
 
 

@@ -28,7 +28,7 @@ def gpu_problems(
     facts: HostFacts,
     image_env: Mapping[str, str] | None = None,
 ) -> Iterator[RequirementsNotMet]:
-    """Yield problems, without the host's name; none for a host with no declared GPU. `image_env`:
+    """Yield problems, without the host's name; none for a host without declared GPUs. `image_env`:
     the image's environment, if some host has the image."""
     if not host.gpus:
         return
@@ -117,8 +117,8 @@ def gpu_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[st
         yield f"has {_count(len(report.gpus))}, but the inventory declares {len(host.gpus)}"
     if any(gpu.persistence is False for gpu in report.gpus):
         yield (
-            "persistence mode is off: each program that finds the GPUs idle initializes them again "
-            "(sudo systemctl enable --now nvidia-persistenced)"
+            "persistence mode is off: each program that finds the GPUs idle has to initialize "
+            "them again (sudo systemctl enable --now nvidia-persistenced)"
         )
     if strangers := foreign(report):
         yield f"other processes use its GPUs: {describe_processes(strangers)}"
@@ -131,8 +131,8 @@ def gpu_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[st
 
 
 def _peer_notes(report: GpuReport) -> Iterator[str]:
-    """Note what sends GPUs' traffic with each other through the CPU, or makes it hang: NCCL's
-    troubleshooting guide, "GPU Direct"."""
+    """Note what routes traffic between GPUs through the CPU, or makes it hang (NCCL's
+    troubleshooting guide, "GPU Direct")."""
     count = len(report.gpus)
     if count < 2:
         return
@@ -146,7 +146,7 @@ def _peer_notes(report: GpuReport) -> Iterator[str]:
         yield (
             f"PCI bridges ({', '.join(report.acs_bridges[:4])}{_more(report.acs_bridges[4:])}) "
             "redirect requests between devices (ACS), so GPUs do not reach each other directly: "
-            "switch ACS off in the firmware's setup; if all-reduces hang before that: "
+            "disable ACS in the firmware's setup; if all-reduces hang before that: "
             'env: {NCCL_P2P_DISABLE: "1"} in the inventory'
         )
 
@@ -165,7 +165,7 @@ def describe(gpus: Sequence[GpuFacts]) -> str:
 
 
 def _missing(declared: Sequence[Gpu], found: Sequence[GpuFacts]) -> list[Gpu]:
-    """Return declared GPUs without a GPU of their own; the most specific ones are matched first."""
+    """Return declared GPUs without a matching GPU; the most specific ones are matched first."""
     free = list(found)
     missing = []
     for wanted in sorted(declared, key=lambda gpu: (gpu.model is None) + (gpu.memory is None)):

@@ -1,4 +1,4 @@
-"""Facts that a host reports in one round trip. Plain data, without judgement."""
+"""Facts that a host reports in one round trip. Plain data, no judgement."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class EngineFacts:
 
     @property
     def closed(self) -> bool:
-        """Whether the user may not ask the daemon, whose state is therefore not known."""
+        """Whether the user may not access the daemon, so that its state is unknown."""
         return "permission denied" in (self.error or "")
 
     @property
@@ -218,7 +218,7 @@ class ContainerFacts:
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """The image whose reference the probe was given."""
+    """The image that the probe was asked about."""
 
     id: str
     tags: tuple[str, ...]

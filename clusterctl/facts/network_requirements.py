@@ -16,7 +16,7 @@ VERBS_NODES = "/dev/infiniband/uverbs"
 
 
 def rdma_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[str]:
-    """Yield notes about the active devices; none if the inventory switches RDMA off."""
+    """Yield notes about the active devices; none if the inventory turns RDMA off."""
     devices = usable_devices(inventory, host, facts)
     if not devices:
         return
@@ -27,7 +27,7 @@ def rdma_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[s
         for port in device.ports:
             if port.active and not port.gids:
                 yield (
-                    f"all GIDs of {device.name}:{port.number} are zero, and no rank could use it: "
+                    f"all GIDs of {device.name}:{port.number} are zero, so no rank can use it: "
                     f"give {nic} an address, or start the subnet manager"
                 )
             # A kernel that does not report types has empty ones.
@@ -48,9 +48,9 @@ def rdma_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[s
 
 
 def not_for_nccl(device: RdmaDevice) -> str | None:
-    """Return why NCCL's own transport for RDMA cannot use the device, or None. It opens InfiniBand
-    and Ethernet ports only (ncclIbInit in NCCL's net_ib), and iWARP fails when it connects
-    (nccl #622)."""
+    """Return why NCCL's own RDMA transport cannot use the device, or None. It opens InfiniBand and
+    Ethernet ports only (ncclIbInit in NCCL's net_ib), and iWARP fails when it connects (nccl #622).
+    """
     if device.link_layer not in ("InfiniBand", "Ethernet", ""):
         return (
             f"{device.name} (link layer {device.link_layer}, as AWS's EFA) needs a plugin in the "
@@ -65,14 +65,14 @@ def not_for_nccl(device: RdmaDevice) -> str | None:
 
 
 def usable_devices(inventory: Inventory, host: Host, facts: HostFacts) -> list[RdmaDevice]:
-    """Return the active devices that NCCL can use; none if the inventory switches RDMA off."""
+    """Return the active devices that NCCL can use; none if the inventory turns RDMA off."""
     wanted = inventory.network.rdma and host.nics.rdma != ()
     found = (device for device in facts.rdma if device.active and not not_for_nccl(device))
     return list(found) if wanted else []
 
 
 def has_verbs(facts: HostFacts) -> bool:
-    """Whether there is a device node for programs, which need one besides the kernel's devices."""
+    """Whether there is a device node, which programs need besides the kernel's devices."""
     return any(path.startswith(VERBS_NODES) for path in facts.rdma_nodes)
 
 
@@ -104,12 +104,12 @@ def network_problems(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMe
         elif not devices[name].active:
             yield RequirementsNotMet(
                 f"no port of RDMA device {name} (nics.rdma) is active",
-                hint=f"look for the cable and the subnet manager: ibstat {name}",
+                hint=f"check the cable and the subnet manager: ibstat {name}",
             )
 
 
 def _nic_problems(facts: HostFacts, name: str, what: str) -> Iterator[RequirementsNotMet]:
-    """Check the NIC `name`; `what`: its name with the inventory's keys that name it."""
+    """Check the NIC `name`; `what`: the name with its keys in the inventory."""
     nic = facts.nic(name)
     if nic is None:
         yield RequirementsNotMet(
@@ -119,17 +119,17 @@ def _nic_problems(facts: HostFacts, name: str, what: str) -> Iterator[Requiremen
     elif nic.state == "lowerlayerdown":
         yield RequirementsNotMet(
             f"interface {what} is down: it has no link",
-            hint=f"look for the cable and the switch port; on the host: ip -br link show {name}",
+            hint=f"check the cable and the switch port; on the host: ip -br link show {name}",
         )
     elif nic.state == "down":
         yield RequirementsNotMet(
             f"interface {what} is down",
-            hint=f"sudo ip link set {name} up; then look for the cable: ip -br link show {name}",
+            hint=f"sudo ip link set {name} up; then check the cable: ip -br link show {name}",
         )
     elif not nic.addresses:
         yield RequirementsNotMet(
             f"interface {what} has no IP address",
-            hint=f"give it one, or name another; on the host: ip -br addr show {name}",
+            hint=f"give it one, or name a different one; on the host: ip -br addr show {name}",
         )
 
 
@@ -151,7 +151,7 @@ def _disagreement(host: Host, facts: HostFacts) -> Iterator[RequirementsNotMet]:
         yield RequirementsNotMet(
             f"node_ip {host.node_ip} is on {holder.name}, not on {host.nics.control} "
             "(nics.control)",
-            hint="make node_ip and nics.control agree, or leave one of them out",
+            hint="make node_ip and nics.control agree, or remove one of them",
         )
 
 
@@ -164,9 +164,9 @@ _LEAST_WORKERS = 64
 def port_problems(
     inventory: Inventory, host: Host, facts: HostFacts, used: Collection[int]
 ) -> Iterator[RequirementsNotMet]:
-    """Yield an error if a program on the host already listens on a port that Ray must have, or on
-    so many of the workers' that too few are left. `used`: ports that programs of any host listen
-    on, since ray_ports are the same on all; offered ones are free everywhere."""
+    """Yield an error if a program on the host already listens on a port that Ray needs, or on so
+    many of the workers' ports that too few are left. `used`: ports in use on any host: ray_ports
+    are the same on all, so suggested ones must be free everywhere."""
     ports = inventory.ray_ports
     purposes = (*HEAD_ONLY, *EVERY_NODE) if host.role == "head" else EVERY_NODE
     needed = {getattr(ports, purpose): f"ray_ports.{purpose}" for purpose in purposes}
@@ -182,7 +182,8 @@ def port_problems(
             f"{len(busy)} of the {len(whole)} ports of Ray's workers ({whole[0]} to {whole[-1]}) "
             f"are taken, and its {facts.cpus} CPUs need {wanted}",
             hint=f"set ray_ports: {{min_worker: {first}, max_worker: {first + len(whole) - 1}}}; "
-            f"see by whom: sudo ss -ltnp 'sport >= :{whole[0]} and sport <= :{whole[-1]}'",
+            f"to see what uses them: sudo ss -ltnp 'sport >= :{whole[0]} and sport <= "
+            f":{whole[-1]}'",
         )
 
 
@@ -200,8 +201,8 @@ def _instead(ports: RayPorts, taken: Mapping[int, str], used: Collection[int]) -
 
 
 def _free_range(ports: RayPorts, facts: HostFacts, used: Collection[int], size: int) -> int:
-    """Return the first port of the next range of `size` without a listener or another port of Ray,
-    below the ephemeral ones if there is one."""
+    """Return the first port of the next range of `size` free of listeners and Ray's other ports, if
+    possible below the ephemeral ones."""
     others = {port for name, port in ports if name not in ("min_worker", "max_worker")}
     reserved = others | {*used}
     last = (facts.ephemeral_ports or (32768,))[0]
@@ -211,8 +212,8 @@ def _free_range(ports: RayPorts, facts: HostFacts, used: Collection[int], size: 
 
 
 def ephemeral_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[str]:
-    """Note fixed ports of Ray that the kernel may give to an outgoing connection first: then Ray
-    cannot listen there until that connection ends."""
+    """Note fixed Ray ports that the kernel may assign to an outgoing connection first: Ray cannot
+    listen on them until that connection ends."""
     if not facts.ephemeral_ports:
         return
     first, last = facts.ephemeral_ports
@@ -232,7 +233,7 @@ def ephemeral_notes(inventory: Inventory, host: Host, facts: HostFacts) -> Itera
 
 
 class PortsTaken(RequirementsNotMet):
-    """Ports that Ray needs are used by another program on the host; `taken`: port to purpose."""
+    """Another program on the host uses ports that Ray needs; `taken`: port to purpose."""
 
     def __init__(
         self, host: str, taken: Mapping[int, str], instead: Mapping[str, int] | None = None
@@ -247,13 +248,13 @@ class PortsTaken(RequirementsNotMet):
             f"{'a port' if len(taken) == 1 else 'ports'} that Ray needs "
             f"{'is' if len(taken) == 1 else 'are'} taken: {named}",
             host=host,
-            hint=f"see by whom: sudo ss -ltnp '{ports}'; end it, or {change}",
+            hint=f"to see by what: sudo ss -ltnp '{ports}'; end it, or {change}",
         )
 
 
 def public_notes(inventory: Inventory, facts: HostFacts) -> Iterator[str]:
-    """Note addresses of the Internet: Ray's servers listen on all addresses of a host, whatever its
-    node IP."""
+    """Note public addresses: Ray's servers listen on all addresses of a host, whatever its node
+    IP."""
     if inventory.network.firewall or inventory.network.public:
         return
     for nic, ip in public_ips(facts):
@@ -264,7 +265,7 @@ def public_notes(inventory: Inventory, facts: HostFacts) -> Iterator[str]:
 
 
 def public_ips(facts: HostFacts) -> list[tuple[str, str]]:
-    """Return the host's addresses of the Internet, each with its NIC: (NIC, IP)."""
+    """Return the host's public addresses, each with its NIC: (NIC, IP)."""
     return [
         (nic.name, address.ip)
         for nic in facts.nics
@@ -275,10 +276,10 @@ def public_ips(facts: HostFacts) -> list[tuple[str, str]]:
 
 def name_notes(facts: HostFacts) -> Iterator[str]:
     """Note a name that resolves to a loopback address. Our containers do not depend on it: Gloo has
-    GLOO_SOCKET_IFNAME, Ray its address. Other programs look it up (vllm #7074, ray #37461)."""
+    GLOO_SOCKET_IFNAME, Ray has its address. Other programs look it up (vllm #7074, ray #37461)."""
     if any(ip.startswith("127.") or ip == "::1" for ip in facts.hostname_addresses):
         yield (
-            f"its name {facts.hostname} resolves to {facts.hostname_addresses[0]}: harmless "
-            "here, since VLLM_HOST_IP, GLOO_SOCKET_IFNAME and Ray's --node-ip-address say which "
-            "address and interface to take"
+            f"its name {facts.hostname} resolves to {facts.hostname_addresses[0]}: harmless here, "
+            "since VLLM_HOST_IP, GLOO_SOCKET_IFNAME and Ray's --node-ip-address set the address "
+            "and the interface"
         )

@@ -1,6 +1,6 @@
 """Parse network interfaces, RDMA devices, routes and ports from a probe's output.
 
-Formats: ip(8), and of the Linux kernel Documentation/ABI/stable/sysfs-class-infiniband.
+Formats: ip(8), and Documentation/ABI/stable/sysfs-class-infiniband in the Linux kernel.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def parse_nics(files: Files, said: Section | None, paths: Sequence[str]) -> tupl
         for name, address in addresses if text else _proc_addresses(files):
             found.setdefault(name, []).append(address)
     if strange := next((name for name in found if not re.fullmatch(NIC, name)), None):
-        raise ValueError(f"{strange!r:.40} is no interface's name")
+        raise ValueError(f"{strange!r:.40} is not an interface name")
     return tuple(_nic(name, links.get(name, {}), found[name], files, paths) for name in found)
 
 
@@ -96,7 +96,7 @@ def _natural(word: str) -> int | None:
 def _address(ip: str, prefix: int, scope: str) -> Address:
     """Build an Address in canonical spelling. Raises ValueError if `ip` is malformed."""
     if not 0 <= prefix <= 128:
-        raise ValueError(f"/{prefix} is no prefix")
+        raise ValueError(f"/{prefix} is not a prefix length")
     return Address(plain_ip(ip), prefix, scope)
 
 
@@ -160,7 +160,8 @@ def parse_default_nic(files: Files) -> str | None:
 
 
 def parse_firewall(files: Files, paths: Sequence[str]) -> str:
-    """Return what rules over incoming connections, by units that run or start with the host."""
+    """Return what filters incoming connections, judging by units that run or start with the
+    host."""
     units = {path.rpartition("/")[2] for path in paths if path.endswith(".service")}
     if "firewalld.service" in units:
         return "firewalld"

@@ -1,4 +1,4 @@
-"""Convert a probe's output to facts. Pure; what cannot be read is named in `HostFacts.unknown`."""
+"""Convert a probe's output to facts. Pure; `HostFacts.unknown` names what could not be read."""
 
 from __future__ import annotations
 

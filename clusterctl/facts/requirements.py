@@ -1,7 +1,7 @@
 """Check whether hosts meet the requirements of the cluster that the inventory declares. Pure.
 
 `problems` stop a bootstrap; `notes` are only printed. Both check every host and report everything,
-so that one round of repairs is enough. The functions for one part of a host yield problems without
+so that one round of repairs is enough. Functions for one aspect of a host yield problems without
 the host's name, which `problems` adds.
 """
 
@@ -66,8 +66,7 @@ SUPPORTED_ARCHITECTURES = ("x86_64", "aarch64")  # Architectures of vLLM's image
 
 
 class DeviceRequirements(Protocol):
-    """An accelerator's requirements for hosts, implemented in `accelerators`, a layer above this
-    one."""
+    """An accelerator's requirements for hosts, implemented in `accelerators`, one layer above."""
 
     @property
     def usual_image(self) -> int:
@@ -141,7 +140,8 @@ def problems(
 def notes(
     inventory: Inventory, facts: Mapping[str, HostFacts], devices: DeviceRequirements
 ) -> tuple[str, ...]:
-    """Return one sentence per note for the user, with the host's name. Nothing depends on notes."""
+    """Return notes for the user, one sentence each, with the host's name. Nothing depends on
+    them."""
     of_hosts = (
         f"{host.name}: {text}"
         for host in inventory.hosts
@@ -168,16 +168,16 @@ def _root_and_processor_problems(host: Host, facts: HostFacts) -> Iterator[Requi
     if not facts.root:
         user = facts.user or "the user"
         yield RequirementsNotMet(
-            f"{user} is not root and cannot become root by sudo",
-            hint=f"as root there: usermod -aG sudo {user}; or set {SUDO_PASSWORD}, "
-            "or ssh.user: root",
+            f"{user} is not root and cannot become root with sudo",
+            hint=f"as root on it: usermod -aG sudo {user}; or set {SUDO_PASSWORD}, or ssh.user: "
+            "root",
             detail=facts.sudo_error,
         )
     machine = facts.os.architecture
     if machine and machine not in SUPPORTED_ARCHITECTURES:
         yield RequirementsNotMet(
             f"its processor is {machine}; images exist for {' and '.join(SUPPORTED_ARCHITECTURES)}",
-            hint=f"take {host.name} out of the inventory",
+            hint=f"remove {host.name} from the inventory",
         )
 
 
@@ -187,7 +187,7 @@ def _software_problems(facts: HostFacts, *, brought: bool) -> Iterator[Requireme
     unusable = _unusable_engine(facts, brought=brought)
     if unusable is None and not facts.device_cgroup:
         unusable = (
-            "has no control groups for devices, without which no container engine starts (neither "
+            "has no control groups for devices, which container engines need to start (neither "
             "cgroup v2 nor the v1 controller `devices` is mounted)",
             "mount -t cgroup2 none /sys/fs/cgroup; or a kernel with CONFIG_CGROUP_DEVICE and "
             "CONFIG_CGROUP_BPF",
@@ -198,7 +198,7 @@ def _software_problems(facts: HostFacts, *, brought: bool) -> Iterator[Requireme
         yield RequirementsNotMet(
             f"has {MISSING} ({facts.python_words}), and clusterctl installs one only where there "
             f"is apt-get or dnf, not on {facts.os.pretty or facts.os.id}",
-            hint="install one there, on root's PATH as python3 or python3.9 and later",
+            hint="install one, on root's PATH as python3, python3.9 or later",
         )
 
 
@@ -224,7 +224,7 @@ def _unusable_engine(facts: HostFacts, *, brought: bool) -> tuple[str, str] | No
         )
     if engine.rootless:
         return (
-            "its Docker runs rootless: `--network host` is not the host's network there",
+            "its Docker runs rootless, where `--network host` is not the host's network",
             "dockerd-rootless-setuptool.sh uninstall; sudo systemctl enable --now docker",
         )
     if engine.desktop:
@@ -240,8 +240,8 @@ def _unusable_engine(facts: HostFacts, *, brought: bool) -> tuple[str, str] | No
         )
     if engine.default_runtime not in USUAL_RUNTIMES:
         return (
-            f"its Docker starts containers by {engine.default_runtime}, which does not give them "
-            "the host's devices",
+            f"its Docker starts containers with {engine.default_runtime}, which does not give "
+            "them the host's devices",
             'remove "default-runtime" from /etc/docker/daemon.json; sudo systemctl restart docker',
         )
     if engine.hung:
@@ -257,14 +257,14 @@ def _has_known_packages(facts: HostFacts) -> bool:
 
 
 def shm_full(facts: HostFacts) -> RequirementsNotMet | None:
-    """Return the problem of a host whose shared memory has run full. What runs there goes on until
-    it needs some: nothing can start."""
+    """Return the problem of a host whose shared memory is full. Running programs continue until
+    they need some; nothing can start."""
     if facts.shm < SHM_NEEDED or facts.shm_free is None or facts.shm_free >= SHM_LEAST:
         return None
     return RequirementsNotMet(
         f"/dev/shm is full: {facts.shm_free // 2**20} of {facts.shm // 2**20} MiB are free, and "  # noqa: S108
         "no engine can start there",
-        hint="find what fills it, and remove what no process has open: ls -lhS /dev/shm; "
+        hint="find out what fills it, and remove what no process has open: ls -lhS /dev/shm; "
         "sudo fuser -v /dev/shm/*",
     )
 
@@ -282,24 +282,24 @@ def _limit_problems(facts: HostFacts) -> Iterator[RequirementsNotMet]:
     if 0 < facts.nofile_hard < NOFILE_NEEDED:
         yield RequirementsNotMet(
             f"at most {facts.nofile_hard} open files are allowed, and Ray needs {NOFILE_NEEDED}",
-            hint="sudo mkdir -p /etc/systemd/system/docker.service.d; "
-            "printf '[Service]\\nLimitNOFILE=1048576\\n' | "
-            "sudo tee /etc/systemd/system/docker.service.d/nofile.conf; "
-            "sudo systemctl daemon-reload; sudo systemctl restart docker. Before Docker is there: "
+            hint="sudo mkdir -p /etc/systemd/system/docker.service.d; printf "
+            "'[Service]\\nLimitNOFILE=1048576\\n' | sudo tee "
+            "/etc/systemd/system/docker.service.d/nofile.conf; sudo systemctl daemon-reload; "
+            "sudo systemctl restart docker. If Docker is not installed yet: "
             "/etc/security/limits.conf",
         )
 
 
 def _image_root(facts: HostFacts) -> str:
-    """Return the directory where the engine unpacks images: with the containerd image store that is
-    containerd's, whatever data-root is (moby #50517)."""
+    """Return the directory where the engine unpacks images: containerd's with the containerd image
+    store, whatever data-root is (moby #50517)."""
     if facts.engine.containerd_store:
         return facts.containerd_root
     return facts.engine.data_root or ENGINE_ROOT
 
 
 def _full_disks(inventory: Inventory, facts: HostFacts) -> Iterator[RequirementsNotMet]:
-    """Yield one problem for each full file system, however many of the paths are on it."""
+    """Yield one problem per full file system, however many of the paths are on it."""
     reported: set[tuple[int, int]] = set()
     roots = dict.fromkeys((_image_root(facts), facts.engine.data_root or ENGINE_ROOT))
     for path in ("/", *roots, inventory.models):
@@ -350,8 +350,8 @@ def _software_notes(facts: HostFacts, file: str) -> Iterator[str]:
     release = tuple(int(number) for number in re.findall(r"\d+", engine.version)[:2])
     if engine.cdi_spec_dirs and facts.cdi_specs and release < DEVICES_FIRST:
         yield (
-            f"Docker {engine.version} does not give containers their GPUs when it starts them "
-            "again by itself (Docker 28.2 does): after a reboot "
+            f"Docker {engine.version} does not give containers their GPUs when it restarts them by "
+            "itself (Docker 28.2 does): after a reboot "
             + (
                 "a unit that bootstrap adds to systemd starts the node container"
                 if facts.systemd
@@ -367,8 +367,8 @@ def _software_notes(facts: HostFacts, file: str) -> Iterator[str]:
         yield "cgroup version 1: Docker and Ray still work with it, but newer versions will not"
     if facts.selinux == "enforcing":
         yield (
-            "SELinux is enforcing: it may stay so, and the node container's files need no labels; "
-            "what it refuses is shown by: sudo ausearch -m avc -ts recent"
+            "SELinux is enforcing, which is fine: the node container's files need no labels; to "
+            "see what it denies: sudo ausearch -m avc -ts recent"
         )
     if not facts.python3:
         yield f"has {MISSING} ({facts.python_words}): clusterctl bootstrap installs it"

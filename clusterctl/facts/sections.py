@@ -26,7 +26,7 @@ class Section:
 
     @property
     def status(self) -> int:
-        """The argument as an exit status. Raises ValueError."""
+        """The exit status that follows the section's name. Raises ValueError."""
         return int(self.argument)
 
     @property

@@ -79,8 +79,8 @@ def parse_memlock(shell: Mapping[str, str]) -> int | None:
 
 
 def parse_python(shell: Mapping[str, str]) -> tuple[str | None, str, bool]:
-    """Return the path of a usable Python (or None), the version of the Python found, and whether
-    that one lacks a part of its standard library."""
+    """Return the path of a usable Python (or None), the version of the Python found, and whether it
+    lacks part of its standard library."""
     path, version, minimal, *_ = [*shell.get("python3", "").split(), "", "", ""]
     major, _, minor = version.partition(".")
     new_enough = minor.isdecimal() and (int(major), int(minor)) >= OLDEST
@@ -88,7 +88,7 @@ def parse_python(shell: Mapping[str, str]) -> tuple[str | None, str, bool]:
 
 
 def parse_disks(section: Section) -> dict[str, Disk]:
-    """Return disks by requested path, without those that `df` reports errors for. Raises ValueError
+    """Return disks by requested path, except those for which `df` reports errors. Raises ValueError
     if answers cannot be matched to paths.
 
     The section has lines of `requested TAB existing`, then df's, in the same order.
@@ -129,14 +129,14 @@ _TOML_ROOT = re.compile(r"""root *= *["'](/[^"']*)["']""")
 
 
 def parse_containerd_root(files: Files) -> str:
-    """Return the directory of containerd's image store, which its configuration may name."""
+    """Return the directory of containerd's image store, which its configuration may set."""
     lines = files.get("/etc/containerd/config.toml") or ()
     named = (found[1] for found in map(_TOML_ROOT.match, lines) if found)
     return next(named, CONTAINERD_ROOT)
 
 
 def parse_ephemeral(files: Files) -> tuple[int, ...]:
-    """Return the first and the last port; () if they are not known. Raises ValueError."""
+    """Return the first and the last port; () if unknown. Raises ValueError."""
     words = first_line(files, "/proc/sys/net/ipv4/ip_local_port_range").split()
     first, last = map(int, words or (0, 0))
     return (first, last) if words else ()

@@ -10,7 +10,7 @@ from tempfile import NamedTemporaryFile
 from clusterctl.errors import UsageError
 
 VARIABLE = "CLUSTERCTL_INVENTORY"
-_HINT = "clusterctl bootstrap FILE makes one current; or name it: clusterctl -i FILE ..."
+_HINT = "clusterctl bootstrap FILE makes one current; or name one: clusterctl -i FILE ..."
 
 
 def current(explicit: Path | None, environ: Mapping[str, str] = os.environ) -> Path:

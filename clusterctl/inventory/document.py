@@ -1,7 +1,7 @@
 """A YAML file as plain data, with the position of each part in the file.
 
 The file is parsed with YAML 1.2's core schema, as in editors: `on`, `yes` and `12:30` are text, and
-010 is not octal. A duplicate key is an error, where PyYAML alone would take the last one.
+010 is not octal. A duplicate key is an error; PyYAML alone would take the last one.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Position:
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """A problem at one position of the file, in a sentence for the user."""
+    """A problem at one position in the file, in a sentence for the user."""
 
     position: Position
     text: str
@@ -81,15 +81,15 @@ class Document:
     problems: list[Problem] = field(default_factory=list)
 
     def at(self, trail: Trail) -> Position:
-        """Return the position of the value, or of the nearest part of the file that contains it."""
+        """Return the position of the value, or of the nearest part of the file around it."""
         return self._nearest(self.values, trail)
 
     def at_key(self, trail: Trail) -> Position:
-        """Return the position of the value's key, or of the nearest key that contains it."""
+        """Return the position of the value's key, or of the nearest key around it."""
         return self._nearest(self.keys, trail)
 
     def report(self, position: Position, text: str) -> None:
-        """Record a problem; a duplicate, found through two aliases, is ignored."""
+        """Record a problem; duplicates, found through two aliases, are ignored."""
         problem = Problem(position, text)
         if problem not in self.problems:
             self.problems.append(problem)
@@ -111,7 +111,8 @@ def dotted(trail: Iterable[str | int]) -> str:
 
 
 def read(path: Path, kind: FileKind = INVENTORY) -> Document:
-    """Read a YAML file as plain data with positions. Problems of single values are in the document.
+    """Read a YAML file as plain data with positions. Problems with single values are in the
+    document.
 
     Raises the kind's error if the file cannot be read, is not UTF-8 or YAML, or is empty.
     """
@@ -206,15 +207,15 @@ _YAML = (
     (r"found character '(.+)' that cannot start", "text that starts with {0} needs quotes"),
     (
         r"mapping values are not allowed",
-        "no `:` can stand here; text with `: ` needs quotes, or the line above lacks its `:`",
+        "no `:` is allowed here; text with `: ` needs quotes, or the line above lacks its `:`",
     ),
-    (r"found unknown escape character '(.+)'", "no escape \\{0} exists; single quotes need none"),
+    (r"found unknown escape character '(.+)'", "there is no escape \\{0}; single quotes need none"),
     (r"expected <block end>, but found '<scalar>'", "more text after the value; quote all of it"),
     (r"found '<stream end>'", "the file ends where a value is missing"),
     (r"while scanning an (?:alias|anchor)", "text that starts with * or & needs quotes"),
     (r"while (?:scanning|parsing) a tag", "text that starts with ! needs quotes"),
     (r"expected '<document start>'", "this line is indented less than the first key of the file"),
-    (r"sequence entries are not allowed", "no `- ` can stand here; a list begins on its own line"),
+    (r"sequence entries are not allowed", "no `- ` is allowed here; a list begins on its own line"),
     (r"could not find expected ':'", "a key without its `:`"),
     (r"found unexpected end of stream", "the quote opened on line {line} is never closed"),
     (r"found undefined alias '?(.+?)'?$", "*{0} is used, but no &{0} is above it"),
@@ -230,7 +231,7 @@ _YAML = (
 
 
 def _from_yaml(error: yaml.YAMLError, text: str) -> Problem:
-    """Reword the parser's message, or keep it if it is not known, and convert its marks."""
+    """Reword the parser's message, or keep it if it is unknown, and convert its marks."""
     if isinstance(error, yaml.reader.ReaderError):
         where = _after(text[: error.position])
         return Problem(where, f"YAML does not allow the character {text[error.position]!r}")
@@ -251,7 +252,7 @@ def _at(mark: Any) -> Position:
 
 
 class _TooMany(Exception):
-    """Aliases expand to too many values; the argument is the position of the first beyond."""
+    """Aliases expand to too many values; the argument is the position of the first one too many."""
 
 
 class _Builder:
@@ -287,7 +288,7 @@ class _Builder:
         return position
 
     def _present(self, value: object, trail: Trail) -> object:
-        """Report a null, which means a key whose value was forgotten or commented out."""
+        """Report a null: the key's value was forgotten or commented out."""
         position = self.document.values[trail]
         if value is None and not any(p.position == position for p in self.document.problems):
             where = self.document.keys.get(trail, position)
@@ -337,7 +338,7 @@ class _Builder:
             return self._refuse(node, f"{short} is not a value of type {kind}")
 
     def _refuse(self, node: yaml.Node, text: str) -> object:
-        """Report a value that cannot be used, and return None for it."""
+        """Report an unusable value, and return None for it."""
         self.document.report(_at(node.start_mark), text)
         return None
 

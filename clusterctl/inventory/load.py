@@ -1,8 +1,8 @@
 """Load an `Inventory` from a YAML file, or report every problem of the file with its position.
 
-The file has hosts as a mapping and paths relative to itself; the pydantic classes have a tuple of
-hosts, each complete on its own. Conditions that involve several hosts are checked in the raw data,
-even if it has other errors, so that all problems are reported together.
+The file has hosts as a mapping, and paths relative to itself; the pydantic classes have a tuple of
+hosts, each complete. Conditions across hosts are checked in the raw data, even if it has other
+errors, so that all problems are reported together.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def load(path: Path) -> Inventory:
 
 
 def line_of(inventory: Inventory, host: str) -> int:
-    """Return the line of the inventory's file on which the host begins."""
+    """Return the line of the inventory file on which the host begins."""
     return read(inventory.source).at_key(("hosts", host)).line
 
 
@@ -121,8 +121,8 @@ def _check_gateways(document: Document, inventory: Inventory) -> None:
 
 
 def _check_addresses(document: Document, data: Mapping[str, Any], hosts: _Hosts) -> None:
-    """Report addresses that two hosts have, node addresses outside the cluster's subnet, and
-    loopbacks among several hosts."""
+    """Report duplicate addresses, node addresses outside the cluster's subnet, and loopbacks among
+    several hosts."""
 
     def canonical(address: str) -> str:
         """Return the address in canonical spelling: IPv6 addresses have many, and host names ignore
@@ -165,8 +165,8 @@ def _check_addresses(document: Document, data: Mapping[str, Any], hosts: _Hosts)
 
 
 def _shaped(document: Document, data: Mapping[str, Any], hosts: _Hosts) -> dict[str, Any]:
-    """Return the data for the pydantic classes, without parts whose problems are reported
-    already."""
+    """Return the data for the pydantic classes, without parts whose problems are already
+    reported."""
 
     own = {k: v for k, v in data.items() if not k.startswith(EXTENSION) and k != "source"}
     shaped = with_texts(document, own, ())
@@ -236,7 +236,7 @@ _SECRETS = {
 
 
 def _unknown(trail: Trail, root: type[BaseModel]) -> str:
-    """Describe an unknown key, with the nearest known one or the section that has it."""
+    """Describe an unknown key, with the nearest known one or the section it belongs in."""
     owner = root
     for part in trail[:-1]:
         field = owner.model_fields.get(str(part)) if isinstance(part, str) else None
@@ -246,7 +246,7 @@ def _unknown(trail: Trail, root: type[BaseModel]) -> str:
     if owner is Ssh and key in _SECRETS:
         return (
             f"`{dotted(trail)}` does not belong in a file: set {_SECRETS[key]}, or enter it when "
-            "clusterctl asks"
+            "prompted"
         )
     near = did_you_mean(key, known)
     for section in () if near else known:

@@ -77,7 +77,7 @@ class Ssh(_Model):
     """How to reach hosts. A host's own value takes precedence over the cluster's."""
 
     user: UserName | None = Field(
-        default=None, description="User to log in as. Default: ~/.ssh/config, else your own name."
+        default=None, description="User to log in as. Default: ~/.ssh/config, else your user name."
     )
     port: int | None = Field(
         default=None, ge=1, le=65535, description="Default: ~/.ssh/config, else 22."
@@ -92,13 +92,13 @@ class Ssh(_Model):
     )
     proxy_jump: JumpHost | None = Field(
         default=None,
-        description="Host to go through: [user@]host[:port]; several in a row with commas, the "
-        "one nearest to you first. Default: ~/.ssh/config.",
+        description="Jump host: [user@]host[:port]; several with commas, the one nearest to you "
+        "first. Default: ~/.ssh/config.",
     )
     accept_new: bool | None = Field(
         default=None,
-        description="Add the key of a host never seen to known_hosts. "
-        "A key that changed still fails. Default: false.",
+        description="Add the keys of unknown hosts to known_hosts. A changed key still fails. "
+        "Default: false.",
     )
     connect_timeout: float | None = Field(
         default=None,
@@ -113,8 +113,8 @@ class Nics(_Model):
 
     control: NicName | None = Field(
         default=None,
-        description="Carries Ray and the API: its address becomes the node's, unless node_ip "
-        "says another.",
+        description="Carries Ray and the API: its address becomes the node's, unless node_ip is "
+        "set.",
     )
     nccl: NicName | None = Field(
         default=None,
@@ -125,13 +125,13 @@ class Nics(_Model):
     )
     rdma: tuple[RdmaDevice, ...] | None = Field(
         default=None,
-        description="RDMA devices for NCCL (NCCL_IB_HCA), such as mlx5_0. An empty list switches "
+        description="RDMA devices for NCCL (NCCL_IB_HCA), such as mlx5_0. An empty list turns "
         "RDMA off. Default: the fastest active ones, if every host has some.",
     )
 
 
 class Gpu(_Model):
-    """One GPU that the inventory declares. What is left out may be anything."""
+    """One GPU that the inventory declares. Omitted fields match anything."""
 
     model: str | None = Field(
         default=None, min_length=1, description="Name as nvidia-smi -L shows it."
@@ -163,7 +163,7 @@ class Network(_Model):
     subnet: Subnet | None = Field(
         default=None,
         description="The network that Ray and the API use: each host's address in it becomes the "
-        "node's, and its interface serves all purposes that the host's nics leave open.",
+        "node's, and its interface serves all purposes that the host's nics leave unset.",
     )
     rdma: bool = Field(
         default=True,
@@ -171,17 +171,17 @@ class Network(_Model):
     )
     firewall: bool = Field(
         default=False,
-        description="true: on each host an nftables table of clusterctl's own closes the ports of "
-        "Ray and vLLM to all but the cluster's hosts.",
+        description="true: on each host, a separate nftables table closes the ports of Ray and "
+        "vLLM to all but the cluster's hosts.",
     )
     trusted: tuple[Subnet, ...] = Field(
         default=(),
-        description="Networks besides the cluster's hosts that the firewall admits to all ports.",
+        description="Networks that the firewall admits to all ports, besides the cluster's hosts.",
     )
     public: bool = Field(
         default=False,
-        description="true: hosts may have addresses of the Internet without `firewall`, since "
-        "something in front of them closes the ports of Ray and vLLM.",
+        description="true: hosts may have public addresses without `firewall`, since something "
+        "in front of them closes the ports of Ray and vLLM.",
     )
 
 
@@ -220,13 +220,13 @@ class PackageSource(_Model):
     """A package repository: the vendor's own, or a mirror of it."""
 
     url: IndexUrl | None = Field(
-        default=None, description="Of a mirror with the vendor's layout. Default: the vendor's."
+        default=None, description="URL of a mirror with the vendor's layout. Default: the vendor's."
     )
     key: Path | None = Field(
         default=None,
         description="The public key that signs it, on the operator's machine. Default: the "
-        "vendor's, got from the repository and compared with its known fingerprint. Relative "
-        "paths start at the inventory file.",
+        "vendor's, downloaded from the repository and compared with its known fingerprint. "
+        "Relative paths start at the inventory file.",
     )
 
 
@@ -237,8 +237,8 @@ class Proxy(_Model):
     https: ProxyUrl | None = Field(default=None, description="Proxy for https:// URLs.")
     no_proxy: tuple[NoProxy, ...] = Field(
         default=(),
-        description="Hosts (registry.corp), domains (.corp) and networks that are reached without "
-        "it. The cluster's own names and addresses are always added.",
+        description="Hosts (registry.corp), domains (.corp) and networks reached without the "
+        "proxy. The cluster's own names and addresses are always added.",
     )
 
     @model_validator(mode="after")
@@ -253,8 +253,8 @@ class Packages(_Model):
 
     offline: Path | None = Field(
         default=None,
-        description="Packages on the operator's machine, for hosts that reach no source: a "
-        "directory or a tar from `clusterctl packages bundle`, or a directory of .deb or .rpm "
+        description="Packages on the operator's machine, for hosts without access to any source: "
+        "a directory or a tar from `clusterctl packages bundle`, or a directory of .deb or .rpm "
         "files or with Docker's static archive. Relative paths start at the inventory file.",
     )
     sums: tuple[Sha256, ...] = Field(
@@ -264,8 +264,8 @@ class Packages(_Model):
     )
     docker: PackageSource | None = Field(
         default=None,
-        description="Docker's own packages instead of the distribution's; {} for those at "
-        "download.docker.com, which RHEL and its like always get.",
+        description="Docker's own packages instead of the distribution's; {} for "
+        "download.docker.com, which RHEL and its derivatives always use.",
     )
     nvidia: PackageSource = Field(
         default=PackageSource(), description="NVIDIA's container toolkit, on hosts with GPUs."
@@ -273,22 +273,23 @@ class Packages(_Model):
     toolkit: PackageVersion | None = Field(
         default=None,
         description="Version of NVIDIA's container toolkit, such as 1.19.1-1, for all four of "
-        "its packages. Default: the one a host has, or the one that this version was made with.",
+        "its packages. Default: the one that a host has, or the one that this version of "
+        "clusterctl was made with.",
     )
     pip_index: IndexUrl | None = Field(
         default=None,
-        description="URL of a simple index (PEP 503) for what a derived image needs.",
+        description="URL of a simple index (PEP 503), for what the node image needs.",
     )
     ca: Path | None = Field(
         default=None,
-        description="CA certificates in PEM on the operator's machine, which registries, package "
-        "sources, the package index and model hubs are trusted by, besides the usual ones. "
+        description="CA certificates in PEM on the operator's machine, trusted in addition to "
+        "the usual ones for registries, package sources, the package index and model hubs. "
         "Relative paths start at the inventory file.",
     )
     proxy: Proxy | None = Field(
         default=None,
-        description="HTTP proxy of the hosts for all that is fetched: by Docker, the package "
-        "manager, pip in an image build, and from model hubs. Ray and vLLM never use it.",
+        description="HTTP proxy of the hosts for all downloads: by Docker, the package manager, "
+        "pip in an image build, and from model hubs. Ray and vLLM never use it.",
     )
 
 
@@ -318,8 +319,8 @@ class GatewayAccess(_Model):
 
     hosts: HostNames = Field(
         default=(),
-        description="Hosts with a gateway besides the head, each with all services: their names, "
-        "or all. Default: the head alone.",
+        description="Hosts with a gateway besides the head, each for all services: their names, "
+        "or all. Default: only the head.",
     )
     low_ports: bool = Field(
         default=False,
@@ -333,31 +334,31 @@ class GatewayAccess(_Model):
     )
     certificate: Path | None = Field(
         default=None,
-        description="PEM file on the operator's machine: the certificate, then those that signed "
-        "it. Relative paths start at the inventory file.",
+        description="PEM file on the operator's machine: the certificate, then its issuers. "
+        "Relative paths start at the inventory file.",
     )
     key: Path | None = Field(
         default=None, description="PEM file of its private key, without a password."
     )
     names: tuple[Address, ...] = Field(
         default=(),
-        description="Host names and addresses by which clients reach the gateway, besides the "
-        "head's: a certificate is made for them.",
+        description="Host names and addresses that clients use for the gateway, besides the "
+        "head's; the certificate that is made covers them.",
     )
     virtual_ip: IPv4Address | None = Field(
         default=None,
-        description="A free address in a network of the hosts with a gateway. One of them has it, "
-        "and another takes it over when that one fails: keepalived does it, on these hosts.",
+        description="A free address in a network of the hosts with a gateway. keepalived assigns "
+        "it to one of them, and to another if that one fails.",
     )
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
         if (self.certificate is None) != (self.key is None):
-            raise ValueError("needs both certificate and key, or neither of them")
+            raise ValueError("needs both certificate and key, or neither")
         if self.certificate and not self.tls:
-            raise ValueError("has a certificate, and no `tls: true`")
+            raise ValueError("has a certificate, but no `tls: true`")
         if self.virtual_ip and not self.hosts:
-            raise ValueError("has a virtual_ip, and no `hosts` that could take it over")
+            raise ValueError("has a virtual_ip, but no `hosts` that could take it over")
         return self
 
 
@@ -369,8 +370,8 @@ class Host(_Model):
     ssh: Ssh = Field(default=Ssh(), description="What differs from the cluster's ssh.")
     role: Role = Field(
         default="worker",
-        description="One host is the head: it runs Ray's head and answers requests. "
-        "A single host is head by itself.",
+        description="One host is the head: it runs Ray's head and answers requests. A single "
+        "host is always the head.",
     )
     node_ip: IpAddress | None = Field(
         default=None,
@@ -380,19 +381,19 @@ class Host(_Model):
     nics: Nics = Field(default=Nics(), description="Interfaces by purpose.")
     gpus: Gpus = Field(
         default=(),
-        description="The host's GPUs: a count, or a list with model and memory. "
-        "A host that has less is an error.",
+        description="The host's GPUs: a count, or a list with model and memory. A host with "
+        "fewer is an error.",
     )
     labels: dict[LabelName, LabelValue] = Field(
-        default={}, description="Your own words for the host, for --limit label=value."
+        default={}, description="Your own labels, for --limit label=value."
     )
     mounts: dict[HostPath, MountTarget] = Field(
         default={},
-        description="More directories for the container: path on the host: path in it, read-only "
-        "unless :rw stands behind it.",
+        description="More directories for the container: path on the host: path in the "
+        "container, read-only unless :rw follows.",
     )
     env: dict[EnvName, EnvValue] = Field(
-        default={}, description="Environment of this host's container; wins over the cluster's."
+        default={}, description="Environment of this host's container; overrides the cluster's."
     )
 
     @field_validator("mounts")
@@ -417,16 +418,16 @@ class Inventory(_Model):
     image_archive: Path | None = Field(
         default=None,
         description="The image as a docker-archive tar on the operator's machine (docker save), "
-        "for hosts that reach no registry. Relative paths start at the inventory file.",
+        "for hosts without access to a registry. Relative paths start at the inventory file.",
     )
     models: HostPath = Field(
         default="/data/models", description="Directory of models, the same on every host."
     )
     accelerator: AcceleratorName = Field(
-        default=DEFAULT, description="cpu is for the lab and for trying things out."
+        default=DEFAULT, description="cpu is for the lab and for experiments."
     )
     ssh: Ssh = Field(default=Ssh(), description="How to reach all hosts.")
-    network: Network = Field(default=Network(), description="What holds for all hosts.")
+    network: Network = Field(default=Network(), description="Settings for all hosts.")
     ray_ports: RayPorts = Field(default=RayPorts(), description="Ports of Ray, on all hosts.")
     packages: Packages = Field(default=Packages(), description="Where packages come from.")
     gateway: GatewayAccess = Field(
@@ -434,12 +435,12 @@ class Inventory(_Model):
     )
     allow_unauthenticated_ray: bool = Field(
         default=False,
-        description="Run an image whose Ray is older than 2.52 and knows no token. "
-        "Whoever reaches the Ray ports then runs code on every host.",
+        description="Run an image whose Ray is older than 2.52 and has no token authentication. "
+        "Anyone who reaches the Ray ports can then run code on every host.",
     )
     env: dict[EnvName, EnvValue] = Field(default={}, description="Environment of every container.")
     hosts: tuple[Host, ...] = Field(min_length=1, description="The machines, by name.")
-    source: Path = Field(default=Path(), exclude=True, description="The file it came from.")
+    source: Path = Field(default=Path(), exclude=True, description="The file it was loaded from.")
 
     @property
     def file(self) -> str:

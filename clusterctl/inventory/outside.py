@@ -1,8 +1,8 @@
-"""How servers outside the cluster are reached: the CA certificates that they are trusted by, and
-the variables of the hosts' HTTP proxy.
+"""How servers outside the cluster are reached: the CA certificates to trust, and the variables of
+the hosts' HTTP proxy.
 
-The CA file is read when it is used, not by `load`: a CA that has expired does not keep anyone from
-looking at a cluster or stopping it.
+The CA file is read when it is used, not by `load`, so that an expired CA does not keep anyone from
+inspecting or stopping a cluster.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Outside:
-    """What it takes to reach servers outside the cluster; empty where that takes nothing."""
+    """What is needed to reach servers outside the cluster; empty if nothing is."""
 
     certificates: tuple[Certificate, ...] = ()
     proxy: Mapping[str, str] = field(default_factory=dict)  # Environment variables, for hosts only
@@ -54,8 +54,8 @@ NOTHING = Outside()
 
 
 def outside_of(inventory: Inventory) -> Outside:
-    """Return what `packages.ca` and `packages.proxy` say. Raises InventoryError, with the place in
-    the file, for a CA file that cannot be used."""
+    """Return the settings of `packages.ca` and `packages.proxy`. Raises InventoryError, with the
+    place in the file, for an unusable CA file."""
     proxy = inventory.packages.proxy
     without = proxy.no_proxy if proxy else ()
     return Outside(_certificates(inventory), proxy_variables(inventory), without)
@@ -63,7 +63,7 @@ def outside_of(inventory: Inventory) -> Outside:
 
 def proxy_variables(inventory: Inventory) -> dict[str, str]:
     """Return the variables of the hosts' HTTP proxy. `no_proxy` names the cluster's hosts one by
-    one, and its network too: not every program knows networks."""
+    one, and its network too: not every program supports networks."""
     proxy = inventory.packages.proxy
     if proxy is None:
         return {}
@@ -97,8 +97,8 @@ def _certificates(inventory: Inventory) -> tuple[Certificate, ...]:
 
 
 def parse_certificates(text: str, now: float) -> tuple[Certificate, ...]:
-    """Return the CA certificates in a PEM file. Raises ValueError, with what is wrong with the
-    file, for one that holds anything but CA certificates that are valid at `now`."""
+    """Return the CA certificates in a PEM file. Raises ValueError, saying what is wrong, if the
+    file contains anything but CA certificates that are valid at `now`."""
     if len(text) > LARGEST_CA_FILE:
         raise ValueError(f"is larger than {LARGEST_CA_FILE >> 20} MiB")
     if re.search(r"-----BEGIN [A-Z ]*PRIVATE KEY-----", text):
@@ -106,7 +106,7 @@ def parse_certificates(text: str, now: float) -> tuple[Certificate, ...]:
     blocks = _CERTIFICATE.findall(text)
     if not blocks:
         raise ValueError(
-            "is not PEM: it has no `-----BEGIN CERTIFICATE-----`; a DER file is converted by: "
+            "is not PEM: it has no `-----BEGIN CERTIFICATE-----`; convert a DER file with: "
             "openssl x509 -inform der -in FILE -out ca.pem"
         )
     return tuple({one.pem: one for one in (_certificate(each, now) for each in blocks)}.values())
@@ -122,7 +122,7 @@ def _certificate(block: str, now: float) -> Certificate:
     found = context.get_ca_certs()  # CAs only
     if not found:
         raise ValueError(
-            "has a certificate that is not a CA's: it would not be trusted as the issuer of others"
+            "has a certificate that is not a CA's, so it would not be trusted as an issuer"
         )
     said: Any = found[0]
     names = {key: value for part in said["subject"] for key, value in part}

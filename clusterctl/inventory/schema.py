@@ -68,7 +68,7 @@ def render() -> str:
 
 
 def _parts(value: object) -> Iterator[_Schema]:
-    """Yield every mapping inside `value`, the innermost first."""
+    """Yield every mapping inside `value`, innermost first."""
     if isinstance(value, dict):
         for inner in value.values():
             yield from _parts(inner)
@@ -82,7 +82,7 @@ def _as_in_the_file(root: _Schema) -> None:
     host = root["$defs"]["Host"]
     del host["properties"]["name"], root["properties"]["source"]
     host["required"].remove("name")
-    host["description"] = "One machine, under its name."
+    host["description"] = "One machine, by name."
     listed = host["properties"]["gpus"]
     description = listed.pop("description")
     count = {"type": "integer", "minimum": 0, "maximum": MOST_GPUS}

@@ -7,8 +7,8 @@
     rack=a*             hosts whose label has this value
     !gpu3               not this one; any part can be negated
 
-Parts are separated by commas. A selected host matches one of them, and no negated one. Every part
-must match a host of the inventory, so that a typo never silently selects fewer hosts.
+Parts are separated by commas. A selected host matches at least one of them, and no negated one.
+Every part must match a host of the inventory, so that a typo never silently selects fewer hosts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SHOWN = 20
 
 
 def select(inventory: Inventory, limit: str, option: str = "--limit") -> tuple[Host, ...]:
-    """Return the hosts that `limit`, given with `option`, selects, in the inventory's order.
+    """Return the hosts selected by `limit`, the value of `option`, in the inventory's order.
 
     Raises UsageError if a part matches nothing or cannot be parsed, or if no host is left.
     """
@@ -54,8 +54,8 @@ def select(inventory: Inventory, limit: str, option: str = "--limit") -> tuple[H
 
 
 def still_known(inventory: Inventory, limit: str) -> str | None:
-    """Return an earlier `limit` without the parts that match no host any more; empty if nothing
-    limits any more, None if no host that it named is left."""
+    """Return an earlier `limit` without parts that no longer match any host; "" if it no longer
+    limits anything, None if no host that it named is left."""
     parts = [part.strip() for part in _PART.findall(limit)]
     left = []
     for part in parts:

@@ -1,7 +1,8 @@
-"""What an inventory does not say by accident: secrets in an environment that every user of the
-engine can list, switches that open Ray or vLLM, and mounts that give a container the host.
+"""What an inventory must not contain by accident: secrets in an environment that every user of the
+engine can list, switches that open Ray or vLLM, and mounts that give a container control of the
+host.
 
-Each check returns its value, or raises ValueError with what to do in place of it.
+Each check returns its value, or raises ValueError saying what to do instead.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ _TOKEN = re.compile(
 DANGEROUS = {
     "VLLM_SERVER_DEV_MODE": "it opens paths that need no key, such as /collective_rpc, which runs "
     "code on every rank",
-    "VLLM_ALLOW_INSECURE_SERIALIZATION": "it lets whoever reaches vLLM's queues run code",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "it lets anyone who reaches vLLM's queues run code",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "it lets clients load files of the container as adapters; "
     "clusterctl adapter add loads them without it",
-    "VLLM_ENABLE_RESPONSES_API_STORE": "it keeps what all clients ask in the API server's memory, "
-    "and answers it to whoever knows its number",
-    "RAY_DEBUG": "it opens a debugger on the network, which needs no token",
-    "RAY_DEBUG_POST_MORTEM": "it opens a debugger on the network, which needs no token",
-    "RAY_DEBUGGER_EXTERNAL": "it opens a debugger on the network, which needs no token",
+    "VLLM_ENABLE_RESPONSES_API_STORE": "it keeps all clients' requests in the API server's "
+    "memory, and returns them to anyone who knows their IDs",
+    "RAY_DEBUG": "it opens a debugger on the network that needs no token",
+    "RAY_DEBUG_POST_MORTEM": "it opens a debugger on the network that needs no token",
+    "RAY_DEBUGGER_EXTERNAL": "it opens a debugger on the network that needs no token",
 }
 
 # What the system and its users have: it holds their secrets, or makes somebody root of the host. A
@@ -75,19 +76,20 @@ def no_secret_in_url(value: str) -> str:
     """Refuse a URL with a password, such as that of a proxy. The message does not repeat it."""
     if _IN_URL.search(value):
         raise ValueError(
-            "has a password in its URL, which every listing of the container shows; let the hosts' "
-            "addresses through at the proxy, or run one on each host that knows the password"
+            "has a password in its URL, which every listing of the container shows; admit the "
+            "hosts' addresses at the proxy, or run one on each host that has the password"
         )
     if _TOKEN.match(value):
         raise ValueError(
-            "is a token by its form, and every listing of the container shows it; mount a file "
+            "looks like a token, and every listing of the container would show it; mount a file "
             "(`mounts` of the host) and name that, as in HF_TOKEN_PATH"
         )
     return value
 
 
 def not_of_the_host(path: str) -> str:
-    """Refuse a directory through which a container reads the host's secrets or changes the host."""
+    """Refuse a directory through which a container could read the host's secrets or change the
+    host."""
     plain = PurePosixPath(os.path.normpath(path))
     if plain.is_relative_to("//"):  # normpath keeps two slashes at the beginning
         plain = PurePosixPath(str(plain)[1:])
@@ -99,13 +101,13 @@ def not_of_the_host(path: str) -> str:
         if plain.is_relative_to(own) or own.is_relative_to(plain):
             raise ValueError(
                 f"{path} is the host's own: with {own} a container reads its secrets or becomes "
-                "its root; mount a directory that holds only what the container needs"
+                "its root; mount a directory with only what the container needs"
             )
     if _SOCKET.search(str(plain)):
-        raise ValueError(f"{path} is an engine's socket: who writes to it is root of the host")
+        raise ValueError(f"{path} is an engine's socket: whoever writes to it is root on the host")
     return path
 
 
 def is_public(ip: str) -> bool:
-    """Return whether an IP address is one of the Internet."""
+    """Return whether an IP address is public."""
     return ip_address(ip).is_global

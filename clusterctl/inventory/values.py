@@ -1,4 +1,4 @@
-"""The types of values in an inventory, and the messages for values that are not valid.
+"""The types of values in an inventory, and the messages for invalid values.
 
 A pattern is used three times: pydantic checks it, the JSON Schema contains it for editors, and
 `PATTERN_MEANS` has the message for a value that does not match.
@@ -58,9 +58,9 @@ PATTERN_MEANS = {
     NIC: "must be a Linux interface name such as eth0: at most 15 characters, "
     "without space, slash, colon, comma, = or ^",
     RDMA_DEVICE: "must be an RDMA device name such as mlx5_0",
-    ABSOLUTE_PATH: "must be an absolute path: it starts with / and has no colon",
-    MOUNT_TARGET: "must be an absolute path, with :rw behind it if the container may write there",
-    ADDRESS: "must be a host name or an IP address alone; user and port belong under ssh",
+    ABSOLUTE_PATH: "must be an absolute path, starting with / and without a colon",
+    MOUNT_TARGET: "must be an absolute path, followed by :rw if the container may write to it",
+    ADDRESS: "must be a host name or an IP address; user and port belong under ssh",
     USER: "must be a user name, without space, colon or a leading dash",
     JUMP: "must be written as host, user@host or user@host:port, several of them with commas",
     ENV_NAME: "must be a variable name: letters, digits and _, not starting with a digit",
@@ -73,8 +73,8 @@ PATTERN_MEANS = {
     INDEX_URL: "must be an http:// or https:// URL without user or password; "
     "what must stay secret belongs in the hosts' own pip.conf or .netrc",
     PROXY_URL: "must be http://HOST:PORT or https://HOST:PORT, without user or password, which "
-    "everyone who may ask Docker would see: let the hosts' addresses through at the proxy, or run "
-    "one inside the network that knows the password",
+    "everyone with access to Docker would see: admit the hosts' addresses at the proxy, or run "
+    "one inside the network that has the password",
     NO_PROXY: "must be a host name, a domain such as .example.com, an address or a network",
     IMAGE: "must be an image name such as vllm/vllm-openai:v0.33.0: "
     "[registry/]name[:tag][@sha256:digest], the name in lower case",
@@ -82,16 +82,16 @@ PATTERN_MEANS = {
 
 SET_BY_CLUSTERCTL = {
     "RAY_ADDRESS": "clusterctl sets it from the host with `role: head`",
-    "RAY_AUTH_": "clusterctl makes and hands out the token; `allow_unauthenticated_ray: true` "
-    "does without",
+    "RAY_AUTH_": "clusterctl creates and distributes the token; `allow_unauthenticated_ray: "
+    "true` does without",
     "VLLM_HOST_IP": "use `node_ip` of the host",
     "NCCL_SOCKET_IFNAME": "use `nics.nccl` of the host",
     "GLOO_SOCKET_IFNAME": "use `nics.gloo` of the host",
     "NCCL_IB_HCA": "use `nics.rdma` of the host",
     "CUDA_VISIBLE_DEVICES": "Ray sets it for each rank; `gpus` says what the host has",
     "NVIDIA_VISIBLE_DEVICES": "clusterctl gives the container its GPUs; use `gpus` of the host",
-    "VLLM_CONFIG_ROOT": "clusterctl keeps there what every rank must read",
-    "VLLM_API_KEY": "clusterctl makes the key on the head and keeps it out of listings",
+    "VLLM_CONFIG_ROOT": "clusterctl keeps files in it that every rank must read",
+    "VLLM_API_KEY": "clusterctl creates the key on the head and keeps it out of listings",
     "HF_TOKEN": "a secret does not belong here, where every listing of the container shows it; "
     "mount a file and name it with HF_TOKEN_PATH",
 }
@@ -152,7 +152,7 @@ def _not_role(name: str) -> str:
 
 
 def did_you_mean(word: str, known: tuple[str, ...]) -> str:
-    """Return `; did you mean X?` for the nearest of `known`, or an empty string."""
+    """Return `; did you mean X?` for the nearest of `known`, or ""."""
     near = get_close_matches(word, known, n=1, cutoff=0.6)
     return f"; did you mean {near[0]}?" if near else ""
 
@@ -224,8 +224,8 @@ _BOUNDS = {
 
 
 def value_problem(error: Mapping[str, Any], written: str) -> str:
-    """Reword the problem of a value that pydantic found, without the key's name: `must be text, not
-    22`. `written` is the value as `shown` returns it."""
+    """Reword pydantic's problem with a value, without the key's name: `must be text, not 22`.
+    `written` is the value as `shown` returns it."""
     kind, details, value = str(error["type"]), error.get("ctx", {}), error["input"]
     if expected := _EXPECTED.get(kind):
         advice = ""

@@ -1,4 +1,4 @@
-"""Run build commands; build the file tree that all hosts share: a bare Debian with systemd and
+"""Run build commands, and build the file tree that all hosts share: a bare Debian with systemd and
 sshd, without an engine."""
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def build_base(tree: Path, source: AptSource) -> None:
 
 
 def debootstrap(tree: Path, source: AptSource, packages: tuple[str, ...]) -> None:
-    """Install a minimal Debian or Ubuntu with `packages` into `tree`; the log is beside it."""
+    """Install a minimal Debian or Ubuntu with `packages` into `tree`; the log is written next to
+    it."""
     argv = [
         "debootstrap",
         "--variant=minbase",
@@ -126,7 +127,7 @@ def debootstrap(tree: Path, source: AptSource, packages: tuple[str, ...]) -> Non
 
 
 def run_build(argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> None:
-    """Run a build command to its end; on an error or interrupt kill all of its processes."""
+    """Run a build command; on an error or interrupt, kill all of its processes."""
     end_builds()
     files = cgroups.create(GROUP)
     try:
@@ -146,7 +147,7 @@ def persistently(build: Callable[[], None], source: str | None = None) -> None:
             if source and (why := out_of_reach(source)):
                 raise LabUnavailable(
                     f"the lab's packages cannot be downloaded: {why}",
-                    hint="look at /etc/resolv.conf, `ip route`, http_proxy and apt's sources",
+                    hint="check /etc/resolv.conf, `ip route`, http_proxy and apt's sources",
                 ) from error
             time.sleep(pause)
     return build()

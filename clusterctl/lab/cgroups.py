@@ -2,8 +2,8 @@
 
 Killing systemd-nspawn alone is not enough: its container survives it. On a machine with cgroup v1
 (or both versions) each host also gets its own view of the groups, in which its group is the root;
-otherwise two hosts would share the same groups, and one systemd would count, and kill, the other's
-services.
+otherwise two hosts would share the same groups, and one's systemd would count, and kill, the
+other's services.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def hierarchies(mount: Path = MOUNT) -> tuple[Path, ...]:
 
 def create(host: str) -> tuple[Path, ...]:
     """Create the host's group in every hierarchy. Return the files to which a process writes its
-    id to join it."""
+    PID to join it."""
     joined = []
     for hierarchy in hierarchies():
         group = hierarchy
@@ -110,7 +110,7 @@ def kill_all(host: str | None = None) -> bool:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
-            raise StepFailed(f"processes {sorted(pids)} do not end", host=host)
+            raise StepFailed(f"processes {sorted(pids)} are still running", host=host)
         time.sleep(0.05)
     return had_any
 

@@ -1,8 +1,8 @@
 """This machine's NVIDIA GPUs, shared out among the lab's hosts.
 
 A host gets the device nodes of its own GPUs, and this machine's driver libraries, nvidia-smi and
-container toolkit, read-only. The kernel module is the machine's: a GPU belongs to one host, and one
-that is divided by MIG cannot be given away in parts.
+container toolkit, read-only. The kernel module is the machine's: a GPU belongs to one host, and MIG
+instances cannot be given to hosts.
 """
 
 from __future__ import annotations
@@ -79,21 +79,21 @@ def machine_gpus(dev: Path = Path("/dev")) -> tuple[str, ...]:
         raise LabUnavailable(
             "this machine has no NVIDIA GPU with a driver: "
             + (f"{SMI} is not installed" if numbers else f"{dev}/nvidia0 does not exist"),
-            hint="nvidia-smi has to list the GPUs; without --gpus the lab's hosts use CPUs",
+            hint="nvidia-smi must list the GPUs; without --gpus, the lab's hosts use CPUs",
         )
     shown = run([SMI, "--query-gpu=index,mig.mode.current", "--format=csv,noheader"])
     rows = (line.split(",") for line in shown.splitlines())
     if divided := [index.strip() for index, *mode in rows if "Enabled" in "".join(mode)]:
         raise LabUnavailable(
-            f"GPU {', '.join(divided)} is divided by MIG, and the lab gives hosts whole GPUs",
+            f"GPU {', '.join(divided)} is divided by MIG, but the lab gives hosts whole GPUs",
             hint="; ".join(f"nvidia-smi -i {index} -mig 0" for index in divided),
         )
     return tuple(f"/dev/nvidia{number}" for number in numbers)
 
 
 def share_out(nodes: Sequence[str], hosts: int) -> tuple[tuple[str, ...], ...]:
-    """Return the nodes of each host: neighbours, the first hosts one more if they do not divide.
-    Raises LabUnavailable if there are fewer GPUs than hosts."""
+    """Return the nodes of each host: adjacent GPUs, and one more for the first hosts if they do not
+    divide evenly. Raises LabUnavailable if there are fewer GPUs than hosts."""
     if len(nodes) < hosts:
         raise LabUnavailable(
             f"{hosts} hosts need a GPU each, and this machine has {len(nodes)}: "
@@ -137,8 +137,8 @@ def machine_driver(version_file: Path = MODULE_VERSION) -> Driver:
 
 
 def _library_directories(cache: str, smi: str | None) -> tuple[Path, ...]:
-    """Return where the linker finds NVIDIA's libraries: by its cache, by LD_LIBRARY_PATH, and
-    beside nvidia-smi, for a driver with a prefix of its own."""
+    """Return where the linker finds NVIDIA's libraries: its cache, LD_LIBRARY_PATH, and next to
+    nvidia-smi, for a driver with its own prefix."""
     paths = [Path(line.rpartition(" => ")[2]) for line in cache.splitlines() if "nvidia" in line]
     found = [path.parent.resolve() for path in paths if path.is_absolute()]
     named = os.environ.get("LD_LIBRARY_PATH", "").split(":")
@@ -148,7 +148,7 @@ def _library_directories(cache: str, smi: str | None) -> tuple[Path, ...]:
 
 
 def binds(nodes: Iterable[str], driver: Driver) -> list[str]:
-    """Return nspawn's words for a host with these GPUs."""
+    """Return nspawn's arguments for a host with these GPUs."""
     if not all(Path(node).exists() for node in _CONTROL_NODES):
         # CUDA's nodes are made by its first use, or by this; a machine without the program has them
         with suppress(StepFailed):

@@ -30,7 +30,7 @@ _NO_NAME_SERVER = "# No name server: the resolver asks 127.0.0.1, where nobody l
 
 
 def host_names(paths: LabPaths) -> tuple[str, ...]:
-    """Return hosts that have a disk or a namespace here, also remains of interrupted runs."""
+    """Return hosts that have a disk or a namespace here, including remains of interrupted runs."""
     on_disk = {entry.name for entry in paths.hosts.iterdir()} if paths.hosts.is_dir() else set()
     in_namespaces = {name.removeprefix(PREFIX) for name in network.namespaces()}
     named = {name for name in on_disk | in_namespaces if _NAME.fullmatch(name)}
@@ -38,7 +38,7 @@ def host_names(paths: LabPaths) -> tuple[str, ...]:
 
 
 def host_by_name(name: str) -> LabHost:
-    """Return the lab host of a name such as gpu2. Raises UsageError for any other name."""
+    """Return the lab host with a name such as gpu2. Raises UsageError for any other name."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise UsageError(f"{name!r} is not a host of the lab", hint="hosts: gpu1, gpu2, ...")
@@ -46,7 +46,7 @@ def host_by_name(name: str) -> LabHost:
 
 
 def has_disk(host: LabHost, paths: LabPaths) -> bool:
-    """Whether the host's disk was made completely."""
+    """Whether the host's disk was created completely."""
     return (paths.host(host.name) / "prepared").is_file()
 
 
@@ -54,7 +54,7 @@ def ensure_disk(
     host: LabHost, paths: LabPaths, base: Path, models: Path | None, *, devices: bool
 ) -> bool:
     """Mount the host's own writable disk over the common tree, and set up a new one with its names
-    and keys. `devices`: its CPUs are CDI devices. Return whether it was made now."""
+    and keys. `devices`: its CPUs are CDI devices. Return whether it was created."""
     directory = paths.host(host.name)
     done = directory / "prepared"
     fresh = not has_disk(host, paths)
@@ -94,8 +94,8 @@ def power_on(host: LabHost, paths: LabPaths, *, wait: bool = True) -> bool:
 
 
 def give_gpus(host: LabHost, paths: LabPaths, nodes: Sequence[str]) -> bool:
-    """Plug these GPUs, and no others, into the host, which is powered off for it. Return whether
-    it had others."""
+    """Plug exactly these GPUs into the host, which is powered off for that. Return whether it had
+    different ones."""
     directory = paths.host(host.name)
     if _gpus(directory) == tuple(nodes):
         return False
@@ -160,8 +160,8 @@ def _personalize(root: Path, host_keys: Path, host: LabHost, paths: LabPaths) ->
 
 
 def _write_devices(root: Path) -> None:
-    """Write a CDI specification, whose device is only a variable in the container, and switch CDI
-    on for the engine that the host will get."""
+    """Write a CDI specification, whose device is only a variable in the container, and enable CDI
+    for the engine that the host will get."""
     kind, _, name = LAB_DEVICE.partition("=")
     edits = {"env": ["CLUSTERCTL_LAB_DEVICE=all"]}
     specification = {

@@ -49,7 +49,7 @@ def system_packages(directory: Path) -> tuple[str, ...]:
 
 
 def build_image(directory: Path, source: AptSource, wheels: Path, say: Say) -> None:
-    """Write `lab.tar` and `lab-bare.tar` into `directory`: with Ray, and without."""
+    """Write `lab.tar` (with Ray) and `lab-bare.tar` (without) into `directory`."""
     inputs = image_directory()
     system = directory / "system"
     say("building the image: Debian packages")
@@ -112,7 +112,7 @@ def image_inputs(directory: Path) -> tuple[Path, ...]:
 
 
 def image_key() -> str:
-    """Key of the image: changes with every input, and with how they are combined (_BUILD)."""
+    """Key of the image, which changes with every input and with how they are combined (_BUILD)."""
     directory = image_directory()
     return content_key(_BUILD, files_key(directory, image_inputs(directory)))
 
@@ -166,9 +166,9 @@ def require_known(directory: Path, sums: Path) -> None:
                 other.append(wheel.name)
     if other:
         raise StepFailed(
-            f"the package index has files that {sums} does not name by their hash: "
+            f"the package index has files whose hashes are not in {sums}: "
             f"{', '.join(other[:3])}{' ...' if len(other) > 3 else ''}",
-            hint="pip config list shows the index; docker/README.md says how to make new locks",
+            hint="pip config list shows the index; docker/README.md explains how to make new locks",
         )
 
 
@@ -295,7 +295,7 @@ def _add_bytes(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 
 
 class _HashingWriter(io.RawIOBase):
-    """Passes bytes on and hashes them: a layer is too large to be read again for its hash."""
+    """Passes bytes on and hashes them: a layer is too large to be reread for its hash."""
 
     def __init__(self, target: IO[bytes]) -> None:
         self._target = target

@@ -12,7 +12,7 @@ from clusterctl.lab.mirror import MIRROR_PIP
 from clusterctl.lab.paths import LabPaths
 
 _HEAD = """\
-# The lab: whole Debian hosts on this one machine. `clusterctl lab up` makes them, without a
+# The lab: whole Debian hosts on this one machine. `clusterctl lab up` creates them, without a
 # container engine, and writes this file; inventory/lab.yaml is it for two hosts.
 cluster: lab
 

@@ -1,8 +1,8 @@
 """`lab up`, `lab down` and `lab status`.
 
 Every step inspects the machine first and does only what is missing, so that a second `up` changes
-nothing, and one after a kill finishes the first one's work. The state is always read from the
-machine, never from a file.
+nothing, and an `up` after a kill finishes the work. The state is always read from the machine,
+never from a file.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class LabUp:
-    """Result of `up`: its changes, a line each, the path of the inventory, and of the image for
-    GPUs if the user still has to bring it."""
+    """Result of `up`: its changes, a line each, the path of the inventory, and that of the image
+    for GPUs if the user still has to provide it."""
 
     changes: tuple[str, ...]
     inventory: Path
@@ -89,9 +89,9 @@ def up(
     """Create the lab: `count` hosts that accept SSH, the mirror, the image and the inventory.
 
     `link_rate` (200mbit) limits every cable in both directions; None removes the limit. Without
-    `image` there are only bare hosts and their packages, in a quarter of the time. `model` is the
-    one to be served: a machine without enough memory for it is refused. With `gpu_image` the hosts
-    share out this machine's GPUs, and use that image in place of the lab's own.
+    `image`, there are only bare hosts and their packages, in a quarter of the time. `model`: the
+    model to serve; a machine without enough memory for it is refused. With `gpu_image`, the hosts
+    divide this machine's GPUs among them, and use that image instead of the lab's own.
     """
     wanted = lab_hosts(count)
     rate = None if link_rate is None else network.parse_rate(link_rate)
@@ -251,8 +251,8 @@ def _refuse_other_lab(paths: LabPaths) -> None:
 
 @contextmanager
 def _open_modes() -> Iterator[None]:
-    """Create files that all users can read: with an operator's umask of 077 only root could use the
-    files of hosts and images."""
+    """Create files that all users can read: with the operator's umask of 077, only root could use
+    the files of hosts and images."""
     before = os.umask(0o022)
     try:
         yield
@@ -303,7 +303,7 @@ def _ensure_hosts(
         limited = network.ensure_rate(host, rate)
         journal.note(limited, f"{host.name}: link rate {f'{rate} bit/s' if rate else 'unlimited'}")
         fresh = hosts.ensure_disk(host, paths, built.base, built.models, devices=not own)
-        journal.note(fresh, f"{host.name}: made its disk")
+        journal.note(fresh, f"{host.name}: created its disk")
         given = hosts.give_gpus(host, paths, own)
         journal.note(given, f"{host.name}: GPUs {', '.join(own) or 'none'}")
         journal.note(hosts.power_on(host, paths, wait=False), f"{host.name}: powered on")
@@ -348,7 +348,7 @@ class LabStatus:
         return {**plain, **{key: str(plain[key]) if plain[key] else None for key in paths}}
 
     def lines(self) -> list[str]:
-        """The status as lines for people."""
+        """The status as lines of text."""
         if not self.hosts and not self.light_hosts:
             return ["there is no lab: clusterctl lab up"]
         around = [

@@ -1,7 +1,7 @@
 """Light hosts: a network namespace and an sshd each, by the hundred, to test how commands fan out.
 
-They share this machine's files and processes, so they serve only to read facts and run commands;
-use whole hosts for anything that changes a host.
+They share this machine's files and processes, so they can only be probed and run commands; use
+whole hosts for anything that changes a host.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def run(
     fails.
 
     `env` adds to the environment. With `log`, all output goes to that file instead. `shown`
-    replaces `argv` in errors, where `argv` contains a wrapper around the command.
+    replaces `argv` in errors, for an `argv` that wraps the command.
     """
     status, stdout, stderr = _outcome(argv, stdin, env, timeout, log)
     if status != 0:
@@ -148,7 +148,7 @@ def remove_tree(directory: Path) -> None:
 
 
 def ensure_link(link: Path, target: Path) -> bool:
-    """Make `link` a symbolic link to `target`. Return whether it was another, or missing."""
+    """Make `link` a symbolic link to `target`. Return whether it changed."""
     if link.is_symlink() and link.readlink() == target:
         return False
     link.parent.mkdir(parents=True, exist_ok=True)

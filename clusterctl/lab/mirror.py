@@ -1,7 +1,7 @@
 """The package mirror: a static web server on the controller's address on the bridge.
 
-It is the only server that a host can reach outside the lab, and stands for real package sources:
-Debian packages for bare hosts, and wheels for derived images.
+It is the only server outside the lab that a host can reach, and stands in for real package sources:
+Debian packages for bare hosts, and wheels for node images.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def ensure_mirror(directory: Path, contents: dict[str, Path]) -> bool:
 
 
 def server_pids(directory: Path) -> tuple[int, ...]:
-    """Return the processes that serve this directory in this network namespace. One in another
-    namespace belongs to another lab, in a container or sandbox beside this one."""
+    """Return the processes that serve this directory in this network namespace. A process in a
+    different namespace belongs to another lab, in a container or sandbox next to this one."""
     wanted = ("http.server", f"--directory\0{directory}\0")
     here = Path("/proc/self/ns/net").readlink()
     found = []
@@ -83,7 +83,7 @@ def server_pids(directory: Path) -> tuple[int, ...]:
 
 
 def stop_mirror(directory: Path) -> bool:
-    """Stop the server. Return whether it ran."""
+    """Stop the server. Return whether it was running."""
     pids = server_pids(directory)
     for pid in pids:
         os.kill(pid, signal.SIGTERM)
@@ -123,9 +123,9 @@ def packages_key(base_key: str) -> str:
 
 def build_apt_repository(directory: Path, base: Path, source: AptSource) -> None:
     """Download `MIRRORED_PACKAGES` with the dependencies that `base` lacks, and the engine's client
-    where it is a package of its own; index them. `source`: what `base` was made from.
+    if it is a separate package; index them. `source`: what `base` was built from.
 
-    apt uses lists and caches of its own here: the machine's are not changed.
+    apt uses separate lists and caches, so that the machine's do not change.
     """
     apt = directory / "apt"
     for name in ("lists/partial", "archives/partial"):
@@ -169,7 +169,7 @@ def build_apt_repository(directory: Path, base: Path, source: AptSource) -> None
 
 
 def build_wheel_index(directory: Path, wheels: Path) -> None:
-    """Write a `simple` index whose pages link to the wheels, which are served beside it."""
+    """Write a `simple` index whose pages link to the wheels, which are served next to it."""
     projects: dict[str, list[str]] = defaultdict(list)
     for wheel in sorted(wheels.glob("*.whl")):
         projects[project_name(wheel.name)].append(wheel.name)
@@ -180,7 +180,8 @@ def build_wheel_index(directory: Path, wheels: Path) -> None:
 
 
 def add_wheel(index: Path, name: str) -> None:
-    """Add the wheel `name` to the index that `build_wheel_index` wrote for the wheels beside it."""
+    """Add the wheel `name` to the index that `build_wheel_index` wrote for the wheels next to
+    it."""
     page = index / "simple" / project_name(name)
     shutil.rmtree(page, ignore_errors=True)
     _write_page(page, [f"../../files/{quote(name)}"])

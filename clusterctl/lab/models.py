@@ -1,7 +1,7 @@
 """Models for the lab, generated here: nothing is downloaded.
 
 `tiny` has (random) weights on disk and loads in an instant. The other has the real shape of
-Qwen2.5-1.5B-Instruct and no weights: it is served with `--load-format dummy`, which generates
+Qwen2.5-1.5B-Instruct but no weights: it is served with `--load-format dummy`, which generates
 random weights of the real sizes.
 """
 
@@ -65,7 +65,7 @@ QWEN_CONFIG: dict[str, Any] = {
 
 
 def models_key() -> str:
-    """Key of the models: changes with the source of this module, which generates them."""
+    """Key of the models, which changes with the source of this module, their generator."""
     return content_key(Path(__file__).read_bytes())
 
 

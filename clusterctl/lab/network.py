@@ -1,8 +1,8 @@
 """Bridges, namespaces and cables, created and inspected with `ip` and `tc`.
 
-The bridges are in a namespace of their own, so that the machine's settings for forwarded and
-bridged packets (sysctls, firewall, a Docker engine that drops unknown traffic) do not affect
-packets between hosts. The controller is connected to each bridge in the same way as hosts.
+The bridges are in a separate namespace, so that the machine's settings for forwarded and bridged
+packets (sysctls, firewall, a Docker engine that drops unknown traffic) do not affect packets
+between hosts. The controller is connected to each bridge in the same way as hosts.
 
 Nothing leaves the lab. Hosts have a default route to the controller, as real ones do, but their own
 rules reject packets to other networks before they are sent, so that connections fail at once. The
@@ -67,7 +67,7 @@ def links(*options: str) -> dict[str, bool]:
 
 def ensure_switch() -> bool:
     """Create the namespace of the bridges if it is missing. Return whether it was. Without it,
-    links of the lab are of an older version and are deleted."""
+    existing links of the lab are from an older version and are deleted."""
     if SWITCH in namespaces():
         return False
     for name in links():
@@ -77,8 +77,8 @@ def ensure_switch() -> bool:
 
 
 def ensure_network(network: LabNetwork) -> bool:
-    """Create the bridge, connect the controller, block forwarding. Return whether it changed
-    any."""
+    """Create the bridge, connect the controller, block forwarding. Return whether anything
+    changed."""
     bridge = ["-n", SWITCH, "link"]
     ensure_switch()
     missing = network.bridge not in cables()
@@ -127,7 +127,7 @@ def ensure_neighbours(hosts: int) -> None:
 
 
 def set_cable(nic: Nic, *, plugged: bool) -> None:
-    """Plug or pull a cable, at the bridge's end: the host sees its carrier change."""
+    """Plug or pull a cable at the bridge's end: the host sees its carrier change."""
     run(["ip", "-n", SWITCH, "link", "set", nic.peer, "up" if plugged else "down"])
 
 
@@ -166,7 +166,7 @@ def remove_namespaces(names: Iterable[str]) -> bool:
 
 
 def remove_namespace_mount() -> None:
-    """Unmount iproute2's directory of namespaces, once no program has a namespace there."""
+    """Unmount iproute2's directory of namespaces once no program has a namespace in it."""
     if NAMESPACES.is_dir() and not any(NAMESPACES.iterdir()):
         unmount_under(NAMESPACES)
         if not any(NAMESPACES.iterdir()):  # files below the mount are not the lab's

@@ -22,7 +22,7 @@ def nspawn_argv(
     host: LabHost, directory: Path, *, unified: bool, devices: Sequence[str] = ()
 ) -> list[str]:
     """Return the command that boots a host. `unified`: the machine has only cgroup v2. `devices`:
-    nspawn's words for the host's GPUs."""
+    nspawn's arguments for the host's GPUs."""
     # overlay2, Docker's storage, does not work on an overlay: bind the disk below it.
     binds = [(directory / "docker", "/var/lib/docker"),
              (directory / "containerd", "/var/lib/containerd")]  # fmt: skip
@@ -52,7 +52,8 @@ def nspawn_argv(
 
 
 def nspawn_environment(*, unified: bool) -> Mapping[str, str]:
-    """Variables for nspawn: dockerd must write below /proc/sys and /sys, and with v1 see v1."""
+    """Variables for nspawn: dockerd must be able to write below /proc/sys and /sys, and with v1 see
+    v1."""
     writable = {"SYSTEMD_NSPAWN_API_VFS_WRITABLE": "1"}
     return writable if unified else {**writable, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "0"}
 
@@ -82,7 +83,7 @@ def boot(host: LabHost, directory: Path, devices: Sequence[str] = ()) -> None:
 
 
 def halt(host: LabHost, directory: Path) -> bool:
-    """Kill the host at once, like a power loss; its disk stays. Return whether it ran."""
+    """Kill the host at once, like a power loss; its disk stays. Return whether it was running."""
     ran = [cgroups.kill_all(group) for group in (_keeper(host), host.name)]
     unmount_under(directory / "cgroup")
     for group in (_keeper(host), host.name):
@@ -102,11 +103,11 @@ def halt(host: LabHost, directory: Path) -> bool:
 
 
 def is_running(host: LabHost) -> bool:
-    """Whether the host is powered on. In the middle of a reboot only its keeper is running."""
+    """Whether the host is powered on. During a reboot only its keeper is running."""
     return bool(cgroups.members(_keeper(host)) | cgroups.members(host.name))
 
 
 def _keeper(host: LabHost) -> str:
-    """Group of the shell that waits for nspawn. It is not inside the host's own group: in cgroup v2
-    a group with sub-groups has no processes."""
+    """The group of the shell that waits for nspawn. It is outside the host's group, since in cgroup
+    v2 a group with subgroups cannot have processes."""
     return f"{host.name}-keeper"

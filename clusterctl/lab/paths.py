@@ -1,4 +1,5 @@
-"""Files of the lab: one directory, its lock, and caches apart from the state of running hosts."""
+"""Files of the lab: one directory, its lock, and caches separate from the state of running
+hosts."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def exclusive(lock: Path) -> Iterator[None]:
 
 
 def content_key(*parts: str | bytes) -> str:
-    """Return twelve hex digits for these inputs; the boundaries between parts count."""
+    """Return twelve hex digits for these inputs; the boundaries between parts matter."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -87,8 +88,8 @@ def files_key(root: Path, files: Iterable[Path]) -> str:
 def cached_directory(place: Path, build: Callable[[Path], None]) -> bool:
     """Build `place` by `build(directory)` unless it exists. Return whether it was built.
 
-    It is built beside its place and renamed when it is complete, so a directory that exists is
-    complete, even if a build was interrupted.
+    It is built next to its place and renamed when complete, so that an existing directory is
+    complete even if a build was interrupted.
     """
     if place.is_dir():
         return False
@@ -101,7 +102,7 @@ def cached_directory(place: Path, build: Callable[[Path], None]) -> bool:
 
 
 def prune(parent: Path, keep: str) -> None:
-    """Delete all entries of `parent` except `keep`: they were built for other inputs."""
+    """Delete all entries of `parent` except `keep`: they were built for different inputs."""
     if not parent.is_dir():
         return
     for entry in parent.iterdir():

@@ -59,7 +59,7 @@ def check_machine(*, root: bool = True) -> None:
             hint="run it in a Debian virtual machine, as root",
         )
     if root and os.geteuid() != 0:
-        raise LabUnavailable("the lab needs root: it makes hosts", hint="sudo clusterctl lab up")
+        raise LabUnavailable("the lab needs root to create hosts", hint="sudo clusterctl lab up")
     if packages := missing_packages():
         raise LabUnavailable(
             f"the lab needs packages that are not installed: {', '.join(packages)}",

@@ -48,7 +48,7 @@ SERVING_MEMORY: Mapping[str, int] = {"tiny": 6 * GIB, "qwen2.5-1.5b": 12 * GIB}
 
 @dataclass(frozen=True)
 class Caches:
-    """The cache directories that belong to this version of the lab, one of each kind."""
+    """The cache directories of this version of the lab, one of each kind."""
 
     base: Path
     packages: Path
@@ -73,14 +73,15 @@ def caches(paths: LabPaths, suite: str) -> Caches:
 
 
 def prune_caches(current: Caches) -> None:
-    """Delete caches of older versions. Only while no host runs, since host disks overlay them."""
+    """Delete caches of older versions. Only while no host is running, since host disks overlay
+    them."""
     for field in fields(current):
         place: Path = getattr(current, field.name)
         prune(place.parent, keep=place.name)
 
 
 def gpu_host_disk(archive: Path) -> int:
-    """Bytes of a host that gets the image of this archive, a file or an OCI layout."""
+    """Disk bytes of a host with the image in this archive, a file or an OCI layout."""
     files = [archive] if archive.is_file() else list(archive.rglob("*"))
     size = sum(file.stat().st_size for file in files if file.is_file())
     return round(size * _PER_ARCHIVE) if size else GPU_HOST_DISK
@@ -88,7 +89,7 @@ def gpu_host_disk(archive: Path) -> int:
 
 def disk_needed(built: Caches, new_hosts: int, *, image: bool, host: int | None = None) -> int:
     """Bytes that missing caches and new hosts will take. The image is built before hosts use much
-    of their disks, so only the larger of the two counts. `host`: of each host with GPUs."""
+    of their disks, so only the larger of the two counts. `host`: bytes for each host with GPUs."""
     names = (name for name in CACHE_DISK if image or name not in _OF_THE_IMAGE)
     missing = [name for name in names if not getattr(built, name).is_dir()]
     building = IMAGE_BUILDING if "image" in missing else 0
@@ -110,8 +111,8 @@ def lack_of_disk(directory: Path, needed: int) -> LabUnavailable | None:
     if free >= needed:
         return None
     return LabUnavailable(
-        f"the lab needs {_gib(needed)} of disk for {directory}, and {_gib(free)} are free",
-        hint="make room there, or put it on a larger disk: CLUSTERCTL_LAB_DIR=DIRECTORY",
+        f"the lab needs {_gib(needed)} of disk for {directory}, but {_gib(free)} are free",
+        hint="make room, or put it on a larger disk: CLUSTERCTL_LAB_DIR=DIRECTORY",
     )
 
 
@@ -123,7 +124,7 @@ def lack_of_memory(hosts: int, model: str | None, available: int) -> LabUnavaila
     what = f"{hosts} bare hosts need" if model is None else f"a lab that serves {model} needs"
     smaller = next((name for name in SERVING_MEMORY if memory_needed(hosts, name) <= available), "")
     return LabUnavailable(
-        f"{what} {_gib(needed)} of memory, and {_gib(available)} are available",
+        f"{what} {_gib(needed)} of memory, but {_gib(available)} are available",
         hint=f"serve {smaller}: scripts/demo.sh --model {smaller}"
         if model and smaller
         else "stop programs that use memory, or use a machine with more",

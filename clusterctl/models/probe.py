@@ -52,7 +52,7 @@ class ModelDirectory:
     def defect(self) -> str:
         """Why a directory that is not usable is incomplete."""
         if self.unreadable:
-            return "has a config.json that cannot be read, or only through a link of another user"
+            return "has a config.json that cannot be read, or only through another user's link"
         if self.config is None:
             return "has no config.json"
         if self.pointers:

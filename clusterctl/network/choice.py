@@ -1,4 +1,4 @@
-"""Choose the address and the interfaces of each host: those that the inventory names, else by one
+"""Choose the address and the interfaces of each host: as the inventory names them, else by one
 rule. Pure: takes inventory and facts, returns a topology.
 """
 
@@ -42,7 +42,7 @@ class ChosenAddress:
 
 def resolve(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Topology:
     """Return the topology of all hosts, with the reasons. Raises RequirementsNotMet, or Problems
-    for several. Every fix that they offer has been tried with these facts."""
+    for several. Every suggested fix was tried with these facts."""
     try:
         topology = _resolved(inventory, facts)
     except (RequirementsNotMet, Problems) as failure:
@@ -77,7 +77,7 @@ def _passed_over(
 def _offer_ways_out(
     inventory: Inventory, facts: Mapping[str, HostFacts], lost: list[NoNetwork]
 ) -> None:
-    """Add the values of network.subnet with which the choice succeeds to the errors."""
+    """Add to the errors the values of network.subnet that would make the choice succeed."""
     known = [facts[host.name] for host in inventory.hosts if host.name in facts]
     shared = set.intersection(*map(_own_networks, known)) if known else set()
     order = sorted(shared, key=lambda it: (it.version, it.is_link_local, it))
@@ -98,8 +98,8 @@ def _offer_ways_out(
 
 
 def _default_nic(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str:
-    """Return the name of every host's interface with the default route, if it is the same and the
-    choice succeeds with it; else an empty text."""
+    """Return the name of every host's interface with the default route, if all hosts have the same
+    one and the choice succeeds with it; else ""."""
     names = {facts[host.name].default_nic for host in inventory.hosts if host.name in facts}
     name = names.pop() if len(names) == 1 else None
     nics = Nics(control=name, nccl=name, gloo=name)
@@ -107,7 +107,7 @@ def _default_nic(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str:
 
 
 def _own_networks(facts: HostFacts) -> set[IPv4Network | IPv6Network]:
-    """Return the networks of interfaces that are up, without those that containers are in."""
+    """Return the networks of interfaces that are up, except container networks."""
     nics = (
         nic
         for nic in facts.nics
@@ -125,8 +125,8 @@ def _works(
     subnet: IPv4Network | IPv6Network | None,
     nics: Nics | None = None,
 ) -> bool:
-    """Whether the choice succeeds with this network.subnet, or without one, and with these nics of
-    every host, if any."""
+    """Whether the choice succeeds with this network.subnet (or none) and these nics on every host
+    (if any)."""
     network = inventory.network.model_copy(update={"subnet": subnet})
     named = {"nics": nics} if nics else {}
     hosts = tuple(host.model_copy(update=named) for host in inventory.hosts)
@@ -202,14 +202,14 @@ def _resolved(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Topology:
 
 
 def public_addresses(inventory: Inventory, topology: Topology) -> list[RequirementsNotMet]:
-    """Return an error for each node IP that anyone on the Internet may reach, unless the inventory
-    has the firewall or says that something else closes the ports."""
+    """Return an error for each public node IP, unless the inventory enables the firewall or says
+    that something else closes the ports."""
     if inventory.network.firewall or inventory.network.public:
         return []
     return [
         RequirementsNotMet(
-            f"its node IP {node.node_ip} is a public address, and Ray and vLLM trust "
-            "everyone who can reach their ports",
+            f"its node IP {node.node_ip} is a public address, and Ray and vLLM trust anyone who "
+            "can reach their ports",
             host=node.host,
             hint="set network.firewall: true; or a private node_ip or network.subnet; or, where "
             "something in front of the hosts closes the ports, network.public: true",
@@ -235,8 +235,8 @@ def _for_each(inventory: Inventory, work: Callable[[Host], T]) -> dict[str, T]:
 def _checked_name(
     inventory: Inventory, host: Host, facts: HostFacts | None
 ) -> ChosenAddress | None:
-    """Return the node IP that the inventory names, if any, after checking that all it
-    names exists."""
+    """Return the node IP set in the inventory, if any, after checking that everything it names
+    exists."""
     if facts is None:
         raise RequirementsNotMet(
             "its interfaces are unknown, since it could not be probed",
@@ -250,7 +250,7 @@ def _checked_name(
     missing = [name for name in host.nics.rdma or () if name not in found]
     if missing:
         raise RequirementsNotMet(
-            f"nics.rdma names {', '.join(missing)}, and there is no such RDMA device",
+            f"nics.rdma names {', '.join(missing)}, but there is no such RDMA device",
             host=host.name,
             hint=f"found: {', '.join(found) or 'none'}; correct hosts.{host.name}.nics.rdma",
         )
@@ -262,7 +262,7 @@ def _require_usable(host: Host, facts: HostFacts, purpose: str, name: str) -> No
     if nic is None:
         names = ", ".join(each.name for each in facts.nics if each.kind != "loopback")
         raise RequirementsNotMet(
-            f"nics.{purpose} names {name}, and there is no such interface",
+            f"nics.{purpose} names {name}, but there is no such interface",
             host=host.name,
             hint=f"name one of {names} under hosts.{host.name}.nics.{purpose}",
         )
@@ -282,7 +282,7 @@ def _fabric(
     *,
     by_rdma: bool,
 ) -> Fabric | None:
-    """Return the fabric; None if nothing is left to choose, or a lone host has no candidate."""
+    """Return the fabric; None if nothing is left to choose, or a single host has no candidate."""
     pinned = {}
     for host in inventory.hosts:
         name = host.nics.nccl or (given[host.name].nic if host.name in given else None)
@@ -332,7 +332,7 @@ def named_address(inventory: Inventory, host: Host, facts: HostFacts) -> ChosenA
         own = own or inside[:1]
     if len({ip for _, ip in inside}) != 1 and not own:
         raise NoNetwork(
-            f"network.subnet is {subnet}, and the host has {_listed(inside) or 'no address'} there",
+            f"network.subnet is {subnet}, but the host has {_listed(inside) or 'no address'} in it",
             host=host.name,
             hint=f"set hosts.{host.name}.node_ip to one of them" if inside else None,
         )
@@ -373,7 +373,7 @@ def _reached(host: Host, facts: HostFacts) -> str:
 
 
 def _lone_address(host: Host, facts: HostFacts) -> ChosenAddress:
-    """Choose the node IP of a single host, which no other has to reach. Raises
+    """Choose the node IP of a single host, which no other host needs to reach. Raises
     RequirementsNotMet."""
     offered = candidates(facts)
     held = facts.nic_with(host.address)
@@ -407,8 +407,8 @@ def _held(host: Host, facts: HostFacts, ip: str, reason: str) -> ChosenAddress:
 
 
 def _addresses(facts: HostFacts) -> Iterator[tuple[NicFacts, str]]:
-    """Yield the addresses that may become a node's: not those of containers, nor IPv6's link-local
-    ones, which mean nothing without an interface."""
+    """Yield the addresses that may become a node IP: not those of containers, nor IPv6 link-local
+    ones, which are meaningless without an interface."""
     for nic in facts.nics:
         if nic.kind != "loopback" and maker_of(facts, nic) in (None, VPN):
             found = (a for a in nic.addresses if a.scope == "global" or ":" not in a.ip)

@@ -1,14 +1,13 @@
-"""Choose the interface and the RDMA devices that carry the tensors, where the inventory names none.
-Pure; the choice of RDMA devices is not tested on such hardware.
+"""Choose the interface and the RDMA devices that carry the tensors, unless the inventory names
+them. Pure; the choice of RDMA devices is untested on real hardware.
 
 Of the subnets in which every host has an address, the one with the fastest slowest link is chosen;
-among equals the one with RDMA, then near the GPUs, then not on the default route, then with the
-larger MTU, then the one that SSH connects to, then the first of two halves of one port. If several
-are still equal, the user has to choose: a guess would be wrong half the time, and show up as
-slowness or a hang.
+ties are broken by RDMA, then nearness to the GPUs, not being on the default route, the larger MTU,
+being where SSH connects to, and being the first of two halves of one port. If there is still a tie,
+the user has to choose: a guess would be wrong half the time, and show up as slowness or a hang.
 
-Two hosts may also have a cable between them with link-local addresses (decision 21). Where hosts
-share no subnet, the interfaces that SSH connects to are used, whatever they are.
+Two hosts may also be joined by a cable with link-local addresses (decision 21). If hosts share no
+subnet, the interfaces that SSH connects to are used, whatever they are.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class NicAddress:
 
 @dataclass(frozen=True)
 class SharedSubnet:
-    """A subnet and each host's interfaces in it: one, unless several are equally good."""
+    """A subnet and each host's interface in it, or several if they are equally good."""
 
     subnet: IPv4Network
     places: Mapping[str, tuple[NicAddress, ...]]
@@ -79,7 +78,7 @@ class SharedSubnet:
 
 @dataclass(frozen=True)
 class Option:
-    """One choice that the user has when several are equally good."""
+    """One of several equally good choices, offered to the user."""
 
     text: str
     subnet: str
@@ -87,7 +86,7 @@ class Option:
 
 
 class Undecided(RequirementsNotMet):
-    """Several choices are equally good; `options` lists them, for the user to choose."""
+    """Several choices are equally good; `options` lists them for the user."""
 
     def __init__(
         self,
@@ -96,7 +95,8 @@ class Undecided(RequirementsNotMet):
         keys: Sequence[str] = (),
         host: str | None = None,
     ) -> None:
-        """`keys`: what to write into the inventory for each option, under the host's key if any."""
+        """`keys`: what to write into the inventory for each option, under the host's key if there
+        is one."""
         place = f", under hosts.{host}" if host else ""
         super().__init__(
             summary,
@@ -116,7 +116,7 @@ class NoNetwork(RequirementsNotMet):
 
 @dataclass(frozen=True)
 class Fabric:
-    """The interface of each host, and the reason for the choice, which applies to all hosts."""
+    """Each host's interface, and the reason for the choice, which is the same for all hosts."""
 
     places: Mapping[str, NicAddress]
     reason: str
@@ -164,8 +164,8 @@ def choose_fabric(
 
 
 def distinct(offered: Mapping[str, Sequence[Candidate]]) -> dict[str, tuple[Candidate, ...]]:
-    """Leave out the addresses that several hosts have, since they lead each host to itself: those
-    of a BMC's or a USB port's network, or of a NAT in front of virtual machines."""
+    """Leave out addresses that several hosts have, as on the network of a BMC or a USB port, or
+    behind a NAT in front of virtual machines: they lead each host to itself."""
     owners = Counter(
         ip
         for of_host in offered.values()
@@ -183,8 +183,8 @@ def distinct(offered: Mapping[str, Sequence[Candidate]]) -> dict[str, tuple[Cand
 
 def direct_cable(facts: Mapping[str, HostFacts], reached: Mapping[str, str]) -> SharedSubnet | None:
     """Return the link-local subnet of a cable between two hosts, or of the addresses that SSH
-    connects to; None if it is not certain which interfaces it joins. More than two hosts may be
-    joined by several cables, which share the subnet 169.254.0.0/16 but not a wire."""
+    connects to; None if it is unclear which interfaces it joins. Several cables between more than
+    two hosts share the subnet 169.254.0.0/16 but not a wire."""
     for shared in shared_subnets({name: direct_links(of) for name, of in facts.items()}):
         ends = {
             name: _preferred(places, reached.get(name)) for name, places in shared.places.items()
@@ -199,7 +199,7 @@ def direct_cable(facts: Mapping[str, HostFacts], reached: Mapping[str, str]) -> 
 def _best(
     ranked: Sequence[SharedSubnet], reached: Mapping[str, str], *, ask: bool
 ) -> tuple[SharedSubnet, str]:
-    """Return the best subnet and why it was chosen. Raises Undecided for several, if `ask`."""
+    """Return the best subnet and why it was chosen. Raises Undecided for a tie, if `ask`."""
     best, *others = ranked
     if not others:
         return best, f"the only subnet that all hosts share, {best}"
@@ -223,7 +223,7 @@ def _best(
 
 
 def _holds(shared: SharedSubnet, reached: Mapping[str, str]) -> bool:
-    """Whether the subnet holds the address of every host that SSH connects to."""
+    """Whether the subnet contains every host's address that SSH connects to."""
     return all(
         any(place.ip == reached.get(name) for place in places)
         for name, places in shared.places.items()
@@ -265,8 +265,8 @@ def _without_subnet(
     offered: Mapping[str, Sequence[Candidate]],
     reached: Mapping[str, str],
 ) -> Fabric:
-    """Return the interfaces that SSH connects to, if they are of one kind: a router, a VPN or a
-    wireless network joins them; else the only usable one of every host. Raises NoNetwork."""
+    """Return the interfaces that SSH connects to, if they are all of one kind (joined by a router,
+    a VPN or a wireless network); else every host's only usable one. Raises NoNetwork."""
     held = {name: place for name, of in facts.items() if (place := _place(of, reached.get(name)))}
     kinds = {_kind(facts[name], place.nic.nic) for name, place in held.items()}
     ips = {place.ip for place in held.values()}
@@ -297,7 +297,7 @@ def _place(facts: HostFacts, ip: str | None) -> NicAddress | None:
 
 
 def _kind(facts: HostFacts, nic: str) -> str:
-    """Return why an interface is usually not used: `made by a VPN`; empty for one that is."""
+    """Return why such an interface is usually not used, such as `made by a VPN`; else ""."""
     return next((other.reason for other in rejected(facts) if other.nic == nic), "")
 
 
@@ -352,7 +352,7 @@ def _several_interfaces(host: str, subnet: IPv4Network, places: Sequence[NicAddr
 def _no_shared_subnet(
     facts: Mapping[str, HostFacts], offered: Mapping[str, Sequence[Candidate]]
 ) -> NoNetwork:
-    """Return the error, whose detail lists every interface of every host and why it is not used."""
+    """Return an error that lists every interface of every host and why it is not used."""
     bare = [name for name in facts if not candidates(facts[name])]
     only_ipv6 = [name for name in bare if any(map(ipv6_addresses, facts[name].nics))]
     cause = "no IPv4 subnet is shared by all hosts"
@@ -364,9 +364,9 @@ def _no_shared_subnet(
         cause += f": {twins}"
     hint = None
     if looped := next((ip for name in bare if (ip := loopback_address(facts[name]))), None):
-        cause += f"; {looped} is on lo, where NCCL takes 127.0.0.1 (nccl #1053)"
+        cause += f"; {looped} is on lo, where NCCL uses 127.0.0.1 (nccl #1053)"
         hint = (
-            "on every host, give its address to an interface that NCCL can name: sudo ip link add "
+            "on every host, move its address to an interface that NCCL can use: sudo ip link add "
             f"dummy0 up type dummy; sudo ip addr add {looped}/32 dev dummy0; sudo ip addr del "
             f"{looped}/32 dev lo"
         )
@@ -375,7 +375,7 @@ def _no_shared_subnet(
     for name, of_host in facts.items():
         names = {nic.nic for nic in offered[name]}
         rows += [(name, n.nic, " ".join(map(str, n.addresses)), str(n)) for n in offered[name]]
-        unused = {nic.nic: "its address is also another host's" for nic in candidates(of_host)}
+        unused = {nic.nic: "another host has the same address" for nic in candidates(of_host)}
         unused |= {other.nic: other.reason for other in rejected(of_host)}
         rows += [
             (name, nic, "", f"not used: {reason}")
@@ -391,7 +391,7 @@ def _no_shared_subnet(
 
 
 def _twins(facts: Mapping[str, HostFacts]) -> str:
-    """Name an address that several hosts have on usable interfaces; empty if there is none."""
+    """Name an address that several hosts have on usable interfaces; "" if there is none."""
     owners: dict[str, list[str]] = {}
     for name, of_host in facts.items():
         for ip in {str(a.ip) for nic in candidates(of_host) for a in nic.addresses}:
@@ -411,7 +411,7 @@ class RdmaChoice:
 
 def choose_rdma(inventory: Inventory, facts: Mapping[str, HostFacts]) -> RdmaChoice:
     """Choose the devices that the inventory names, else the fastest active ports of the link layer
-    that all hosts have: InfiniBand or Ethernet, which cannot talk to each other."""
+    that all hosts have. InfiniBand and Ethernet cannot talk to each other."""
     if not inventory.network.rdma:
         return _off(facts, "network.rdma is false in the inventory")
     usable = {name: _usable(inventory, name, of_host) for name, of_host in facts.items()}
@@ -420,7 +420,7 @@ def choose_rdma(inventory: Inventory, facts: Mapping[str, HostFacts]) -> RdmaCho
     layers = [{layer for _, layer, _ in ports} for ports in usable.values()]
     common = set.intersection(*layers) if layers else set()
     if not common:
-        return _off(facts, "some hosts have InfiniBand, others Ethernet")
+        return _off(facts, "some hosts have InfiniBand and others Ethernet")
 
     def slowest(layer: str) -> float:
         return min(max(rate for _, of, rate in ports if of == layer) for ports in usable.values())
@@ -445,7 +445,7 @@ def choose_rdma(inventory: Inventory, facts: Mapping[str, HostFacts]) -> RdmaCho
 
 
 def _apart(chosen: Mapping[str, Sequence[str]], facts: Mapping[str, HostFacts]) -> str:
-    """Return a caution if the hosts' RoCE interfaces share no network; else an empty text."""
+    """Return a warning if the hosts' RoCE interfaces share no network; else ""."""
     networks = []
     for name, ports in chosen.items():
         devices = {port.partition(":")[0] for port in ports}
@@ -456,8 +456,8 @@ def _apart(chosen: Mapping[str, Sequence[str]], facts: Mapping[str, HostFacts]) 
         return ""
     shown = ", ".join(str(min(of_host)) for of_host in networks[:3])
     return (
-        f"its networks differ between hosts ({shown}): a router has to join them, else set "
-        "network: {rdma: false}"
+        f"its networks differ between hosts ({shown}): they need a router between them; without "
+        "one, set network: {rdma: false}"
     )
 
 

@@ -1,8 +1,8 @@
-"""The fabric gate: every pair of hosts is tried, then all-reduces between processes that Ray starts
-on every node.
+"""The fabric gate: tests every pair of hosts, then all-reduces between processes that Ray starts on
+every node.
 
-The result is stored on the head together with the IDs of the containers that were tested. While
-those containers run, bootstrap and serve rely on it; `check --fabric` always runs the gate again.
+The result is stored on the head with the IDs of the containers that were tested. While those
+containers run, bootstrap and serve rely on it; `check --fabric` always runs the gate again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from clusterctl.ray_cluster.topology import Topology
 from clusterctl.transport.base import LONGEST_LINE, Channel, Transport, last_words
 from clusterctl.transport.fanout import failures, fan_out, values
 
-TITLE = "Fabric gate: collectives between all hosts"
+TITLE = "Fabric gate: collectives across all hosts"
 
 _KEPT_LINES = 15  # Of each stream of a program that ended without a report
 _LOOK = 0.5  # seconds between two checks whether the user asked to stop
@@ -46,7 +46,7 @@ _OVER = GATE + deadlines.GATE_SLACK  # seconds until the gate's program is aband
 
 @dataclass(frozen=True)
 class FabricRecord:
-    """fabric.json on the head: the gate's results, and the containers they apply to."""
+    """The gate's results and the containers they apply to: fabric.json on the head."""
 
     time: float  # Unix seconds on the operator's clock
     nodes: dict[str, str]  # host: ID and start time of its node container
@@ -62,7 +62,7 @@ class FabricRecord:
 
     @property
     def sentence(self) -> str:
-        """Time of the proof and its results, for the user."""
+        """When the fabric was proven, and the results, for the user."""
         return f"fabric proven at {self.when}: {'; '.join(self.lines)}"
 
 
@@ -101,7 +101,7 @@ class GateScope:
         return self.transports[self.topology.head.host]
 
     def only(self, hosts: Iterable[str]) -> GateScope:
-        """Return the same scope, restricted to `hosts`."""
+        """Return this scope restricted to `hosts`."""
         wanted = set(hosts)
         nodes = tuple(node for node in self.topology.nodes if node.host in wanted)
         held = {name: one for name, one in self.transports.items() if name in wanted}
@@ -117,9 +117,9 @@ def ensure_proven(
     again: bool = False,
     links_proven: bool = False,
 ) -> FabricProof:
-    """Return the record of the containers that run now, if there is one, else run the gate and
-    store its result. `again`: run it even if there is a record. `links_proven`: the pairs of hosts
-    were tried just now.
+    """Return the record for the running containers if there is one; else run the gate and store its
+    result. `again`: run it even if there is a record. `links_proven`: the pairs of hosts were just
+    tested.
 
     Raises RequirementsNotMet, RayNotFormed or StepFailed with the errors of all hosts together, and
     Interrupted once `cancelled` is set.
@@ -135,7 +135,7 @@ def ensure_proven(
     # Before the gate runs: if it hangs or is killed, no record may remain.
     scope.head.run(["rm", "-f", "--", file], sudo=True, timeout=deadlines.SMALL_FILE)
     if len(hosts) > 1 and not links_proven:
-        sink(Note("connecting every host with every other one"))
+        sink(Note("testing the connections between all hosts"))
         require_links(scope, sink)
     report = _run(scope, sink, cancelled or threading.Event())
     environments = {
@@ -168,8 +168,8 @@ def require_links(
     unrated: str = IN_USE,
     notes: Callable[[PairResults], Iterator[str]] = judgement.unproven,
 ) -> None:
-    """Try every pair of hosts; raise all problems of their links together. `unrated`: why the
-    throughput is not measured, if it is not; `notes`: what to say of the results."""
+    """Test every pair of hosts; raise all problems of their links together. `unrated`: why
+    throughput is not measured, if so; `notes`: receives remarks about the results."""
     seen = probe_pairs(
         scope.inventory, scope.topology, scope.facts, scope.transports, unrated=unrated
     )
@@ -224,7 +224,8 @@ def _run(scope: GateScope, sink: EventSink, cancelled: Cancelled) -> FabricRepor
             # Name all hosts: only the program on the head knows which had reported.
             hosts = ", ".join(node.host for node in scope.topology.nodes)
             raise StepFailed(
-                f"the fabric gate took longer than {_OVER:.0f} s and reported nothing of {hosts}",
+                f"the fabric gate took longer than {_OVER:.0f} s and reported nothing about "
+                f"{hosts}",
                 host=host,
                 hint=f"clusterctl logs --host {host}, then: clusterctl check "
                 f"{scope.inventory.file} --fabric",
@@ -240,7 +241,7 @@ def _run(scope: GateScope, sink: EventSink, cancelled: Cancelled) -> FabricRepor
         said = "\n".join([*besides, *last_words(channel).splitlines()[-_KEPT_LINES:]])
         if "can't open file" in said:
             raise RequirementsNotMet(
-                "its container is from another version of clusterctl, which has no fabric gate",
+                "its container is from a version of clusterctl without a fabric gate",
                 host=host,
                 hint=f"clusterctl bootstrap {scope.inventory.file}",
             )
@@ -268,6 +269,6 @@ def _lines(channel: Channel, cancelled: Cancelled) -> Iterator[str]:
             *complete, pending = (pending + chunk).split(b"\n")
             yield from (line.decode(errors="replace") for line in complete)
         if len(pending) > LONGEST_LINE:
-            raise ValueError(f"it writes a line of more than {LONGEST_LINE >> 20} MiB")
+            raise ValueError(f"it wrote a line longer than {LONGEST_LINE >> 20} MiB")
         if time.monotonic() > deadline:
             raise TimeoutError

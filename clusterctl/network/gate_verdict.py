@@ -18,7 +18,7 @@ from clusterctl.ray_cluster.topology import Topology
 # quarters of what iperf3 did on two H200 (docs/fabric.md).
 SLOW = 0.5
 
-NOTHING = "one rank in all: nothing crosses a fabric"
+NOTHING = "only one rank: nothing crosses a fabric"
 
 _PHASES = ("started", "imported", "store", "joined", "correct", "measured", "done")
 _BEFORE_COLLECTIVES = {
@@ -29,7 +29,7 @@ _BEFORE_COLLECTIVES = {
 
 @dataclass(frozen=True)
 class FabricVerdict:
-    """The judged report. Without `errors`, all ranks reached each other as in serving."""
+    """The verdict. Without `errors`, all ranks reached each other as they do in serving."""
 
     errors: tuple[ClusterctlError, ...]
     lines: tuple[str, ...] = ()  # results, one sentence each
@@ -46,8 +46,7 @@ def judge(
     file: str,
 ) -> FabricVerdict:
     """Judge the gate's report. `environments`: the environment given to each node's container;
-    `facts`: for the links' speeds and addresses; `file`: path of the inventory, for commands in
-    hints."""
+    `facts`: for link speeds and addresses; `file`: path of the inventory, for commands in hints."""
     errors: list[ClusterctlError] = []
     for node in report.seen:
         # Ray's processes must have the variables that the container was given.
@@ -56,7 +55,7 @@ def judge(
             seen = node.env.get(name)
             if name in wanted and seen != wanted[name]:
                 has = f"{name}={seen}" if seen is not None else f"no {name}"
-                text = f"a process that Ray starts there has {has}, but needs {name}={wanted[name]}"
+                text = f"a process that Ray starts on it has {has}, but needs {name}={wanted[name]}"
                 fix = f"clusterctl bootstrap {file}"
                 errors.append(RequirementsNotMet(text, host=node.host, hint=fix))
     errors += failures(report, topology, facts, file)
@@ -79,8 +78,8 @@ def judge(
             f"({network.bandwidth * 8 / rate:.0%}); clusterctl check measures every pair of hosts"
         )
     notes += (
-        f"{host} has RDMA ({', '.join(topology.node(host).rdma)}), and NCCL takes sockets: "
-        "its log says why (NCCL_DEBUG: INFO under env)"
+        f"{host} has RDMA ({', '.join(topology.node(host).rdma)}), but NCCL uses sockets: its log "
+        "says why (NCCL_DEBUG: INFO under env)"
         for host, one in carried.items()
         if one.between == "Socket" and topology.node(host).rdma
     )
@@ -88,8 +87,8 @@ def judge(
 
 
 def _carried(report: FabricReport) -> dict[str, Carried]:
-    """Return by host the transports of one of its ranks: of a rank that sends to other hosts, if
-    there is one. In a ring, the others only send to their neighbour on the same host."""
+    """Return, by host, the transports of one rank, preferably one that sends to other hosts: in a
+    ring, the rest only send to a neighbour on the same host."""
     carried: dict[str, Carried] = {}
     for rank in report.ranks:
         if rank.log:
@@ -172,8 +171,8 @@ def _on_each(by_host: Mapping[str, str]) -> str:
 def failures(
     report: FabricReport, topology: Topology, facts: Mapping[str, HostFacts], file: str
 ) -> list[ClusterctlError]:
-    """Return one error for each culprit; none if the gate ran to its end. `file`: path of the
-    inventory, for commands in hints."""
+    """Return one error per culprit; none if the gate completed. `file`: path of the inventory, for
+    commands in hints."""
     head = topology.head.host
     match report.failed:
         case "":
@@ -181,7 +180,7 @@ def failures(
         case "arrive" if report.absent:
             return [
                 RayNotFormed(
-                    "Ray started no process there for the fabric gate: "
+                    "Ray started no process on it for the fabric gate: "
                     + (why.splitlines()[0] if why else "-"),
                     host=host,
                     hint=f"{_load(host)}, then: clusterctl check {file} --fabric",
@@ -191,7 +190,7 @@ def failures(
             ]
         case "time":
             # One for each host that had not reported; for the head if those are not known.
-            silent = "it had not reported" if report.awaited else "no host is known to be behind"
+            silent = "it had not reported" if report.awaited else "no host is known to lag behind"
             late = {
                 host: f"rank {', '.join(map(str, ranks))} had not reported" if ranks else silent
                 for host, ranks in (report.awaited or {head: []}).items()
@@ -210,7 +209,7 @@ def failures(
                 RayNotFormed(
                     f"the fabric gate could not join Ray on the head{why}",
                     host=head,
-                    hint=f"clusterctl check {file} shows whether Ray still has all nodes",
+                    hint=f"clusterctl check {file} shows whether all nodes are still in Ray",
                     detail=report.error or None,
                 )
             ]
@@ -252,15 +251,15 @@ def _load(host: str) -> str:
 
 
 def _progress(rank: RankReport, step: str) -> int:
-    """Index of the last phase that the rank reached in `step`; 0 while it is in an earlier one."""
+    """Index of the last phase that the rank reached in `step`; 0 if it is in an earlier step."""
     return _PHASES.index(rank.phase) if rank.backend == step or step in _BEFORE_COLLECTIVES else 0
 
 
 # Between GPUs of one host: NCCL's troubleshooting guide, "GPU Direct"
 _INSIDE = (
-    "its GPUs do not reach each other directly, or one hangs. See which: nvidia-smi (does it "
-    "answer), cat /sys/kernel/iommu_groups/*/type (DMA: boot with iommu=pt), lspci -vvv | grep "
-    'ACSCtl (ReqRedir+: switch ACS off in the firmware). Until then: env: {NCCL_P2P_DISABLE: "1"} '
+    "its GPUs do not reach each other directly, or one hangs. To find out: nvidia-smi (does it "
+    "answer?), cat /sys/kernel/iommu_groups/*/type (DMA: boot with iommu=pt), lspci -vvv | grep "
+    'ACSCtl (ReqRedir+: disable ACS in the firmware). Until then: env: {NCCL_P2P_DISABLE: "1"} '
     "in the inventory"
 )
 
@@ -281,7 +280,7 @@ def _failed_ranks(
 
     complaints = [text for rank in ranks for text in (rank.error, *warnings(rank.log)) if text]
     if where := _unreached(complaints, facts):
-        text += f"; what it could not reach is {where}"
+        text += f"; it could not reach {where}"
 
     said = [f"rank {rank.rank}: {line}" for rank in ranks for line in rank.tail[-8:]]
     return RequirementsNotMet(
@@ -293,7 +292,7 @@ def _failed_ranks(
 
 
 def _lag(rank: RankReport, report: FabricReport) -> str:
-    """Return how far the rank came, or its error."""
+    """Return how far the rank got, or its error."""
     if rank.error:
         return f"said: {rank.error.splitlines()[0][:200]}"
     if rank.phase == "started":
@@ -304,8 +303,8 @@ def _lag(rank: RankReport, report: FabricReport) -> str:
 
 
 def _unreached(complaints: Sequence[str], facts: Mapping[str, HostFacts]) -> str:
-    """Return the first address that a library names and a host has: `gpu2's ens3, 10.0.0.2 port
-    40123`; empty if there is none."""
+    """Return the first of a host's addresses in the libraries' errors: `gpu2's ens3, 10.0.0.2 port
+    40123`; "" if none."""
     owners = {
         address.ip: f"{host}'s {nic.name}"
         for host, of_host in facts.items()
@@ -323,15 +322,15 @@ def _unreached(complaints: Sequence[str], facts: Mapping[str, HostFacts]) -> str
 def _fix(step: str, host: str, topology: Topology, file: str) -> str:
     """Return the hint for ranks of `host` that failed in `step`."""
     if step == "import":
-        return "the image must have torch that works on this host: clusterctl exec -- nvidia-smi"
+        return "the image needs a torch that works on this host: clusterctl exec -- nvidia-smi"
     if step == "store":
         return (
-            "look at its load, and at its name servers, since torch asks for the name of its "
-            f"address first: clusterctl check {file}; {_load(host)}"
+            "check its load and its name servers, since torch first looks up the name of its "
+            "address: clusterctl check {file}; {_load(host)}"
         )
     if len(topology.nodes) == 1:
         return _INSIDE
     node = topology.node(host)
     nics = node.gloo_nic if step == "gloo" else ", ".join(node.nccl_nics)
     without = "; without RDMA: network.rdma: false" if node.rdma else ""
-    return f"clusterctl check {file} tries {nics} of {host} with every other host{without}"
+    return f"clusterctl check {file} tests {nics} of {host} with every other host{without}"

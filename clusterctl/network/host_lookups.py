@@ -1,10 +1,9 @@
-"""Look names up as the host's own programs do, and query each name server separately. Runs on hosts
-and in their node containers; writes nothing.
+"""Look names up as the host's own programs do, and query each name server separately.
 
-Its argument: {"names": [...], "addresses": [...], "made_up": NAME, "foreign": NAME, "within":
-SECONDS}. It prints for each name and address the result and the seconds it took (None if it was not
-finished in time), and for each name server when it answered, or the error.
-"""
+Runs on hosts and in their node containers; writes nothing. Its argument: {"names": [...],
+"addresses": [...], "made_up": NAME, "foreign": NAME, "within": SECONDS}. Prints for each name and
+address the result and the seconds it took (None if it did not finish in time), and for each name
+server when it answered, or the error."""
 
 import json
 import os
@@ -60,7 +59,7 @@ def configured(path: str) -> Tuple[List[str], List[str]]:
 
 
 def all_at_once(work: Dict[Key, Callable[[], Any]], within: float) -> Dict[Key, Timed]:
-    """Run all calls in parallel. Return each one's value and seconds; None if it took too long."""
+    """Run all calls in parallel. Return the value and seconds of each; None if it took too long."""
     found: Dict[Key, Timed] = dict.fromkeys(work)
 
     def one(key: Key, call: Callable[[], Any]) -> None:
@@ -96,7 +95,7 @@ def name_of(ip: str) -> str:
 
 
 def asked(server: str, name: str, port: int = PORT) -> str:
-    """Query `server` for `name`: return "" once it answered anything, else the error."""
+    """Query `server` for `name`: return "" once it gives any answer, else the error."""
     labels = b"".join(bytes([len(label)]) + label for label in name.encode().split(b"."))
     mark = os.urandom(2)
     question = mark + b"\1\0\0\1\0\0\0\0\0\0" + labels + b"\0\0\1\0\1"

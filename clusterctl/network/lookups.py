@@ -1,4 +1,4 @@
-"""Measure how long name look-ups take on hosts and in their node containers.
+"""Measure how long name lookups take on hosts and in their node containers.
 
 No part of a cluster waits for a name server, since its names are in the containers' hosts file. But
 users do, and so do downloads from hubs, registries and package sources.
@@ -138,8 +138,8 @@ def notes(
         if host and (timed is None or timed[1] > SLOW):
             texts.append(
                 f"its own name {host.own} is looked up at a name server, which takes "
-                f"{_seconds(timed)}: sudo and others wait that long; add {host.own} to /etc/hosts "
-                "there"
+                f"{_seconds(timed)}: sudo and others wait that long; add {host.own} to its "
+                "/etc/hosts"
             )
         if container:
             # The container's hosts file should answer these.
@@ -153,7 +153,7 @@ def notes(
                     "bootstrap, and `hosts: files dns` in the image's /etc/nsswitch.conf"
                 )
             texts += (
-                f"in its container, {node} is at {', '.join(timed[0])}, and not only at {ip}"
+                f"in its container, {node} resolves to {', '.join(timed[0])}, not only to {ip}"
                 for ip, node in cluster.items()
                 if (timed := container.names[node]) and timed[0] and timed[0] != [ip]
             )
@@ -162,8 +162,8 @@ def notes(
 
 
 def _server_problems(answer: LookupAnswer) -> dict[str, str]:
-    """Return a sentence for each problem: by the address of a name server that is slow or silent,
-    and by `wildcard` for a name server that resolves names which do not exist."""
+    """Return a sentence per problem, by name server if it is slow or silent, or by `wildcard` if it
+    resolves names that do not exist."""
     found = {}
     for server, timed in answer.servers.items():
         if timed is None:
@@ -174,7 +174,7 @@ def _server_problems(answer: LookupAnswer) -> dict[str, str]:
             continue
         needs = _seconds(answer.names[FOREIGN])
         found[server] = (
-            f"{what}: looking up {FOREIGN} takes {needs}; nothing in the cluster waits for it, "
+            f"{what}: looking up {FOREIGN} takes {needs}; nothing in the cluster waits for it, but "
             "downloads from hubs and registries do (/etc/resolv.conf)"
         )
     made_up = answer.names[answer.made_up]
@@ -183,7 +183,7 @@ def _server_problems(answer: LookupAnswer) -> dict[str, str]:
         domains = " ".join(answer.search) or "none"
         found["wildcard"] = (
             f"the name server {servers} resolves {answer.made_up}, which does not exist, to "
-            f"{', '.join(made_up[0])}: a wildcard, in a search domain ({domains}) or of the "
+            f"{', '.join(made_up[0])}: a wildcard, in a search domain ({domains}) or on the "
             "server; it affects mistyped names, not the cluster's own"
         )
     return found

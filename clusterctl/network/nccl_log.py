@@ -1,8 +1,8 @@
 """Read from NCCL's log which transports it uses. Pure.
 
-The lines are those of NCCL 2.2x with NCCL_DEBUG=INFO and the subsystems INIT, NET and GRAPH; the
-ones from a machine with two H200 are in tests/unit/network/test_fabric_log.py. Their form is not
-documented, so each of them may be missing.
+The lines are those of NCCL 2.2x with NCCL_DEBUG=INFO and the subsystems INIT, NET and GRAPH; those
+from a machine with two H200s are in tests/unit/network/test_fabric_log.py. The format is
+undocumented, so any of them may be missing.
 """
 
 from __future__ import annotations
@@ -66,6 +66,6 @@ def warnings(lines: Sequence[str]) -> list[str]:
 
 
 def peers(text: str) -> list[tuple[str, int]]:
-    """Return addresses and ports that NCCL or Gloo name in an error."""
+    """Return the addresses and ports in an error of NCCL or Gloo."""
     found = [*_PEER.finditer(text), *_GLOO_PEER.finditer(text)]
     return [(match[1], int(match[2])) for match in found]

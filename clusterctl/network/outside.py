@@ -1,4 +1,4 @@
-"""Whether hosts reach the servers that the inventory names for downloads."""
+"""Check that hosts reach the servers that the inventory names for downloads."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ CONNECT = 'exec 3<>"/dev/tcp/$1/$2"'
 def unreached(
     inventory: Inventory, transports: Mapping[str, Transport], nodes: Collection[str]
 ) -> tuple[str, ...]:
-    """Return a note for each server of `packages` that hosts cannot connect to: the proxy on all of
-    them, the package index on the head, where it is not behind the proxy. `nodes`: hosts that have
-    their container, and will fetch nothing."""
+    """Return a note for each server of `packages` that hosts cannot connect to: the proxy from all
+    of them, the package index from the head, unless it is behind the proxy. `nodes`: hosts that
+    have their container, and will fetch nothing."""
     asked = {name: list(_servers(inventory, name)) for name in transports if name not in nodes}
 
     def ask(name: str) -> list[tuple[str, str]]:
@@ -49,7 +49,7 @@ def unreached(
 
 
 def _servers(inventory: Inventory, host: str) -> Iterator[tuple[str, str]]:
-    """Yield the URLs that a host connects to itself, with their keys in the inventory."""
+    """Yield the URLs that a host itself connects to, with their keys in the inventory."""
     packages = inventory.packages
     proxy = packages.proxy
     if proxy:

@@ -1,5 +1,5 @@
-"""Name the interfaces that are faster than the chosen one, or that SSH connects to, and are not
-used, with the reason and with the line of the inventory that takes them. Pure."""
+"""Name unused interfaces that are faster than the chosen one, or that SSH connects to, with the
+reason and the inventory line that would select them. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from clusterctl.ray_cluster.topology import Node, Topology
 
 
 class Works(Protocol):
-    """Whether the choice succeeds with this network.subnet, and with these nics of every host."""
+    """Whether the choice succeeds with this network.subnet, and these nics on every host."""
 
     def __call__(
         self, subnet: IPv4Network | IPv6Network | None, nics: Nics | None = None
@@ -54,7 +54,7 @@ def passed_over(
     b`; hosts without one are left out.
 
     reached  address of each host that SSH connects to, where that is known
-    works    whether the choice succeeds with this network.subnet, and these nics of every host
+    works    whether the choice succeeds with this network.subnet, and these nics on every host
     """
     known = AllNetworks.of(facts)
     lines = {}
@@ -71,7 +71,7 @@ def passed_over(
 
 @dataclass(frozen=True)
 class AllNetworks:
-    """The networks of all hosts, put together once."""
+    """The networks of all hosts, collected once."""
 
     facts: Mapping[str, HostFacts]
     # By host and network, Mbit/s of the fastest interface there: 0 for an unknown speed
@@ -98,7 +98,7 @@ class AllNetworks:
 
 
 def _likelier(node: Node, facts: HostFacts, reached: str | None) -> Iterator[NicFacts]:
-    """Yield the interfaces that a user would expect to be used, and that are not."""
+    """Yield unused interfaces that a user would expect to be used."""
     nccl = node.nccl_nics[0]
     used = {nccl, node.control_nic, node.gloo_nic}
     used |= {below for name in used for below in _below(facts, name)}
@@ -134,8 +134,8 @@ def _unused(nic: NicFacts, host: str, known: AllNetworks, works: Works) -> Unuse
 
 
 def _fix(nic: NicFacts, known: AllNetworks, works: Works) -> str:
-    """Return the line of the inventory that takes the interface: its network, or its name where all
-    hosts have it in one network or VPN; empty if neither does."""
+    """Return the inventory line that selects the interface: by network, or by name if all hosts
+    have it in one network or VPN; "" if neither works."""
     common = {network for network in _networks(nic) if known.is_common(network)}
     for network in common:
         if works(network):
@@ -153,7 +153,7 @@ def _fix(nic: NicFacts, known: AllNetworks, works: Works) -> str:
 
 
 def _networks(nic: NicFacts) -> set[IPv4Network | IPv6Network]:
-    """Return the networks that may join hosts: not IPv6's link-local one."""
+    """Return the networks that may join hosts: all but IPv6's link-local one."""
     found = {ip_interface(f"{a.ip}/{a.prefix}").network for a in nic.addresses}
     return {network for network in found if network.version == 4 or not network.is_link_local}
 
@@ -171,7 +171,7 @@ def _not_taken(candidate: Candidate, host: str, known: AllNetworks) -> str:
     slowest = min(known.speeds, key=lambda name: known.speeds[name][network])
     speed = known.speeds[slowest][network]
     if speed < (candidate.speed or 0):
-        return f"at the other end, {slowest} has {speed_text(speed or None)}"
+        return f"{slowest}, at the other end, has {speed_text(speed or None)}"
     return "the inventory names another"
 
 

@@ -2,7 +2,7 @@
 
 A bundle made by `clusterctl packages bundle` has a manifest and SHA256SUMS; a directory filled by
 hand with .deb or .rpm files, or with Docker's static archive, needs neither. One directory may
-contain several bundles, each in its own directory.
+contain several bundles, each in its own subdirectory.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ class Bundle:
 
     @property
     def toolkit(self) -> str | None:
-        """Version of NVIDIA's toolkit in it; None if it has none."""
+        """The version of NVIDIA's toolkit in it, or None."""
         found = (_TOOLKIT.match(file.name) for file in self.files)
         return next((match[1] for match in found if match), None)
 
     @property
     def static_engine(self) -> PackageFile | None:
-        """Docker's static archive; None if it has none."""
+        """Docker's static archive, or None."""
         return next((file for file in self.files if _STATIC.fullmatch(file.name)), None)
 
     def is_for(self, target: PackageSystem, architecture: str) -> bool:
-        """Whether hosts of that system can use it, as far as its manifest and file names say."""
+        """Whether hosts of that system can use it, judging by its manifest and file names."""
         if self.architecture not in ("", architecture):
             return False
         if self.system:
@@ -90,7 +90,7 @@ class Bundle:
         if file.sha256 and hashlib.sha256(data).hexdigest() != file.sha256:
             raise UsageError(
                 f"{file.name} in {self.path} is damaged: {SUMS} has a different checksum",
-                hint="copy the bundle again, or make it again: clusterctl packages bundle --help",
+                hint="copy the bundle again, or recreate it: clusterctl packages bundle --help",
             )
         return data
 
@@ -105,8 +105,8 @@ def _content(path: Path, name: str) -> bytes:
 
 
 def open_bundles(path: Path | None, sums: Sequence[str] = ()) -> tuple[Bundle, ...]:
-    """Return the bundles at `path`; none without a path. `sums`: the SHA-256 of every SHA256SUMS
-    that may be there; empty for any.
+    """Return the bundles at `path`; none without a path. `sums`: the SHA-256 of every allowed
+    SHA256SUMS; empty for any.
 
     Raises UsageError if it is missing or unreadable, or its SHA256SUMS differ.
     """
@@ -183,11 +183,11 @@ def _bundle(
     path: Path, sizes: Mapping[str, int], manifest: str, sums: str, *, inside: str = ""
 ) -> Bundle:
     """Build a Bundle. Raises ValueError if the manifest or SHA256SUMS is malformed, or if the sums
-    are not of exactly the packages that are there."""
+    do not match the packages exactly."""
     rows = (line.split() for line in sums.splitlines() if line)
     known = {name.lstrip("*"): digest for digest, name in rows}
     if missing := {name for name in known if _PACKAGE.fullmatch(name)} - sizes.keys():
-        raise ValueError(f"{SUMS} names {min(missing)}, which is not there")
+        raise ValueError(f"{SUMS} names {min(missing)}, which is missing")
     if sums and (extra := sizes.keys() - known.keys()):
         raise ValueError(f"{min(extra)} is not named in {SUMS}")
     files = tuple(PackageFile(name, size, known.get(name, "")) for name, size in sizes.items())
@@ -201,7 +201,7 @@ def _bundle(
 def fitting(
     bundles: Sequence[Bundle], target: PackageSystem, architecture: str, *, host: str
 ) -> Bundle:
-    """Return the bundle for that system. Raises RequirementsNotMet if none is for it."""
+    """Return the bundle for that system. Raises RequirementsNotMet if there is none."""
     for bundle in bundles:
         if bundle.is_for(target, architecture):
             return bundle

@@ -1,8 +1,7 @@
 """Make a bundle: packages with their dependencies, checksums, and a manifest.
 
-The local package manager downloads them, with sources and a state separate from the machine's,
-which do not change, and without regard to what is installed on it. So a bundle for another release
-can be made.
+The local package manager downloads them, with sources and state separate from the machine's, which
+do not change, and regardless of what is installed. So a bundle for a different release can be made.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Made:
 def make(wanted: BundleRequest, output: Path, say: Callable[[str], None]) -> Made:
     """Make a bundle at `output`: a tar if its name ends in .tar, else a directory.
 
-    `output` is created only when complete. Raises UsageError if `output` holds something else or
+    `output` is created only when complete. Raises UsageError if `output` contains something else or
     cannot be written, or if this machine cannot make the bundle; StepFailed with the package
     manager's message.
     """
@@ -68,7 +67,7 @@ def make(wanted: BundleRequest, output: Path, say: Callable[[str], None]) -> Mad
     if wanted.mirror and not (wanted.keyring or by_apt or on_disk):
         raise UsageError(
             f"no key is known for the packages of {wanted.mirror}",
-            hint="give it: --keyring /etc/pki/rpm-gpg/RPM-GPG-KEY-...",
+            hint="pass it: --keyring /etc/pki/rpm-gpg/RPM-GPG-KEY-...",
         )
     program = "apt-get" if by_apt else "dnf"
     if shutil.which(program) is None:
@@ -165,7 +164,7 @@ def _run(argv: Sequence[str], *, timeout: float = deadlines.LOCAL_COMMAND) -> st
 
 
 def _vendors(wanted: BundleRequest) -> list[Repository]:
-    """Return the repositories of Docker and NVIDIA, as far as the bundle needs them."""
+    """Return the repositories of Docker and NVIDIA that the bundle needs."""
     found = []
     if wanted.by_docker:
         found.append(docker(wanted.target, wanted.docker_url, wanted.docker_key))
@@ -175,8 +174,8 @@ def _vendors(wanted: BundleRequest) -> list[Repository]:
 
 
 def download_by_apt(wanted: BundleRequest, work: Path) -> list[Path]:
-    """Return the .deb files, in a directory below `work`. Raises UsageError if this machine does
-    not know the release's sources, StepFailed with apt's message."""
+    """Return the .deb files, in a directory below `work`. Raises UsageError if this machine has no
+    sources for the release, StepFailed with apt's message."""
     for name in ("state/lists/partial", "cache/archives/partial", "keys"):
         (work / name).mkdir(parents=True, exist_ok=True)
     (work / "status").touch()
@@ -245,8 +244,8 @@ def _own_sources(wanted: BundleRequest) -> list[tuple[str, str]]:
     if machine.get("ID", "").strip('"') != target.system:
         raise UsageError(
             f"this machine is not {target.system} and has no package sources for it",
-            hint=f"make the bundle on a {target.system} machine (a container does), or "
-            "give --mirror URL and --keyring FILE",
+            hint=f"make the bundle on a {target.system} machine (a container will do), or pass "
+            "--mirror URL and --keyring FILE",
         )
     here = machine.get("VERSION_CODENAME", "").strip('"')
     shown = _run(["apt-get", "indextargets", "--format", _SHOWN, "Created-By: Packages"])
@@ -263,7 +262,7 @@ def download_by_dnf(wanted: BundleRequest, work: Path) -> list[Path]:
     """Return the .rpm files, in a directory below `work`. Raises StepFailed with dnf's message.
 
     dnf resolves against an empty root, so that packages installed on this machine do not count.
-    Hosts install only those files whose package they lack.
+    Hosts install only the packages that they lack.
     """
     repositories = work / "repositories"
     repositories.mkdir()

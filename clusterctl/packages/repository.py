@@ -1,8 +1,8 @@
 """Package repositories to add to hosts, and the keys that sign them: downloaded to this machine,
 and verified by their fingerprints.
 
-Addresses and layouts: NVIDIA's installation guide of the container toolkit, and Docker's
-installation pages for Debian, Ubuntu, RHEL, CentOS and Fedora.
+URLs and layouts: NVIDIA's installation guide for the container toolkit, and Docker's installation
+pages for Debian, Ubuntu, RHEL, CentOS and Fedora.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def docker(target: PackageSystem, url: str | None = None, key: Path | None = Non
     if not target.known:
         raise RequirementsNotMet(
             f"Docker makes no packages for {target.system} {target.version}, and clusterctl does "
-            "not know which release it equals",
-            hint="install an engine there from the system's own packages and start it; or bring "
+            "not know which release it corresponds to",
+            hint="install an engine on it from the system's own packages and start it; or bring "
             "Docker's static archive: docs/offline.md",
         )
     system = DOCKER_REPOSITORY[target.system]
@@ -147,7 +147,8 @@ def vendor_key(repository: Repository) -> bytes:
             reason = getattr(error, "reason", error)
             raise StepFailed(
                 f"the signing key {url} cannot be downloaded here: {reason}",
-                hint=f"run it where that address is reached, or {_INSTEAD[repository.name]}",
+                hint="run it on a machine that reaches that address, or "
+                f"{_INSTEAD[repository.name]}",
             ) from error
     try:
         return pinned(repository, data)
@@ -161,15 +162,15 @@ def vendor_key(repository: Repository) -> bytes:
 
 
 class OtherKey(ValueError):
-    """The data has another key than the pinned one, or one beside it."""
+    """The data has a different key than the pinned one, or an additional one."""
 
 
 def pinned(repository: Repository, data: bytes) -> bytes:
-    """Return the key to trust for the repository: of a vendor's only the packets that were checked,
-    armored again; the user's own as it is.
+    """Return the key to trust for the repository: for a vendor's, only the verified packets,
+    armored again; the user's own unchanged.
 
-    Raises OtherKey unless a vendor's has exactly one primary key, which is the pinned one; and
-    ValueError if `data` contains no key.
+    Raises OtherKey unless a vendor's has exactly one primary key, the pinned one; and ValueError if
+    `data` contains no key.
     """
     packets = _key_packets(data)
     found = [_fingerprint(body) for kind, body, _ in packets if kind == _PUBLIC_KEY]
@@ -181,8 +182,8 @@ def pinned(repository: Repository, data: bytes) -> bytes:
 
 
 def _known(repository: Repository, packets: list[tuple[int, bytes, bytes]]) -> Iterator[bytes]:
-    """Yield the packets but subkeys that are not pinned, and what signs them: whoever made the file
-    may have bound others to the key, and not every rpm checks that (CVE-2021-3521)."""
+    """Yield the packets except unpinned subkeys and their signatures: the file's author may have
+    added subkeys, and not every rpm checks their binding (CVE-2021-3521)."""
     pinned_one = True
     for kind, body, raw in packets:
         if kind != _SIGNATURE:
@@ -202,7 +203,7 @@ _OF_A_KEY = frozenset({_PUBLIC_KEY, _SIGNATURE, _SUBKEY, 13, 17})  # User IDs an
 
 def _key_packets(data: bytes) -> list[tuple[int, bytes, bytes]]:
     """Return type, body and bytes of each packet of a public key, armored or not. Raises ValueError
-    if there is no primary key, or a packet that belongs to none."""
+    if there is no primary key, or a packet outside a key."""
     if blocks := _ARMOR.findall(data):
         try:
             # The last line of a block may be `=` and a CRC of 24 bits.
@@ -221,8 +222,8 @@ def _key_packets(data: bytes) -> list[tuple[int, bytes, bytes]]:
 
 
 def _fingerprint(body: bytes) -> str:
-    """Return the fingerprint of a key of version 4 as 40 upper-case hex digits; of another version,
-    the version (RFC 9580, 5.5.4)."""
+    """Return the fingerprint of a version 4 key as 40 upper-case hex digits; for another version,
+    that version (RFC 9580, 5.5.4)."""
     if body[:1] != b"\x04" or len(body) >= 2**16:
         return f"that of a key of version {body[:1].hex() or 'none'}"
     return hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body).hexdigest().upper()  # noqa: S324 - RFC 9580

@@ -1,4 +1,4 @@
-"""Systems that packages are made for: package manager and release. Pure."""
+"""Systems that packages are built for: package manager and release. Pure."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclass(frozen=True)
 class PackageSystem:
-    """A system and its release: `debian` `12`, `rocky` `9`; of a derivative of RHEL or Fedora that
-    is not known, its own name and version."""
+    """A system and its release: `debian` `12`, `rocky` `9`; for an unknown derivative of RHEL or
+    Fedora, its own name and version."""
 
     system: str
     version: str
@@ -47,7 +47,7 @@ class PackageSystem:
 
     @property
     def known(self) -> bool:
-        """Whether its releases are those of a directory in Docker's package repository."""
+        """Whether Docker's package repository has a directory for its releases."""
         return self.system in DOCKER_REPOSITORY and (self.family == "dnf" or bool(self.codename))
 
 
@@ -66,11 +66,13 @@ def target_named(name: str) -> PackageSystem:
 def target_of(
     identifier: str, like: Iterable[str], version: str, codename: str
 ) -> PackageSystem | None:
-    """Return the system that /etc/os-release names; None for one without apt and dnf.
+    """Return the system that /etc/os-release names; None for one without apt or dnf.
 
-    The release of RHEL and its rebuilds is the major version: 9.5 uses packages for 9. The version
-    of another derivative says nothing about its parent's: Amazon Linux 2023 is no RHEL 2023. A
-    derivative of Debian or Ubuntu has its parent's release by the codename, or none.
+    The release of RHEL and its rebuilds is the major version:
+
+    9.5 uses packages for 9. The version of any other derivative says nothing about its parent's:
+    Amazon Linux 2023 is not RHEL 2023. A derivative of Debian or Ubuntu gets its parent's release
+    by codename, or none.
     """
     names = (identifier, *like)
     if identifier in DNF_FAMILY:
@@ -129,5 +131,6 @@ class BundleRequest:
 
     @property
     def by_docker(self) -> bool:
-        """Whether the engine is from Docker's packages: requested, or the only ones there are."""
+        """Whether the engine comes from Docker's packages: because they were requested, or are the
+        only ones."""
         return self.docker_url is not None or self.target.family == "dnf"

@@ -39,7 +39,7 @@ def await_formed(
         nonlocal found, said
         state = read_state()
         if state is None:
-            nothing = "the head's supervisor has reported nothing yet"
+            nothing = "the head's supervisor has not reported anything yet"
             found = [RayNotFormed(nothing, hint="clusterctl status")]
         elif state.time - state.nodes_time > STALE:
             detail = state.ray_detail or "no report of its nodes"

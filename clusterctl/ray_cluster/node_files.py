@@ -1,8 +1,8 @@
 """The files of a node: the supervisor's program, node.json, and the containers' hosts file.
 
-Ray's and vLLM's configuration contains no names, but names are looked up nevertheless: the store of
-torch.distributed looks up the name of each peer's address before it accepts the peer, and Ray that
-of its own host. If a name server does not answer, each look-up takes 5 to 30 s; torch waits 10 s
+Ray's and vLLM's configuration contains no names, but names are looked up anyway: the store of
+torch.distributed looks up the name of each peer's address before it accepts the peer, and Ray looks
+up its own host's. If a name server does not answer, each lookup takes 5 to 30 s; torch waits 10 s
 for some of them. A hosts file is consulted first and answers at once.
 """
 
@@ -59,8 +59,8 @@ def tables_present(cluster: str) -> DirectoriesPresent:
 
 
 def tables_absent(cluster: str) -> PathsAbsent:
-    """Return the step for hosts that are not the head. One that was has old tables, which must not
-    be taken for the cluster's when it is the head again."""
+    """Return the step for hosts other than the head. A former head has old tables, which must not
+    be used if it becomes the head again."""
     return PathsAbsent("tables of Ray", (tables_dir(cluster),))
 
 
@@ -87,8 +87,9 @@ def files_present(
 
 
 def _interrupts(file: RemoteFile, now: bytes) -> bool:
-    """Whether writing the file makes the supervisor restart Ray: for another command line,
-    environment or head; or end a worker's gateway. Another list of expected nodes does neither."""
+    """Whether writing the file makes the supervisor restart Ray (a different command line,
+    environment or head) or stop a worker's gateway. A different list of expected nodes does
+    neither."""
     if not now or not file.path.endswith("/node.json"):
         return False
     try:
@@ -102,8 +103,8 @@ def _interrupts(file: RemoteFile, now: bytes) -> bool:
 
 def hosts_file(topology: Topology, facts: Mapping[str, HostFacts], host: str) -> str:
     """Return the content for `host`; `facts` are those of the nodes that answered. Each address has
-    a name, but a node's name has only one address, the node IP, so that looking it up never returns
-    an address of the fabric."""
+    a name, but a node's name has only one address, the node IP, so that a lookup never returns an
+    address of the fabric."""
     taken = {node.host for node in topology.nodes} | {name for _, names in _LOCAL for name in names}
     own_names: dict[str, tuple[str, ...]] = {}
     for node in sorted(topology.nodes, key=lambda node: node.host != host):  # own node first
@@ -130,8 +131,8 @@ def hosts_file(topology: Topology, facts: Mapping[str, HostFacts], host: str) ->
 def admission(
     inventory: Inventory, topology: Topology, facts: Mapping[str, HostFacts]
 ) -> Admission:
-    """Return whom the firewall admits: the cluster's own addresses; and the ports of Ray and of
-    replicas, which it closes to all others."""
+    """Return whom the firewall admits (the cluster's own addresses), and the ports of Ray and
+    replicas, which it closes to everyone else."""
     ports = inventory.ray_ports
     within = f"{ports.min_worker}-{ports.max_worker}"
     single = sorted(
@@ -146,8 +147,9 @@ def admission(
 
 
 def addresses(topology: Topology, facts: Mapping[str, HostFacts], own: str = "") -> dict[str, str]:
-    """Return every address of the cluster with its name. Besides node IPs these are, of each host
-    but `own`, those in a network that another host has as well: alone, a host could name any."""
+    """Return every address of the cluster with its name. Besides node IPs, these are each host's
+    addresses (except `own`) in a network that another host also has: otherwise a host could claim
+    any address."""
     networks = {
         node.host: [
             ip_network(f"{address.ip}/{address.prefix}", strict=False)

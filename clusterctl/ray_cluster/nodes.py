@@ -1,8 +1,8 @@
 """The node of a host: its environment, the arguments of `ray start`, its document, its container.
 
 vLLM's Ray executor sends the whole environment of the head's process to every worker, which adopts
-the variables that it does not have. So a variable that differs per node is set on every node, even
-to an empty value, and is listed among the variables that vLLM must not carry over.
+the variables that it does not have. So a variable that differs between nodes is set on every node,
+even if empty, and listed among the variables that vLLM must not carry over.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from clusterctl.facts.model import HostFacts
 from clusterctl.inventory.model import Host, Role
 
 REPLICA_PORTS = range(8100, 8200)
-"""Of the API servers of replicas, on each of their hosts. Only gateways talk to them."""
+"""Ports of the API servers of replicas, on each of their hosts. Only gateways connect to them."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def shared_addresses(nodes: Iterable[Node]) -> Iterator[RequirementsNotMet]:
         owner = owners.setdefault(node.node_ip, node.host)
         if owner != node.host:
             yield RequirementsNotMet(
-                f"its node IP {node.node_ip} is also the one of {owner}",
+                f"its node IP {node.node_ip} is also that of {owner}",
                 host=node.host,
                 hint=f"give hosts.{node.host}.node_ip its own address",
             )
@@ -73,7 +73,7 @@ def host_port(ip: str, port: int) -> str:
 
 
 def client_address(host: Host, facts: HostFacts, node_ip: str) -> str:
-    """Return a host's address for clients: the one that SSH uses, if the host holds it."""
+    """Return a host's address for clients: the one that SSH uses, if an interface has it."""
     return host.address if facts.nic_with(host.address) else node_ip
 
 

@@ -24,8 +24,8 @@ _HEADS = (
 
 
 def bench_lines(documents: Sequence[Document], *, width: int | None = None) -> list[str]:
-    """Return a table with a row per load and service, services of a load below each other, and the
-    changes since earlier measurements."""
+    """Return a table with a row per load and service, grouped by load, and the changes since
+    earlier measurements."""
     loads = list(dict.fromkeys(one["load"]["text"] for one in documents))
     ordered = sorted(documents, key=lambda one: loads.index(one["load"]["text"]))
     rows = [_HEADS, *(_row(one) for one in ordered)]
@@ -46,7 +46,7 @@ def bench_lines(documents: Sequence[Document], *, width: int | None = None) -> l
 
 
 def _compared(earlier: Mapping[str, Any]) -> str:
-    """Return how a load compares with the last time, and whether that says anything."""
+    """Return how a load compares with the last time, and whether the change is significant."""
     last = f"{earlier['tokens_per_s']:,.1f} tokens/s of {moment(earlier['time'])}"
     change = f"{earlier['change']:+.0%} against {last}, vLLM {earlier['vllm']}"
     if earlier["noise"] is None:

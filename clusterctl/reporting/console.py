@@ -1,7 +1,7 @@
 """Progress on stderr during a run: live rows on a terminal, plain lines elsewhere.
 
-Without a terminal a step has one line, when it ends; hosts that did the same share it, and a stage
-that changes nothing has no line at all.
+Without a terminal, a step gets one line when it ends, shared by hosts that did the same; a stage
+that changes nothing gets none.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ class Progress:
                 self._draw()
 
     def _draw(self) -> None:
-        """Show the live rows. What is printed meanwhile rich puts above them, and would obey
-        colours and links in it."""
+        """Show the live rows. Rich prints other output above them, and would interpret colours and
+        links in it."""
         self._live.start()
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
@@ -197,7 +197,7 @@ class Progress:
                 self._show_ended()
 
     def _show_ended(self) -> None:
-        """Print a line for each step that ended since the last time, with all hosts that ran it."""
+        """Print a line for each step that ended since the last call, with all hosts that ran it."""
         ended_alike, self._ended_alike = self._ended_alike, {}
         for title, ended in ended_alike.items():
             hosts = abridged(", ".join(each.host for each in ended))
@@ -225,7 +225,7 @@ class Progress:
                         self._line(host, "·", "dim", text)
 
     def _line(self, host: str, sign: str, style: str, text: str) -> None:
-        """Print `text` after its host's name; on a terminal it wraps inside its own column."""
+        """Print `text` after its host's name; on a terminal, it wraps inside its column."""
         self._title_stage()
         line = Text("  ")
         line.append(sign, style=style)
@@ -245,7 +245,7 @@ class Progress:
 
 
 def abridged(listed: str) -> str:
-    """Return "a, b, c, d" as "a, b and 2 more"; what is short enough stays."""
+    """Return "a, b, c, d" as "a, b and 2 more"; short lists stay unchanged."""
     names = listed.split(", ")
     if len(names) <= NAMED + 1:
         return listed

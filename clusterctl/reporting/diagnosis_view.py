@@ -25,8 +25,8 @@ _WIDTH = 200  # characters of such a line
 
 
 def cause_lines(causes: Sequence[Cause]) -> Iterator[str]:
-    """Yield the verdict with its evidence and fix, other causes, what follows from the verdict, and
-    what is over."""
+    """Yield the verdict with its evidence and fix, other causes, consequences of the verdict, and
+    past problems."""
     present = [cause for cause in causes if not cause.over]
     for cause in present:
         if not cause.follows_from:
@@ -39,7 +39,7 @@ def cause_lines(causes: Sequence[Cause]) -> Iterator[str]:
 
     ended = [cause for cause in causes if cause.over and not cause.follows_from]
     if ended:
-        yield "nothing fails now; earlier:" if not present else "over, and no cause of this:"
+        yield "nothing is failing now; earlier:" if not present else "over, not the cause of this:"
         yield from map(_in_brief, ended)
 
 

@@ -11,7 +11,7 @@ from clusterctl.reporting.text import below_itself
 
 
 def flatten(error: ClusterctlError) -> tuple[ClusterctlError, ...]:
-    """Return the single errors in `error`, in order."""
+    """Return the individual errors in `error`, in order."""
     if isinstance(error, Problems):
         return tuple(inner for nested in error.errors for inner in flatten(nested))
     return (error,)

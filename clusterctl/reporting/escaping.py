@@ -1,8 +1,10 @@
-"""What hosts say, made safe to print: a terminal obeys control characters, and so whoever wrote a
-log line or a GPU's name could clear the screen, fill the clipboard or show a line as another.
+"""Make text from hosts safe to print: terminals interpret control characters, so the author of a
+log line or a GPU's name could clear the screen, fill the clipboard or forge a line.
 
 Every stream that the program prints to is an `Escaping`, so that no command can forget it; views
-put text that belongs on one line through `one_line`. JSON documents need neither: they are ASCII.
+pass text that belongs on one line through `one_line`.
+
+JSON documents need neither: they are ASCII.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def escaped(text: str) -> str:
 
 
 def one_line(text: str, most: int = MOST_SHOWN) -> str:
-    """Return `escaped` text on one line of at most `most` characters, which says how many more
+    """Return `escaped` text on one line of at most `most` characters, followed by how many more
     there are."""
     more = len(text) - most
     if more > 0:
@@ -60,8 +62,8 @@ def quoted(text: str) -> Iterator[str]:
 
 
 class Escaping:
-    """A text stream that escapes all that is written to it. `beneath` is for a writer that has
-    control sequences of its own, and escapes what it prints."""
+    """A text stream that escapes everything written to it. `beneath` is for a writer that emits its
+    own control sequences, and escapes what it prints."""
 
     def __init__(self, beneath: Any) -> None:
         self.beneath = beneath

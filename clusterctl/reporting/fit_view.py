@@ -117,7 +117,7 @@ def _foreseen(document: Document, width: int | None) -> list[str]:
 
 
 def _flags(flags: Sequence[str]) -> str:
-    """Return flags as `fit` takes them: vLLM's other flags after `--`, variables last."""
+    """Return flags as `fit` accepts them: vLLM's other flags after `--`, variables last."""
     own: list[str] = []
     rest: list[str] = []
     variables = [word for word in flags if not word.startswith("-") and "=" in word]
@@ -132,7 +132,7 @@ def _flags(flags: Sequence[str]) -> str:
 
 
 def _on_cpus(document: Document) -> bool:
-    """Whether ranks run on CPUs, for which the speed model does not apply."""
+    """Whether ranks run on CPUs, to which the speed model does not apply."""
     return any(rank["gpu"] == "CPU" for rank in document["ranks"])
 
 

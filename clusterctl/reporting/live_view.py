@@ -25,7 +25,7 @@ _DURATION = re.compile(r"\b[\d.]+ (?:s|min|h|days)\b")
 
 
 class LiveStatus:
-    """Remembers the looks at a cluster, and draws the last one with them."""
+    """Remembers successive states of a cluster, and draws the latest with its history."""
 
     def __init__(self) -> None:
         self._before: tuple[float, ClusterStatus] | None = None
@@ -33,8 +33,8 @@ class LiveStatus:
         self._past: dict[tuple[str, str], deque[float]] = {}
 
     def look(self, status: ClusterStatus, now: float) -> list[str]:
-        """Take over what was found at `now` (Unix seconds), and return what changed since the look
-        before, a sentence each with its time."""
+        """Record the state at `now` (Unix seconds), and return what has changed since the previous
+        one, a sentence each with its time."""
         seconds = now - self._before[0] if self._before else 0.0
         before = self._before[1] if self._before else status
         shown = set()
@@ -95,7 +95,7 @@ def sparkline(values: list[float]) -> str:
 def _figures(
     before: ClusterStatus, status: ClusterStatus, seconds: float
 ) -> Iterator[tuple[tuple[str, str], float]]:
-    """Yield what is drawn as lines: by name and unit, of each service and of the gateway."""
+    """Yield the figures to plot, by name and unit, for each service and the gateway."""
     by_service: dict[str, list[ServiceRow]] = {}
     for row in status.services:
         by_service.setdefault(row.document.service, []).append(row)
@@ -109,12 +109,12 @@ def _figures(
 
 
 def _comparable(before: ClusterStatus, status: ClusterStatus) -> bool:
-    """Whether the gateways' counts of two looks are of the same hosts."""
+    """Whether the gateways' counts in two states are from the same hosts."""
     return before.other_gateways.keys() == status.other_gateways.keys()
 
 
 def changes_between(before: ClusterStatus, status: ClusterStatus) -> list[str]:
-    """Return what changed between two looks, a sentence each."""
+    """Return what changed between two states, a sentence each."""
     changes = []
     earlier = {row.name: row for row in before.services}
     for row in status.services:

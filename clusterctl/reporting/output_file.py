@@ -9,7 +9,7 @@ from clusterctl.errors import UsageError
 
 
 def is_written(path: Path, data: bytes) -> bool:
-    """Return whether `path` has this content already."""
+    """Return whether `path` already has this content."""
     try:
         return path.read_bytes() == data
     except OSError:
@@ -17,8 +17,8 @@ def is_written(path: Path, data: bytes) -> bool:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Replace `path` by a file that everyone may read. A reader finds the old content or the new
-    one. Raises UsageError, also for a link or device, which would be replaced as well."""
+    """Replace `path` with a world-readable file, atomically. Raises UsageError, also for a link or
+    device, which would be replaced too."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise UsageError(f"{path} is not a file", hint="name a new file or a regular one")
     try:

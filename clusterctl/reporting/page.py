@@ -25,7 +25,7 @@ _HOST_COLUMNS = {
 def page(report: Mapping[str, Any]) -> str:
     """Return the page of the document of `report --json`.
 
-    The page loads nothing, and its policy lets it run the two scripts in it and no other.
+    The page loads nothing, and its policy allows only the two scripts in it.
     """
     own = resources.files("clusterctl.reporting")
     library, program = charts_library(), (own / "page.js").read_text()

@@ -10,7 +10,7 @@ from clusterctl.engine.saved_plan import change_document
 from clusterctl.engine.step import Change
 from clusterctl.reporting.text import columns, count
 
-NOTHING = "Nothing to change: every host is as the inventory says."
+NOTHING = "Nothing to change: every host matches the inventory."
 
 
 def plan_lines(plan: Plan, nothing: str = NOTHING, *, width: int | None = None) -> list[str]:

@@ -24,7 +24,7 @@ def state_directory(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def private(directory: Path) -> Path:
-    """Make a directory that only this user may enter, also if it was open, and return it. Raises
+    """Create a directory that only this user may enter, or make it so, and return it. Raises
     OSError."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.chmod(0o700)
@@ -36,7 +36,7 @@ def run_log(cluster: str, command: str) -> Iterator[Path | None]:
     """Write all messages of the `clusterctl` loggers to a new file during the block; yield its
     path.
 
-    Yields None if no file can be written: that must not stop the run.
+    Yields None if no file can be written, which must not stop the run.
     """
     logger = logging.getLogger("clusterctl")
     logger.setLevel(logging.DEBUG)
@@ -82,7 +82,7 @@ class _LogFile(logging.FileHandler):
             super().handleError(record)
         elif not self._told:
             self._told = True
-            sys.stderr.write(f"note: the log is not kept on: {error.strerror}\n")
+            sys.stderr.write(f"note: the log stopped: {error.strerror}\n")
 
     def close(self) -> None:
         with suppress(OSError):  # closing tries to write the rest once more

@@ -65,15 +65,15 @@ def status_screen(status: ClusterStatus) -> RenderableType:
 
 
 def _no_services(status: ClusterStatus) -> Text:
-    """Return the line for a cluster without services, or with services that no host could name."""
+    """Return the line for a cluster without services, or whose services no host could report."""
     silent = [row.name for row in status.hosts if not row.reachable]
     if not silent:
         return _text("No services.", style="dim")
-    return _text(f"Services are not known: no answer from {', '.join(silent)}.", style="yellow")
+    return _text(f"Services are unknown: no answer from {', '.join(silent)}.", style="yellow")
 
 
 def _text(text: str, style: str = "") -> Text:
-    """Return `text` for rich, which would obey control characters in it."""
+    """Return `text` for rich, which would interpret control characters in it."""
     return Text(one_line(text), style=style)
 
 

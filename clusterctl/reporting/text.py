@@ -37,7 +37,7 @@ def duration(seconds: float) -> str:
 
 
 def moment(seconds: float) -> str:
-    """Format Unix seconds in local time: `2026-11-22 18:00`; `?` for one that no calendar has."""
+    """Format Unix seconds in local time: `2026-11-22 18:00`; `?` for one out of range."""
     try:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
     except (ValueError, OverflowError, OSError):
@@ -62,8 +62,8 @@ def line_width(stream: IO[str]) -> int | None:
 def columns(
     rows: Sequence[Sequence[str]], *, indent: str = "  ", gap: str = "  ", width: int | None = None
 ) -> list[str]:
-    """Format rows with cells padded to the widest of each column; no trailing blanks. Where that
-    exceeds `width` characters, the last cell wraps inside its own column."""
+    """Format rows with cells padded to the widest in each column; no trailing blanks. If that
+    exceeds `width` characters, the last cell wraps inside its column."""
     if not rows:
         return []
     rows = [[one_line(cell) for cell in row] for row in rows]

@@ -55,6 +55,6 @@ def version_lines(document: Mapping[str, Any], *, width: int | None = None) -> l
 
 
 def _without_common(flags: str, others: str) -> str:
-    """Return those of a service's flags that it has not among the others as well."""
+    """Return a service's flags except those that it shares with the others."""
     known = {one.strip() for one in _BEFORE_A_FLAG.split(others)}
     return " ".join(one.strip() for one in _BEFORE_A_FLAG.split(flags) if one.strip() not in known)

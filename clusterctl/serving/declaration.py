@@ -397,7 +397,7 @@ class HostServices:
             if not same:
                 raise ChangedByOthers(
                     f"{document.name} was {'changed' if text else 'stopped'} by someone else "
-                    "meanwhile, and is left as it is",
+                    "meanwhile, and was left as it is",
                     host=host,
                     hint="clusterctl status",
                 )

@@ -1,5 +1,5 @@
 """Steps that install Docker on a host without it (Debian, Ubuntu, RHEL and their derivatives), and
-remove it again: packages or files that clusterctl installed, and nothing else.
+remove it again: only packages or files that clusterctl installed.
 
 A running engine is never upgraded, restarted or configured.
 """
@@ -181,10 +181,10 @@ _JOURNAL = (
         "sudo dnf install kernel-modules-extra-{kernel} (or kernel-modules-extra and a reboot, if "
         "that version is gone); sudo modprobe xt_addrtype; " + _RESTART,
     ),
-    ("iptables not found", "install iptables there; " + _RESTART),
-    ("failed to find iptables", "install iptables there; " + _RESTART),
+    ("iptables not found", "install iptables on it; " + _RESTART),
+    ("failed to find iptables", "install iptables on it; " + _RESTART),
     ("daemon.json", "sudo dockerd --validate; correct /etc/docker/daemon.json; " + _RESTART),
-    ("no space left", "make room there: df -h /var; " + _RESTART),
+    ("no space left", "make room: df -h /var; " + _RESTART),
     ("containerd.sock", "sudo systemctl restart containerd; journalctl -u containerd; " + _RESTART),
     (
         "non-overlapping",
@@ -199,7 +199,7 @@ _LINE = 200  # Characters of a line of the journal in a summary: its end has the
 
 def _why_not(view: HostView, journal: str) -> tuple[str, str] | None:
     """Return the line of dockerd's journal that shows why it does not start, and the fix; None if
-    no line is known."""
+    no line is recognized."""
     for words, fix in _JOURNAL:
         for line in journal.splitlines():
             if words in line.lower():
@@ -211,7 +211,7 @@ def _why_not(view: HostView, journal: str) -> tuple[str, str] | None:
 def look_with_docker_info(
     view: HostView, script: str, *words: str, doing: str, parse: Callable[[str], T]
 ) -> T:
-    """Return what `parse` makes of the output of `script`, which asks `docker info`; `doing` as in
+    """Return the output of `script`, which runs `docker info`, parsed by `parse`; `doing` as in
     `root_script`. Raises CommandFailed, or StepFailed if `parse` raises what MALFORMED lists."""
     text = root_script(view, script, *words, doing=doing, timeout=deadlines.ENGINE_LOOK)
     try:
@@ -236,7 +236,7 @@ def _refusal(view: HostView, found: EngineFound, *, brought: bool) -> tuple[str,
         )
     remove = "apt-get" if view.facts.os.debian_like else "dnf"
     if found.podman:
-        return "`docker` is Podman there", f"sudo {remove} remove podman-docker; Podman stays"
+        return "its `docker` is Podman", f"sudo {remove} remove podman-docker; Podman stays"
     if "podman-docker" in found.present and not (found.server or brought):
         return (
             "podman-docker is installed, which conflicts with Docker's client",
@@ -247,17 +247,17 @@ def _refusal(view: HostView, found: EngineFound, *, brought: bool) -> tuple[str,
     if found.hung:
         return "the Docker engine is installed but does not answer", "systemctl restart docker"
     if view.facts.engine.rootless:
-        return "Docker runs rootless there", "dockerd-rootless-setuptool.sh uninstall"
+        return "its Docker runs rootless", "dockerd-rootless-setuptool.sh uninstall"
     if not (found.unit or found.packages or brought):
         return (
             f"no container engine, and neither apt-get nor dnf to install one "
             f"({view.facts.os.pretty})",
-            "bring Docker's static archive: docs/offline.md; or install and start Docker there",
+            "bring Docker's static archive: docs/offline.md; or install and start Docker on it",
         )
     if not found.systemd:
         return (
             "no running container engine, and no systemd to start one",
-            "install Docker and start dockerd there",
+            "install Docker and start dockerd on it",
         )
     return None
 
@@ -284,9 +284,8 @@ true
 class EngineAbsent:
     """Step: an engine that clusterctl installed is removed.
 
-    It stays if another cluster has containers. The content of /var/lib/docker stays, as with the
-    packages' own purge. Raises RequirementsNotMet if there are containers not created by
-    clusterctl.
+    It stays if another cluster has containers. /var/lib/docker keeps its content, as when packages
+    are purged. Raises RequirementsNotMet if there are containers not created by clusterctl.
     """
 
     title = "container engine"
@@ -310,7 +309,7 @@ class EngineAbsent:
         if any(cluster != self._cluster for cluster, _ in left):
             return None
         if left:
-            return Unknown(f"{', '.join(name for _, name in left)} must go first")
+            return Unknown(f"{', '.join(name for _, name in left)} must be removed first")
         return Change(f"remove {', '.join(ours)}", disruptive=True)
 
     def apply(self, view: HostView, change: Change) -> None:

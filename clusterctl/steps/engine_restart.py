@@ -1,15 +1,15 @@
-"""Steps for the systemd units beside Docker's, for what it does not do with the node container.
+"""Steps for systemd units that do with node containers what Docker itself does not do.
 
-When Docker itself starts (boot, power loss, `systemctl restart docker`), it starts the containers
-that ran before, and tries each only once. One with CDI devices fails then if the engine registers
-CDI after its containers (moby issue 49989, releases before 28.2), or if the host writes the CDI
-specification later during boot. The restart policy ignores such failures.
+When Docker starts (boot, power loss, `systemctl restart docker`), it tries once to start each
+container that ran before. A container with CDI devices then fails if the engine registers CDI after
+its containers (moby issue 49989, releases before 28.2), or if the host writes the CDI specification
+later during boot. The restart policy ignores such failures.
 
-docker.service pulls in a unit, which starts the container only if it did not start for want of
-CDI devices: one that was stopped by hand stays stopped.
+docker.service pulls in one unit, which starts the container only if it failed for lack of CDI
+devices: one that was stopped by hand stays stopped.
 
-With live-restore, Docker leaves containers running when it ends, also where the host shuts down
-(moby issue 31547): another unit then ends the supervisor, which lets running requests finish.
+With live-restore, Docker leaves containers running when it ends, even when the host shuts down
+(moby issue 31547): the other unit then ends the supervisor, which lets running requests finish.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def units(cluster: str) -> dict[str, str]:
 
 
 class UnitsBesideEngine:
-    """Step: the units are there, and systemd knows them, on hosts whose Docker is a unit of its;
+    """Step: the units exist, and systemd has loaded them, on hosts whose Docker is a systemd unit;
     `facts/requirements.py` names the others. The one for CDI devices is for hosts whose node
     container has some."""
 

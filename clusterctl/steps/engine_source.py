@@ -1,7 +1,7 @@
 """Sources of a host's container engine, and how to install it from them: packages, or Docker's
 static archive.
 
-Docker documents the archive and where its files go (Install Docker Engine from binaries); the units
+Docker documents the archive and its installation (Install Docker Engine from binaries); the units
 follow those of Docker's packages.
 """
 
@@ -62,7 +62,7 @@ class PackagedEngine:
             raise CommandFailed(
                 f"{self.name} has none of {', '.join(self._candidates)}",
                 host=view.host.name,
-                hint="what a bundle holds: clusterctl packages bundle --help",
+                hint="to see what a bundle contains: clusterctl packages bundle --help",
             )
         wanted = [found]
         if found == ENGINE_OF_DOCKER[0]:
@@ -73,7 +73,7 @@ class PackagedEngine:
             added = manager.would_add(wanted)
         except RequirementsNotMet as error:
             error.hint = (
-                f"{error.hint}; or take the other engine, in the inventory: packages.docker: {{}} "
+                f"{error.hint}; or use the other engine, in the inventory: packages.docker: {{}} "
                 "for Docker's, none for the distribution's"
             )
             raise
@@ -109,7 +109,7 @@ def engine_source(
     present: Collection[str] = (),
 ) -> EngineSource:
     """Return the bundle if there is one; else Docker's repository, if the inventory, the system or
-    a package that is `present` requires it; else the distribution's own package.
+    a `present` package requires it; else the distribution's own package.
 
     Raises RequirementsNotMet if no bundle is for this host's system, or if neither Docker nor the
     system has packages for it.
@@ -141,7 +141,7 @@ def engine_source(
 
     name = f"docker-ce from {repository.url}"
     if kept and given is None:
-        name += f", for the {CONTAINERD_OF_DOCKER} that is installed"
+        name += f", for the installed {CONTAINERD_OF_DOCKER}"
     return PackagedEngine(name, manager, [ENGINE_OF_DOCKER[0]])
 
 

@@ -11,7 +11,7 @@ from clusterctl.transport.base import Transport
 
 
 class Engines:
-    """The drivers by host: one each, and so one open channel each."""
+    """The drivers by host: one each, and therefore one open channel each."""
 
     def __init__(self, make: Callable[[Transport], ContainerDriver]) -> None:
         self._make = make

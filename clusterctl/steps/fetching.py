@@ -1,5 +1,5 @@
-"""What the steps of bootstrap would fetch from outside the hosts and this machine, and from where:
-`check` says it before anything is changed."""
+"""What bootstrap would download to hosts and to this machine, and from where: `check` reports it
+before anything is changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def to_be_fetched(
     """Yield a sentence for each source. `nodes`: hosts that have their container already.
     `devices`: what the accelerator's steps fetch, and from where.
 
-    Which images engines have is not known here: a host with an engine may have this one.
+    It is unknown here which images engines have: a host with an engine may have this one.
     """
     packages, new = inventory.packages, [name for name in facts if name not in nodes]
     if packages.offline is None:

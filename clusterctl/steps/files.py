@@ -1,5 +1,5 @@
 """Files and directories on a host: steps that write and remove them, records of what clusterctl
-installed, and the way that all steps run a fixed shell script as root."""
+installed, and how all steps run a fixed shell script as root."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class Directory:
 def node_directories(cluster: str, version: str) -> tuple[Directory, ...]:
     """Return the directories of every node of `cluster`, parents first (layout: node.documents).
 
-    Only root may enter: the configuration has secrets, logs have what users ask, and where the node
-    container writes it may make a set-user-ID program, which no user of the host may reach.
+    Only root may enter: the configuration has secrets, logs have users' requests, and the node
+    container could create a set-user-ID program, which no user of the host may reach.
     """
     return (
         Directory("/etc/clusterctl"),
@@ -100,13 +100,13 @@ def node_directories(cluster: str, version: str) -> tuple[Directory, ...]:
 
 
 def make_directories(view: HostView, *paths: str) -> None:
-    """Make directories that everyone may read, with their parents."""
+    """Create world-readable directories, with their parents."""
     words = [word for path in paths for word in ("755", path)]
     root_script(view, MAKE_DIRECTORIES, *words, doing=f"making {', '.join(paths)}")
 
 
 def make_private(view: HostView, path: str) -> None:
-    """Make a directory below PRIVATE that only root may enter, with its parents."""
+    """Create a directory below PRIVATE that only root may enter, with its parents."""
     below = PurePosixPath(path)
     paths = [below, *(parent for parent in below.parents if parent.is_relative_to(PRIVATE))]
     words = [word for each in reversed(paths) for word in ("700", str(each))]
@@ -165,7 +165,7 @@ class RemoteFile:
 
     @property
     def seal(self) -> str:
-        """Line that `LOOK_AT_FILES` prints if the file is as it should be."""
+        """The line that `LOOK_AT_FILES` prints if the file is as it should be."""
         return f"{self.mode:o} {hashlib.sha256(self.data).hexdigest()}"
 
 
@@ -205,7 +205,7 @@ class FilesPresent:
             view.transport.put(file.data, file.path, mode=file.mode, sudo=True, before=before)
 
     def _differing(self, view: HostView) -> list[tuple[RemoteFile, str]]:
-        """Return files that differ, each with the digest of its current content."""
+        """Return the files that differ, with the digests of their current content."""
         wanted = self._files_for(view)
         paths = [file.path for file in wanted]
         seals = root_script(view, LOOK_AT_FILES, *paths, doing="looking at files").splitlines()
@@ -267,8 +267,8 @@ done
 class PathsAbsent:
     """Step: each path is removed recursively. Only clusterctl's own directories are allowed.
 
-    `last_of`: this cluster's directory, if clusters share the paths. Nothing is removed while
-    another cluster has a directory beside it.
+    `last_of`: this cluster's directory, if clusters share the paths; nothing is removed while
+    another cluster has a directory next to it.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class PathsAbsent:
     ) -> None:
         for path in map(PurePosixPath, paths):
             if ".." in path.parts or not any(path.is_relative_to(base) for base in within):
-                raise ValueError(f"{path} is not clusterctl's to remove")
+                raise ValueError(f"{path} does not belong to clusterctl")
         self.title = title
         self._paths = tuple(paths)
         self._last_of = last_of
@@ -300,7 +300,7 @@ class PathsAbsent:
 
 
 def beside(view: HostView, own: str) -> list[str]:
-    """Return other clusters' directories beside `own`, this cluster's, which need not exist."""
+    """Return other clusters' directories next to `own`, this cluster's, which need not exist."""
     return root_script(view, LOOK_BESIDE, own, doing="looking for other clusters").split()
 
 
@@ -336,5 +336,5 @@ def installed_by_us(view: HostView, record: str) -> list[str]:
 
 
 def forget_installed(view: HostView, name: str, record: str) -> None:
-    """Remove a name from the record: if it is installed again later, that is not by clusterctl."""
+    """Remove a name from the record: if it is installed again later, then not by clusterctl."""
     root_script(view, FORGET, record, name, doing=f"writing {record}")

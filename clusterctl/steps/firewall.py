@@ -1,12 +1,12 @@
-"""The cluster's firewall on a host: an nftables table of its own, which closes the ports of Ray and
+"""The cluster's firewall on a host: a separate nftables table, which closes the ports of Ray and
 vLLM to all but the cluster's hosts.
 
-The table is `inet clusterctl_CLUSTER`; no other table is read or changed. Its one chain runs before
-those of ufw, firewalld and Docker, and whatever it accepts they may still refuse. What it refuses
-is a list of TCP ports, so that SSH and other services of the host are never in question.
+The table is `inet clusterctl_CLUSTER`; no other table is read or changed. Its only chain runs
+before those of ufw, firewalld and Docker, which may still refuse what it accepts. It refuses only a
+list of TCP ports, so SSH and the host's other services are not affected.
 
-A rule that locks the operator out anyway removes itself: the host restores the rules confirmed last
-when UNDO_AFTER seconds have passed, unless a new connection of the operator has confirmed these.
+Rules that lock the operator out anyway are undone: after UNDO_AFTER seconds, the host restores the
+last confirmed rules, unless a new connection of the operator has confirmed these.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ set -e
 if ! mv "$3" "$2" 2>/dev/null &&
   [ "$(sha256sum "$2" 2>/dev/null | cut -c1-64)" != "$7" ]
 then
-  echo "the host took them back before a new connection was there; run the command again" >&2
+  echo "the host rolled them back before a new connection succeeded; run the command again" >&2
   exit 1
 fi
 nft list table inet "$1" >"$4"
@@ -121,7 +121,7 @@ fi
 
 @dataclass(frozen=True)
 class Places:
-    """Names of the firewall of one cluster on a host."""
+    """Names of one cluster's firewall on a host."""
 
     cluster: str
 
@@ -207,9 +207,9 @@ def found_in(text: str) -> FirewallFound:
 
 
 def ruleset(table: str, admission: Admission, ssh: Sequence[str], assigned: str) -> str:
-    """Return the rules as input of `nft -f`, which replaces the table in one step. They look at the
-    first packet of a connection alone, so that connections that exist when they are loaded go on,
-    and the kernel need not track those of tensors."""
+    """Return the rules as input of `nft -f`, which replaces the table in one step. They match only
+    the first packet of a connection, so that existing connections continue, and the kernel need not
+    track those of tensors."""
     networks = sorted(
         {ip_network(address) for address in admission.addresses}, key=lambda it: (it.version, it)
     )
@@ -248,7 +248,7 @@ table inet {table} {{
 
 
 class Firewall:
-    """Step: the ports of Ray and vLLM answer the cluster's hosts only, also after a reboot."""
+    """Step: the ports of Ray and vLLM answer only the cluster's hosts, even after a reboot."""
 
     title = "firewall"
 
@@ -299,17 +299,17 @@ class Firewall:
         view.transport.put(places.unit_text.encode(), places.unit, sudo=True)
         words = (places.table, places.rules, new)
         root_script(view, TRY, *words, str(UNDO_AFTER), places.timer, doing="loading the rules")
-        view.say("confirming the rules by a new connection")
+        view.say("confirming the rules with a new connection")
         try:
             digest = hashlib.sha256(rules).hexdigest()
             self._confirm(view, (*words, places.listing, places.unit, places.timer, digest))
         except ConnectionFailed as error:
             with suppress(ClusterctlError):  # the host's timer does the same
-                root_script(view, UNDO, places.timer, new, doing="taking the rules back")
+                root_script(view, UNDO, places.timer, new, doing="rolling the rules back")
             raise StepFailed(
                 "no new SSH connection succeeded with the new rules, so they were rolled back",
                 host=view.host.name,
-                hint="does sshd listen on another port than `sshd -T | grep port` says there?",
+                hint="does its sshd listen on a different port than `sshd -T | grep port` says?",
                 detail=str(error),
             ) from error
 

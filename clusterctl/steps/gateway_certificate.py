@@ -1,7 +1,7 @@
-"""Step for the gateway's certificate on the head: a given one, or one made for the cluster.
+"""Step for the gateway's certificate on the head: the user's, or one made for the cluster.
 
-The private key passes through memory and stdin only, into a file of mode 0600. The gateway's
-supervisor sees a changed file and makes HAProxy take it over, without losing a connection.
+The private key passes only through memory and stdin, into a file of mode 0600. The gateway's
+supervisor notices a changed file and reloads HAProxy without losing a connection.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RENEWED_BEFORE = timedelta(days=30)
 
 
 class GatewayCertificate:
-    """Step on the head: the gateway has the certificate that the inventory asks for.
+    """Step on the head: the gateway has the certificate that the inventory specifies.
 
     names   what clients call the gateway: addresses and host names
     """
@@ -48,7 +48,7 @@ class GatewayCertificate:
         self._names = tuple(dict.fromkeys(_as_written(name) for name in names))
 
     def check(self, view: HostView) -> Change | None:
-        """Raises RequirementsNotMet for a given certificate that cannot be used."""
+        """Raises RequirementsNotMet if the user's certificate cannot be used."""
         found = root_script(view, LOOK, self._pem, self._public, doing="looking at certificates")
         if self._files:
             chain, pem = self._given(view)
@@ -58,7 +58,7 @@ class GatewayCertificate:
             [first, *_] = x509.load_pem_x509_certificates(chain)
             return Change(f"write {self._pem}{_described(first, self._names)}")
         why = self._why_made(view, found.splitlines())
-        return Change(f"make {self._pem} for {', '.join(self._names)}: {why}") if why else None
+        return Change(f"create {self._pem} for {', '.join(self._names)}: {why}") if why else None
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
@@ -73,7 +73,7 @@ class GatewayCertificate:
         view.transport.put(pem, self._pem, mode=0o600, sudo=True)
 
     def _given(self, view: HostView) -> tuple[bytes, bytes]:
-        """Return the given certificates, and these with their key. Raises RequirementsNotMet."""
+        """Return the user's certificates, without and with their key. Raises RequirementsNotMet."""
         try:
             chain, key = (path.read_bytes() for path in self._files)
         except OSError as error:
@@ -89,26 +89,26 @@ class GatewayCertificate:
         )
 
     def _why_made(self, view: HostView, seals: Sequence[str]) -> str:
-        """Return why a certificate has to be made; empty if the head's own can stay."""
+        """Return why a certificate has to be made; "" if the head's can stay."""
         pem = view.transport.read_file(self._pem, sudo=True) if "none" not in seals else None
         chain = view.transport.read_file(self._public, sudo=True) if pem else None
         if not pem or not chain:
             return "it has none, and clients use https from then on"
         if seals != [_seal(pem), _seal(chain)]:
-            return "its files are open to others, or changed meanwhile"
+            return "its files are readable by others, or changed meanwhile"
         soon = datetime.now(UTC) + RENEWED_BEFORE
         if problem := problem_of(chain, pem, soon):
-            return "it ends within 30 days" if "expired" in problem else problem
+            return "it expires within 30 days" if "expired" in problem else problem
         [first, *_] = x509.load_pem_x509_certificates(chain)
         missing = [name for name in self._names if name not in names_of(first)]
         if first.issuer != first.subject:
-            return "it has a given one"
+            return "it has one from the inventory"
         return f"it lacks {', '.join(missing)}" if missing else ""
 
 
 def problem_of(chain: bytes, key: bytes, now: datetime) -> str:
-    """Return why the first certificate of a PEM file cannot be used with the key of another; empty
-    if it can."""
+    """Return why the first certificate of a PEM file cannot be used with the key of another; "" if
+    it can."""
     try:
         [first, *_] = x509.load_pem_x509_certificates(chain)
     except (ValueError, x509.InvalidVersion):
@@ -116,15 +116,15 @@ def problem_of(chain: bytes, key: bytes, now: datetime) -> str:
     try:
         private = serialization.load_pem_private_key(key, password=None)
     except TypeError:
-        return "its key is encrypted, and the gateway starts without anybody who knows a password"
+        return "its key is encrypted, and nobody can enter a password when the gateway starts"
     except (ValueError, UnsupportedAlgorithm):
-        return "its key is no private key in PEM format"
+        return "its key is not a private key in PEM format"
     try:
         fits = private.public_key() == first.public_key()
     except (ValueError, UnsupportedAlgorithm):
         return "its certificate is for a key of an unknown kind"
     if not fits:
-        return "its key belongs to another certificate"
+        return "its key belongs to a different certificate"
     if now >= first.not_valid_after_utc:
         return f"it expired on {first.not_valid_after_utc:%Y-%m-%d}"
     if now < first.not_valid_before_utc:
@@ -144,17 +144,17 @@ def names_of(certificate: x509.Certificate) -> frozenset[str]:
 
 
 def _described(certificate: x509.Certificate, wanted: Sequence[str]) -> str:
-    """Return until when a certificate is valid, with a warning if it is for other names."""
+    """Return until when a certificate is valid, with a warning if it is for different names."""
     names = sorted(names_of(certificate))
     text = f", valid until {certificate.not_valid_after_utc:%Y-%m-%d}, for {', '.join(names)}"
     if not any(name in names or f"*.{name.partition('.')[2]}" in names for name in wanted):
-        text += f" (warning: not for {', '.join(wanted)}, so clients must use another name)"
+        text += f" (warning: not for {', '.join(wanted)}, so clients must use a different name)"
     return text
 
 
 def made(cluster: str, names: Sequence[str]) -> tuple[bytes, bytes]:
-    """Return a new certificate for these names, and the same with its key. It is signed by itself:
-    clients are told to trust it."""
+    """Return a new certificate for these names, without and with its key. It is self-signed:
+    clients have to trust it explicitly."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"clusterctl {cluster}"[:64])])
     now = datetime.now(UTC)
@@ -200,6 +200,6 @@ def _unusable(view: HostView, path: Path | str, problem: str) -> RequirementsNot
     return RequirementsNotMet(
         f"the gateway cannot use {path}: {problem}",
         host=view.host.name,
-        hint="correct gateway.certificate and gateway.key in the inventory, or leave both out: "
-        "then a certificate is made for the cluster",
+        hint="correct gateway.certificate and gateway.key in the inventory, or remove both: then "
+        "a certificate is made for the cluster",
     )

@@ -2,9 +2,9 @@
 
 Engines since Docker 25 use CDI: a specification of the host's GPUs, written by the toolkit, and a
 switch in daemon.json, on by default since Docker 28.3. Older ones need NVIDIA's runtime in
-daemon.json. Both need symlinks in /dev/char to the device nodes, for systemd to find when it sets
-up a container's control group again (nvidia-container-toolkit issue 48); a udev rule creates nodes
-and links again when the driver is loaded.
+daemon.json. Both need symlinks in /dev/char to the device nodes, which systemd looks up when it
+sets up a container's control group again (nvidia-container-toolkit issue 48); a udev rule recreates
+nodes and links when the driver is loaded.
 """
 
 from __future__ import annotations
@@ -145,14 +145,14 @@ class GpuAccessFound:
 
     @property
     def needs_restart(self) -> bool:
-        """Whether daemon.json must change, which the engine only reads at its start."""
+        """Whether daemon.json must change, which the engine reads only when it starts."""
         if self.by_cdi:
             return not self.info.get("CDISpecDirs")
         return "nvidia" not in (self.info.get("Runtimes") or {})
 
     @property
     def stopped_by_restart(self) -> tuple[str, ...]:
-        """Containers that a restart of the engine stops."""
+        """Containers that restarting the engine would stop."""
         return () if self.info.get("LiveRestoreEnabled") else self.running
 
 
@@ -189,7 +189,7 @@ class GpuAccess:
             return None
         found = _look(view)
         if not found.info.get("ServerVersion"):
-            return Unknown("the container engine must come first")
+            return Unknown("the container engine must be installed first")
         todo = []
         if found.by_cdi and not found.fresh:
             what = "other GPUs" if found.other else "another driver"
@@ -201,7 +201,7 @@ class GpuAccess:
         if found.needs_restart:
             what = "CDI" if found.by_cdi else "NVIDIA's runtime"
             stopped = ", ".join(found.stopped_by_restart) or "no container"
-            todo.append(f"switch {what} on in Docker and restart it, which stops {stopped}")
+            todo.append(f"enable {what} in Docker and restart it, which stops {stopped}")
         if not todo:
             return None
         disruptive = found.needs_restart and bool(found.stopped_by_restart)
@@ -230,18 +230,18 @@ class GpuAccess:
             raise StepFailed(
                 "Docker was configured for GPUs and restarted, but does not provide them",
                 host=view.host.name,
-                hint="look at /etc/docker/daemon.json there; journalctl -u docker",
+                hint="check its /etc/docker/daemon.json; journalctl -u docker",
             )
 
 
 def lists_other_gpus(view: HostView) -> bool:
-    """Whether the CDI specification is for other GPUs than the host has, or for other numbers of
-    their device nodes, which GpuAccess mends."""
+    """Whether the CDI specification does not match the host's GPUs or the numbers of their device
+    nodes, which GpuAccess fixes."""
     found = _look(view)
     return found.by_cdi and (found.other or found.renumbered) and not found.fresh
 
 
 def _look(view: HostView) -> GpuAccessFound:
-    """Look at the host, whose specification has to list the GPUs that the inventory declares."""
+    """Inspect the host, whose specification has to list the GPUs that the inventory declares."""
     doing, words = "looking at GPU access", (RULE_PATH, str(len(view.host.gpus)))
     return look_with_docker_info(view, LOOK, *words, doing=doing, parse=found_in)

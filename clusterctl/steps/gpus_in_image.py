@@ -1,4 +1,4 @@
-"""Check that CUDA works in the image that will serve, with the node's GPUs.
+"""Check that CUDA works with the node's GPUs in the image that will serve.
 
 The driver's version and the image's labels only predict that; a container that initializes CUDA
 proves it. The step changes nothing: check returns None, or raises with what is wrong.
@@ -45,16 +45,16 @@ _FIXES = (
     ),
     (
         "error 804",
-        "these GPUs cannot run a newer CUDA than their driver's: an image for an older CUDA, or "
-        + _NEWER_DRIVER,
+        "these GPUs cannot run a newer CUDA than their driver's: use an image for an older CUDA, "
+        "or  " + _NEWER_DRIVER,
     ),
     ("error 802", "sudo systemctl enable --now nvidia-fabricmanager"),
     ("no cuda gpus", "nvidia-smi on the host; clusterctl bootstrap writes the CDI specification"),
     (
         "unknown error",
-        "sudo nvidia-modprobe -u -c 0; if the number of nvidia-uvm in /proc/devices is another "
-        "than its major in /etc/cdi/nvidia.yaml: clusterctl bootstrap {file} writes that again; "
-        "else: sudo reboot",
+        "sudo nvidia-modprobe -u -c 0; if the number of nvidia-uvm in /proc/devices differs from "
+        "its major in /etc/cdi/nvidia.yaml: clusterctl bootstrap {file} rewrites that; else: "
+        "sudo reboot",
     ),
 )
 
@@ -81,8 +81,8 @@ class GpusInImage:
 
     def check(self, view: HostView) -> Unknown | None:
         """Raise RequirementsNotMet if CUDA does not work in the image, StepFailed if the engine
-        gives it no GPUs; Unknown before GpuAccess has listed the host's GPUs for it. Skips hosts
-        without GPUs, and nodes that already run."""
+        gives it no GPUs; Unknown before GpuAccess has listed the host's GPUs. Skips hosts without
+        GPUs, and nodes that are already running."""
         spec = self._spec_for(view)
         if not (spec.cdi_devices or spec.all_gpus):
             return None
@@ -108,7 +108,7 @@ class GpusInImage:
 
 
 def parse(text: str) -> CudaReport:
-    """Parse the last line of the output; libraries may print others before it."""
+    """Parse the last line of the output; libraries may print lines before it."""
     try:
         return CudaReport(**json.loads(text.strip().splitlines()[-1]))
     except MALFORMED:

@@ -1,5 +1,5 @@
-"""Step that gives a host the inventory's HTTP proxy: Docker by a file beside its unit, and what
-clusterctl runs there to install packages by the same variables. Containers get nothing of it."""
+"""Step that configures the inventory's HTTP proxy on a host: for Docker in a file next to its unit,
+and for clusterctl's package installations with the same variables. Containers do not get it."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class ProxyFound:
         return () if self.info.get("LiveRestoreEnabled") else self.running
 
     def uses(self, variables: Mapping[str, str], no_proxy: Collection[str]) -> bool:
-        """Whether Docker has this proxy, and goes to all in `no_proxy` without it; or is not there
-        to do otherwise."""
+        """Whether Docker uses this proxy, except for everything in `no_proxy`; also true without
+        Docker."""
         if not self.info.get("ServerVersion"):
             return True
         names = {"http_proxy": "HttpProxy", "https_proxy": "HttpsProxy"}
@@ -84,7 +84,7 @@ def found_in(text: str) -> ProxyFound:
 
 
 class HostProxy:
-    """Step: Docker and package managers use the proxy in `variables`, none if they are empty."""
+    """Step: Docker and package managers use the proxy in `variables`, or none if they are empty."""
 
     title = "proxy"
 
@@ -96,8 +96,8 @@ class HostProxy:
         *,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`no_proxy`: what a running Docker must know of the variable; it is not restarted, which
-        may stop a service, for the rest: the hosts of a cluster that grows."""
+        """`no_proxy`: the part of the variable that a running Docker must have. Docker is not
+        restarted, which may stop a service, for the rest: the hosts of a growing cluster."""
         own = f"{PROXIES}/{cluster}.env"
         text = "".join(f"{name}='{value}'\n" for name, value in variables.items())
         unit = f"# Written by clusterctl.\n[Service]\nEnvironmentFile=-{own}\n"
@@ -116,7 +116,7 @@ class HostProxy:
             raise RequirementsNotMet(
                 "packages.proxy needs systemd, which starts Docker with it",
                 host=view.host.name,
-                hint="leave the key out, and start dockerd with HTTPS_PROXY there",
+                hint="remove the key, and start its dockerd with HTTPS_PROXY",
             )
         if not restart and not self._differing(found):
             return None
@@ -144,10 +144,10 @@ class HostProxy:
         await_answer(view, self._pause)
         if not self._is_used(self._look(view)):
             raise StepFailed(
-                "Docker was restarted with the proxy, but uses another one",
+                "Docker was restarted with the proxy, but uses a different one",
                 host=view.host.name,
-                hint="look at `proxies` in /etc/docker/daemon.json there, and at: "
-                "systemctl cat docker.service",
+                hint="check `proxies` in its /etc/docker/daemon.json, and: systemctl cat "
+                "docker.service",
             )
 
     def _is_used(self, found: ProxyFound) -> bool:

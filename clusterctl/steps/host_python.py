@@ -1,4 +1,4 @@
-"""Install and remove a Python on hosts, which runs the programs that clusterctl sends."""
+"""Install and remove Python on hosts, which runs the programs that clusterctl sends."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class HostPython:
             raise RequirementsNotMet(
                 f"{package} is installed, but the host still has {MISSING}",
                 host=view.host.name,
-                hint="install a newer one there as python3.9 or later, on root's PATH",
+                hint="install a newer one on it as python3.9 or later, on root's PATH",
             )
 
     def _bundle(self, view: HostView) -> Bundle | None:
@@ -90,8 +90,8 @@ class HostPython:
 
 
 class PackagesAbsent:
-    """Step: packages that clusterctl installed are removed, unless other packages depend on them by
-    now or another cluster uses the host."""
+    """Step: packages that clusterctl installed are removed, unless other packages now depend on
+    them or another cluster uses the host."""
 
     def __init__(self, title: str, record: str, own: str) -> None:
         """`record`: the file with their names; `own`: this cluster's directory on the host."""

@@ -1,5 +1,5 @@
-"""The digest that an image's name stood for in its registry, recorded on each host that was given
-the image from there: so it can be shown, and compared between hosts and with the registry."""
+"""The digest of an image's name in its registry, recorded on each host that got the image from
+there, so that it can be shown, and compared between hosts and with the registry."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class DigestRecord:
-    """What a name stood for when its image was last brought from the registry."""
+    """What a name stood for when its image last came from the registry."""
 
     digest: str  # Of the manifest or index: NAME@DIGEST pins it
     layers: tuple[str, ...]  # Diff IDs of the image that came
 
     def of(self, layers: Sequence[str]) -> str | None:
-        """Return the digest if the image with `layers` is the one that came; None if something else
-        has taken its name since, such as an image from an archive."""
+        """Return the digest if the image with `layers` is the recorded one; None if another image
+        has taken its name since, such as one from an archive."""
         return self.digest if self.layers == tuple(layers) else None
 
 
 def record_file(reference: str) -> str:
-    """Return the file on a host for that name; a digest in `reference` makes no difference."""
+    """Return the name's file on a host; a digest in `reference` makes no difference."""
     return f"{DIGESTS}/{hashlib.sha256(tagged(reference).encode()).hexdigest()}.json"
 
 
 def parse_record(data: bytes | None) -> DigestRecord | None:
-    """Parse the file; None if there is none, or it is no record."""
+    """Parse the file; None if it is missing or not a record."""
     try:
         read = json.loads(data or b"")
         digest, layers = str(read["digest"]), tuple(map(str, read["layers"]))
@@ -54,8 +54,8 @@ def read_record(transport: Transport, reference: str) -> DigestRecord | None:
 
 
 def write_record(view: HostView, reference: str, record: DigestRecord) -> None:
-    """Record the digest. Call it before the image gets its name: until then, the record is of no
-    image that has the name, and nothing is claimed."""
+    """Record the digest. Call it before the image gets its name: until then, no image of that name
+    matches the record, which therefore claims nothing."""
     make_private(view, DIGESTS)
     text = {"image": tagged(reference), "digest": record.digest, "layers": record.layers}
     data = json.dumps(text, indent=1).encode()

@@ -1,11 +1,12 @@
-"""Runs in the build of a node image: installs a requirement and what it needs from a lock, by hash.
+"""Runs in the build of a node image: installs a requirement and its dependencies from a lock, by
+hash.
 
     python3 lock_install.py REQUIREMENT LOCK CA
 
-What the image has stays, unless it is older than REQUIREMENT or something that it needs allows:
-then the lock's version replaces it. Only wheels are installed: what builds a wheel would be fetched
-without a hash. CA has certificates that the package index is trusted by, besides those that pip and
-the image trust; it may be empty.
+What the image has stays, unless it is too old for REQUIREMENT or its dependencies: then the lock's
+version replaces it. Only wheels are installed: what builds a wheel would be fetched without a hash.
+CA has certificates for the package index, besides those that pip and the image trust; it may be
+empty.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 
-OTHER_HASH = "a file of the package index has another hash than clusterctl's lock"
+OTHER_HASH = "a file of the package index has a different hash than clusterctl's lock"
 EXPECTED = re.compile(r"\s+(Expected\b|sha256:)")
 
 
@@ -46,7 +47,7 @@ def main(requirement: str, lock: str, ca: str = os.devnull) -> None:
 
 def trusting(ca: str, path: str) -> dict[str, str]:
     """Write `ca` and the usual CAs to `path`, and return the variables that name it: for pip and
-    uv the file replaces what they trust otherwise."""
+    uv, the file replaces their default CAs."""
     import ssl  # not every image's Python has it
 
     usual = [ssl.get_default_verify_paths().cafile]
@@ -66,7 +67,8 @@ def trusting(ca: str, path: str) -> dict[str, str]:
 
 
 def entries(lock: str) -> dict[str, list[str]]:
-    """Return the lock's entries by name; one has several if versions differ between Pythons."""
+    """Return the lock's entries by name; several for a name whose versions differ between
+    Pythons."""
     found: dict[str, list[str]] = {}
     for line in lock.replace("\\\n", " ").splitlines():
         if line and not line.startswith("#"):
@@ -86,8 +88,8 @@ def release(name: str) -> str | None:
 
 
 def too_old(requirement: str, locked: dict[str, list[str]]) -> set[str]:
-    """Return what is installed, older than `requirement` or its needs allow, and older than the
-    lock's version."""
+    """Return what is installed but too old for `requirement` or its dependencies, and older than
+    the lock's version."""
     # Every lock of Ray has it, so that it is installed by now.
     from packaging.requirements import Requirement
     from packaging.version import Version
@@ -116,7 +118,7 @@ def too_old(requirement: str, locked: dict[str, list[str]]) -> set[str]:
 
 
 def install(requirements: Iterable[str], trusted: Mapping[str, str]) -> None:
-    """Ends the program if it fails."""
+    """Exits the program on failure."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(requirements) + "\n")
         file.flush()

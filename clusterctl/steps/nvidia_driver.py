@@ -1,7 +1,7 @@
 """Step that installs NVIDIA's driver, only on request: from NVIDIA's .run file or from a package.
 
-A package never replaces a working driver; a .run file does only if its version differs, which the
-plan shows for confirmation.
+A package never replaces a working driver; a .run file does so only if its version differs, which
+the plan shows for confirmation.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class DriverFile:
         match = _FILE_VERSION.search(path.name)
         if not path.is_file() or match is None:
             raise UsageError(
-                f"--install-driver {path}: not a driver file of NVIDIA, such as "
+                f"--install-driver {path}: not an NVIDIA driver file, such as "
                 "NVIDIA-Linux-x86_64-580.95.05.run",
                 hint="download it from NVIDIA's driver page; or name a package",
             )
@@ -147,7 +147,7 @@ class DriverFile:
         if seal.strip() != file.seal:
             view.say(f"copying {self._path.name}, {len(file.data) / 2**20:.0f} MiB")
             view.transport.put(file.data, file.path, sudo=True)
-        view.say(f"installing driver {self._version}: its module is compiled there")
+        view.say(f"installing driver {self._version}: the host compiles its module")
         try:
             root_script(
                 view, INSTALL, file.path,
@@ -159,8 +159,8 @@ class DriverFile:
                 error.hint = GNU_DD
             elif "MD5 checksums" in said:
                 error.hint = (
-                    "see which: dd --version there. GNU's: the file is damaged, download it again. "
-                    f"uutils': {GNU_DD}"
+                    "to find out: dd --version on it. GNU's: the file is damaged, download it "
+                    f"again. uutils': {GNU_DD}"
                 )
             raise
 
@@ -190,7 +190,7 @@ def driver_source(wanted: str) -> DriverSource:
     if wanted.endswith(".run") or "/" in wanted:
         return DriverFile(Path(wanted).expanduser())
     if not re.fullmatch(r"[a-z0-9][a-z0-9+.:_-]*", wanted):
-        raise UsageError(f"--install-driver {wanted}: neither a .run file nor a package's name")
+        raise UsageError(f"--install-driver {wanted}: neither a .run file nor a package name")
     return DriverPackage(wanted)
 
 
@@ -221,7 +221,7 @@ def _require_ready(view: HostView, found: DriverFound, wanted: str) -> None:
     if not found.can_build:
         by_apt = target(view).family == "apt"
         raise RequirementsNotMet(
-            "the driver's kernel module is compiled there, and the compiler or the kernel's "
+            "the driver's kernel module is compiled on it, but the compiler or the kernel's "
             "headers are missing",
             host=view.host.name,
             hint="sudo apt-get install gcc make linux-headers-$(uname -r)"
@@ -232,7 +232,7 @@ def _require_ready(view: HostView, found: DriverFound, wanted: str) -> None:
 
 def _nouveau(view: HostView) -> RequirementsNotMet:
     return RequirementsNotMet(
-        "the kernel's nouveau driver holds the GPUs, and NVIDIA's cannot be installed beside it",
+        "the kernel's nouveau driver holds the GPUs, and NVIDIA's cannot be installed alongside it",
         host=view.host.name,
         hint=without_nouveau(view.facts),
     )

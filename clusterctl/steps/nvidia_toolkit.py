@@ -1,8 +1,8 @@
 """Steps that install and remove NVIDIA's container toolkit: its four packages, all of one version.
 
 Its source is the bundle if there is one, else the host's own sources if they have the version, else
-NVIDIA's repository. An installed toolkit is not touched, unless the inventory sets another version
-or its packages have different ones.
+NVIDIA's repository. An installed toolkit is left alone, unless the inventory sets a different
+version or its packages have different ones.
 """
 
 from __future__ import annotations
@@ -158,9 +158,9 @@ class NvidiaToolkit:
 
 
 class ToolkitAbsent:
-    """Step: nothing is left of what clusterctl installed or made for GPUs: packages, sources,
+    """Step: nothing is left of what clusterctl installed or created for GPUs: packages, sources,
     daemon.json, CDI specification, links. Removes nothing while another cluster has a directory
-    beside `own`, this cluster's."""
+    next to `own`, this cluster's."""
 
     title = "NVIDIA toolkit"
 
@@ -182,7 +182,7 @@ class ToolkitAbsent:
 
 
 def _left(view: HostView) -> list[str]:
-    """Return names of installed packages, and paths of files that clusterctl changed or made."""
+    """Return the packages that clusterctl installed, and the files that it changed or created."""
     return root_script(view, LEFT, MARKER, doing=f"reading {MARKER}").splitlines()
 
 

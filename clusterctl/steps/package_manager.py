@@ -35,8 +35,8 @@ def target(view: HostView) -> PackageSystem:
 
 
 _NO_RELEASE = (
-    "that repository answers, and has nothing for this release of the system: use another release, "
-    "or a mirror that has it (packages in the inventory)"
+    "that repository answers, but has nothing for this release of the system: use a different "
+    "release, or a mirror that has it (packages in the inventory)"
 )
 
 # Part of a line that names a cause, in lower case, wherever it stands; and the fix
@@ -45,8 +45,8 @@ _CAUSES = (
     ("does not have a release file", _NO_RELEASE),
     (
         "containerd.io : conflicts",
-        "Docker's containerd.io is installed, and docker.io needs the distribution's: keep it and "
-        "take Docker's engine, in the inventory: packages: {docker: {}}",
+        "Docker's containerd.io is installed, but docker.io needs the distribution's: keep it "
+        "and use Docker's engine, in the inventory: packages: {docker: {}}",
     ),
     (
         "package podman-docker",
@@ -55,9 +55,9 @@ _CAUSES = (
     ),
     (
         "conflicts with runc",
-        "Podman's runc and Docker's containerd.io, which has one too, exclude each other (docker's "
-        "packaging #327): sudo dnf remove runc, which shows what goes with it; Podman works with "
-        "crun, too; or bring Docker's static archive: docs/offline.md",
+        "Podman's runc and Docker's containerd.io, which has its own, exclude each other "
+        "(docker's packaging #327): sudo dnf remove runc, which shows what goes with it; Podman "
+        "also works with crun; or bring Docker's static archive: docs/offline.md",
     ),
     (" : conflicts: ", "these packages exclude each other: keep the one in use, remove the other"),
     (
@@ -69,7 +69,7 @@ _CAUSES = (
 
 
 def _first_known(table: Sequence[tuple[str, str]], lines: Sequence[str]) -> tuple[str, str] | None:
-    """Return the line that has the first words of `table` that occur, and their fix."""
+    """Return the line with the first words of `table` that occur, and their fix."""
     for words, fix in table:
         for line in lines:
             if words in line.lower():
@@ -78,7 +78,7 @@ def _first_known(table: Sequence[tuple[str, str]], lines: Sequence[str]) -> tupl
 
 
 class PackageManager(ABC):
-    """A package manager on one host, as root. All methods but `offers` raise CommandFailed with
+    """A package manager on one host, as root. All methods except `offers` raise CommandFailed with
     its first error and a fix."""
 
     def __init__(self, view: HostView, pause: Callable[[float], None] = time.sleep) -> None:
@@ -130,7 +130,7 @@ class PackageManager(ABC):
     def _waiting_for_lock(
         self, argv: Sequence[str], whose: str, locked: Sequence[str], timeout: float
     ) -> CommandResult:
-        """Run the command until its output has none of the words `locked`, at most for
+        """Run the command until its output contains none of the words `locked`, for at most
         deadlines.PACKAGE_LOCK; return its result. `whose`: programs that may hold the lock."""
         deadline = time.monotonic() + deadlines.PACKAGE_LOCK
         while True:
@@ -151,16 +151,16 @@ class PackageManager(ABC):
         fixes: Sequence[tuple[str, str]],
         missed: Sequence[str] = (),
     ) -> CommandFailed:
-        """Build the error. `fixes`: part of a line in lower case, and its fix; looked for in the
-        first of `errors`, after those of `_CAUSES` in all lines: the last words of a package
-        manager are often about the consequence. `missed`: earlier errors for the detail."""
+        """Build the error. `fixes`: part of a line in lower case, and its fix, searched for in the
+        first of `errors`, after those of `_CAUSES` in all lines: a package manager's last words are
+        often about the consequence. `missed`: earlier errors for the detail."""
         lines = f"{result.stdout}\n{result.stderr}".strip().splitlines()
         first = errors[0] if errors else (result.last_lines(1) or f"status {result.status}")
         cause, fix = (
             _first_known(_CAUSES, lines)
             or _first_known(fixes, [first])
             or _first_known(fixes, errors)
-            or (first, f"run it there by hand: {doing}")
+            or (first, f"run it by hand on the host: {doing}")
         )
         return CommandFailed(
             f"{doing} failed: {cause}",
@@ -182,21 +182,21 @@ _KEEP_CONFIGURATION = (
     *("-o", "Dpkg::Options::=--force-confold"),
 )
 
-_SEE_HOLDER = "see what holds it: lsof /var/lib/dpkg/lock-frontend; then run clusterctl again"
+_SEE_HOLDER = "find out what holds it: lsof /var/lib/dpkg/lock-frontend; then run clusterctl again"
 
 _APT_FIXES = (
     ("could not get lock", _SEE_HOLDER),
     ("locked by another process", _SEE_HOLDER),
-    ("no space left", "make room there: df -h / /var"),
-    ("not enough free space", "make room there: df -h / /var"),
-    ("unable to locate package", "the host's package sources do not have it: see /etc/apt"),
+    ("no space left", "make room: df -h / /var"),
+    ("not enough free space", "make room: df -h / /var"),
+    ("unable to locate package", "the host's package sources do not have it: check /etc/apt"),
     ("' was not found", "the host's package sources have other versions: apt-cache madison NAME"),
-    ("has no installation candidate", "the host's package sources do not have it: see /etc/apt"),
-    ("could not resolve", "the host cannot reach its package sources: see /etc/apt, DNS, proxy"),
-    ("could not connect", "the host cannot reach its package sources: see /etc/apt, route, proxy"),
-    ("failed to fetch", "the host cannot reach its package sources: see /etc/apt, route, proxy"),
-    ("unmet dependencies", "see what holds a package back: apt-mark showhold; apt-get check"),
-    ("held broken packages", "see what holds a package back: apt-mark showhold; apt-get check"),
+    ("has no installation candidate", "the host's package sources do not have it: check /etc/apt"),
+    ("could not resolve", "the host cannot reach its package sources: /etc/apt, DNS, proxy"),
+    ("could not connect", "the host cannot reach its package sources: /etc/apt, route, proxy"),
+    ("failed to fetch", "the host cannot reach its package sources: /etc/apt, route, proxy"),
+    ("unmet dependencies", "to see what holds a package: apt-mark showhold; apt-get check"),
+    ("held broken packages", "to see what holds a package: apt-mark showhold; apt-get check"),
     ("dpkg was interrupted", "dpkg --configure -a"),
     ("dpkg exited unexpectedly", "run clusterctl again: it finishes what dpkg began"),
 )
@@ -251,8 +251,8 @@ class Apt(PackageManager):
             raise RequirementsNotMet(
                 f"installing {' '.join(packages)} would remove {', '.join(sorted(removed))}",
                 host=self._view.host.name,
-                hint=f"see what needs them: apt-get -s remove {' '.join(sorted(removed))}; remove "
-                "them there if nothing does",
+                hint=f"find out what needs them: apt-get -s remove {' '.join(sorted(removed))}; "
+                "if nothing does, remove them",
             )
         return sorted(re.findall(r"^Inst (\S+) \(", done.stdout, re.MULTILINE))
 
@@ -305,15 +305,18 @@ _DNF_LOCKED = ("transaction lock", "another app is currently")
 _TABLE_ROW = re.compile(r"^ (\S+) +(?:x86_64|aarch64|noarch) ", re.MULTILINE)
 
 _DNF_FIXES = (
-    ("transaction lock", "see what holds it: ps -C dnf,yum,packagekitd; then run clusterctl again"),
+    (
+        "transaction lock",
+        "to see what holds it: ps -C dnf,yum,packagekitd; then run clusterctl again",
+    ),
     ("no match for argument", "no repository of the host has it: dnf repolist"),
     ("unable to find a match", "no repository of the host has it: dnf repolist"),
     ("failed to download metadata", "the host cannot reach that repository: route, DNS, proxy"),
     ("cannot download", "the host cannot reach that repository: route, DNS, proxy"),
     ("no urls in mirrorlist", "the host cannot reach that repository: route, DNS, proxy"),
-    ("gpg", "the repository is signed by another key: look at gpgkey= in /etc/yum.repos.d"),
-    ("at least", "make room there: df -h / /var"),
-    ("no space left", "make room there: df -h / /var"),
+    ("gpg", "the repository is signed with a different key: check gpgkey= in /etc/yum.repos.d"),
+    ("at least", "make room: df -h / /var"),
+    ("no space left", "make room: df -h / /var"),
 )
 
 
@@ -393,8 +396,8 @@ class Dnf(PackageManager):
 
 
 def install_recorded(view: HostView, manager: PackageManager, package: str, record: str) -> None:
-    """Install a package. The file `record` on the host gets the names of all that come with it,
-    so that `down --purge` removes these alone. Raises CommandFailed."""
+    """Install a package. The file `record` on the host gets the names of everything installed with
+    it, so that `down --purge` removes only those. Raises CommandFailed."""
     manager.prepare()
     record_installed(view, manager.would_add([package]), record)
     view.say(f"installing {package}")

@@ -1,5 +1,5 @@
 """Sources that a host's package manager installs from: the host's own, a vendor's repository with
-the key that must have signed it, or files of a bundle, copied to the host and indexed there."""
+its signing key, or files of a bundle, copied to the host and indexed there."""
 
 from __future__ import annotations
 
@@ -136,8 +136,8 @@ cat "$directory/key"
 def ensure_source(view: HostView, repository: Repository) -> None:
     """Add the repository to the host's sources, trusted only for its own key.
 
-    Raises CommandFailed if the host cannot download the key, StepFailed if it is a different key,
-    UsageError if the user's own key cannot be used.
+    Raises CommandFailed if the host cannot download the key, StepFailed if it is the wrong key,
+    UsageError if the user's key cannot be used.
     """
     system = target(view)
     own = repository.key_file
@@ -179,8 +179,8 @@ def _vendor_key(view: HostView, repository: Repository) -> bytes:
 
 def _other_key(view: HostView, repository: Repository, why: str) -> StepFailed:
     return StepFailed(
-        f"what {repository.key_url} gives is not the key that signs {repository.name}: {why}",
+        f"{repository.key_url} is not the key that signs {repository.name}: {why}",
         host=view.host.name,
-        hint="a proxy in between, or a new key; for a mirror of your own give its key in the "
-        f"inventory: packages.{'docker' if repository.name == 'docker' else 'nvidia'}.key",
+        hint="a proxy in between, or a new key; for your own mirror, set its key in the "
+        "inventory: packages.{'docker' if repository.name == 'docker' else 'nvidia'}.key",
     )

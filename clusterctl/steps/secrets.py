@@ -1,6 +1,6 @@
 """Steps for the cluster's secrets: generated on the head, copied to the workers that need them.
 
-A value passes through memory and stdin only: never through argv, a log or a plan.
+A value passes only through memory and stdin, never through argv, a log or a plan.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class HeadSecret:
     """A secret of the head, read once for all workers."""
 
     def __init__(self, head: HostView, path: str, made_by: Step | None = None) -> None:
-        """`made_by`: the head's step that replaces it at times; workers wait for that."""
+        """`made_by`: the head's step that may replace it, for which workers wait."""
         self.path = path
         self.host = head.host.name
         self._head = head
@@ -88,7 +88,7 @@ class HeadSecret:
         return f"HeadSecret({self.host}:{self.path})"
 
     def value(self) -> bytes | None:
-        """Return the secret; None if the head does not have it yet, or makes another one."""
+        """Return the secret; None if the head does not have it yet or is about to replace it."""
         with self._reading:
             if self._value is None:
                 if self._is_replaced():
@@ -113,7 +113,7 @@ class SecretCopied:
     def check(self, view: HostView) -> Change | Unknown | None:
         path, value = self._secret.path, self._secret.value()
         if value is None:
-            return Unknown(f"{self._secret.host} makes {path} first")
+            return Unknown(f"{self._secret.host} creates {path} first")
         found = root_script(view, LOOK, path, doing="looking at secrets").strip()
         if found == f"{_OURS}{hashlib.sha256(value).hexdigest()}":
             return None

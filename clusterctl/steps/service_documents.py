@@ -1,5 +1,5 @@
-"""Steps for the documents of services: those that were damaged, deleted or changed are restored
-from the head's copies, and the head has a copy of each."""
+"""Steps for the documents of services: damaged, deleted or changed ones are restored from the
+head's copies, and the head has a copy of each."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _WHY = {DELETED: "which was deleted", CHANGED: f"which {CHANGED.removeprefix('it
 
 
 class ServiceDocumentsReadable:
-    """Step: each document of `unreadable`, by host, is as a command wrote it; one that cannot be
-    read, and that no command wrote, is removed."""
+    """Step: each document in `unreadable`, by host, is as a command wrote it; an unreadable one
+    that no command wrote is removed."""
 
     title = "service documents"
 
@@ -55,8 +55,8 @@ class ServiceDocumentsReadable:
                 root_script(view, REMOVE_FILE, path, doing=f"removing {path}")
 
     def _broken(self, view: HostView) -> list[tuple[UnreadableDocument, str]]:
-        """Return the documents that are still not as they should be, with the digest of their
-        content now."""
+        """Return the documents that are still not as they should be, with digests of their current
+        content."""
         found = []
         for document in self._unreadable.get(view.host.name, ()):
             data = view.transport.read_file(f"{self._directory}/{document.file}")
@@ -77,8 +77,8 @@ def _is_readable(document: UnreadableDocument, data: bytes) -> bool:
 
 
 def documents_copied(cluster: str, copies: Mapping[str, bytes]) -> FilesPresent:
-    """Return the step that makes the head's copies of documents, by their path, that an earlier
-    version wrote."""
+    """Return the step that copies to the head the documents, by path, that an earlier version
+    wrote."""
     files = [
         RemoteFile(f"{declared_dir(cluster)}/{file}", data, 0o600) for file, data in copies.items()
     ]

@@ -1,8 +1,8 @@
 """Step that makes a host trust the inventory's CA certificates: in the system's store, which apt,
 dnf, curl and Docker read, and for the image's registry in Docker's own directory, which a running
-Docker reads at every pull, while it reads the store only once.
+Docker reads at every pull (the store only once).
 
-A certificate that the store has already is left to whoever put it there.
+A certificate that is already in the store is left alone.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class TrustedCa:
     title = "CA"
 
     def __init__(self, cluster: str, certificates: tuple[Certificate, ...], image: str) -> None:
-        """`image`: the reference whose registry Docker trusts by them."""
+        """`image`: the reference whose registry Docker will trust with them."""
         self._prefix = f"clusterctl.{cluster}."  # Names of clusters have no dot
         self._certificates = certificates
         registry = parse(image).registry
@@ -112,7 +112,7 @@ class TrustedCa:
         found = self._look(view)
         if self._certificates and not found.store:
             raise RequirementsNotMet(
-                "packages.ca needs ca-certificates there, which keeps the store of trusted CAs",
+                "packages.ca needs the package ca-certificates on it, which manages trusted CAs",
                 host=view.host.name,
                 hint="apt-get install ca-certificates; on RHEL: dnf install ca-certificates",
             )
@@ -148,8 +148,8 @@ class TrustedCa:
         return found_in(root_script(view, LOOK, self._prefix, PENDING, doing=doing, stdin=bodies))
 
     def _wanted(self, found: TrustFound) -> dict[str, str]:
-        """Return the files of ours, with their contents. The store's tools take one certificate
-        per file."""
+        """Return our files, with their contents. The store's tools expect one certificate per
+        file."""
         wanted = {}
         for one, trusted in zip(self._certificates, found.trusted, strict=True):
             digest = hashlib.sha256(one.body.encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
-"""Step for the address that the gateways of several hosts share: keepalived, by VRRP, gives it to
-one of them, and to another within two seconds when that host, or HAProxy on it, is gone.
+"""Step for the address that the gateways of several hosts share: keepalived assigns it to one of
+them by VRRP, and to another within two seconds if that host, or its HAProxy, is gone.
 
-keepalived gets a unit and a configuration of its own; one that the host has already is left alone.
+keepalived gets its own unit and configuration; an existing keepalived is left alone.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class OnInterface:
 
 
 def seat(facts: HostFacts, address: IPv4Address) -> OnInterface | None:
-    """Return the interface in whose network the address is; None if there is no such."""
+    """Return the interface whose network contains the address; None if there is none."""
     for nic in facts.nics:
         for each in nic.addresses:
             if ":" in each.ip or each.prefix >= 32:
@@ -190,7 +190,7 @@ def seat(facts: HostFacts, address: IPv4Address) -> OnInterface | None:
 
 
 class VirtualAddress:
-    """Step: keepalived on this host takes part in who has the gateways' address."""
+    """Step: keepalived on this host takes part in sharing the gateways' address."""
 
     title = "virtual address"
 
@@ -202,7 +202,7 @@ class VirtualAddress:
         *,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`facts`: of the hosts with a gateway that answered, the head first."""
+        """`facts`: of the answering hosts with a gateway, the head first."""
         self._files = KeepalivedFiles(cluster)
         self._address = address
         self._seats = {name: seat(of_host, address) for name, of_host in facts.items()}
@@ -210,21 +210,22 @@ class VirtualAddress:
         self._pause = pause
 
     def check(self, view: HostView) -> Change | None:
-        """Raises RequirementsNotMet if the host cannot have the address, or another machine has."""
+        """Raises RequirementsNotMet if the host cannot have the address, or another machine has
+        it."""
         here, name = self._seat_of(view), view.host.name
         found = _look(view, self._files, str(self._address), here.nic)
         if not found.systemd:
             raise RequirementsNotMet(
                 "gateway.virtual_ip needs systemd, which runs keepalived",
                 host=name,
-                hint="leave the key out, and give clients the addresses of all gateways",
+                hint="remove the key, and give clients the addresses of all gateways",
             )
         if found.taken and found.taken not in self._macs:
             raise RequirementsNotMet(
                 f"gateway.virtual_ip {self._address} is taken: the machine with the MAC address "
                 f"{found.taken} answers for it on {here.nic}",
                 host=name,
-                hint=f"choose a free address of {here.own.network}",
+                hint=f"choose a free address in {here.own.network}",
             )
         wanted = tuple(map(_digest, (self._files.unit_text, self.config(name))))
         if found.active and found.digests == wanted:
@@ -246,8 +247,8 @@ class VirtualAddress:
         )
 
     def config(self, host: str) -> str:
-        """Return keepalived's configuration on that host. The first hosts of the list get the
-        address where several could take it at once."""
+        """Return keepalived's configuration on that host. Where several hosts could take the
+        address at once, the first in the list gets it."""
         here = self._seats[host]
         assert here  # noqa: S101 - by `_seat_of`
         others = [one.own.ip for name, one in self._seats.items() if one and name != host]
@@ -268,14 +269,14 @@ class VirtualAddress:
         if found := self._seats.get(view.host.name):
             return found
         raise RequirementsNotMet(
-            f"gateway.virtual_ip {self._address} is in the network of none of its interfaces",
+            f"gateway.virtual_ip {self._address} is not in the network of any of its interfaces",
             host=view.host.name,
-            hint="choose an address that all hosts of gateway.hosts have in a network of theirs",
+            hint="choose an address in a network of every host in gateway.hosts",
         )
 
 
 class VirtualAddressAbsent:
-    """Step: this host takes no part in who has the gateways' address."""
+    """Step: this host takes no part in sharing the gateways' address."""
 
     title = "virtual address"
 
@@ -284,7 +285,7 @@ class VirtualAddressAbsent:
 
     def check(self, view: HostView) -> Change | None:
         left = set(_look(view, self._files).digests) != {"none"}
-        return Change("end keepalived, which shared the gateways' address") if left else None
+        return Change("stop keepalived, which shared the gateways' address") if left else None
 
     def apply(self, view: HostView, change: Change) -> None:
         del change

@@ -1,6 +1,6 @@
 """A cluster that a run may change: a survey whose hosts meet the requirements, and its topology.
 
-The topology of a survey: `Survey.topology` needs the answers of all hosts; `topology_of` fills in
+Topologies of a survey: `Survey.topology` needs the answers of all hosts; `topology_of` fills in
 silent hosts from the inventory; `place` leaves out silent and misplaced hosts.
 """
 
@@ -68,8 +68,8 @@ class Cluster:
 def require_fit(survey: Survey, hosts: Iterable[Host]) -> Cluster:
     """Return the cluster, once `hosts` and the head answer and meet the requirements.
 
-    Raises the errors of all these: ConnectionFailed, then RequirementsNotMet; the latter also for
-    another host that does not answer and whose inventory does not give its node IP and GPUs.
+    Raises the errors of all these: ConnectionFailed, then RequirementsNotMet, also for any other
+    host that does not answer if the inventory lacks its node IP or GPUs.
     """
     held = tuple(host.name for host in survey.inventory.with_head({host.name for host in hosts}))
     survey.require_answers(held)
@@ -82,7 +82,7 @@ def require_fit(survey: Survey, hosts: Iterable[Host]) -> Cluster:
 
 
 def requirements(survey: Survey, hosts: Collection[str] | None = None) -> list[ClusterctlError]:
-    """Return the requirements that the hosts that answered (only `hosts`, if given) do not meet."""
+    """Return the unmet requirements of the hosts that answered (only of `hosts`, if given)."""
     answers = {
         name: answer for name, answer in survey.answers.items() if hosts is None or name in hosts
     }
@@ -103,8 +103,8 @@ def requirements(survey: Survey, hosts: Collection[str] | None = None) -> list[C
 def image_problems(
     inventory: Inventory, facts: Mapping[str, HostFacts], env: Mapping[str, str]
 ) -> list[RequirementsNotMet]:
-    """Return what keeps the devices of the hosts in `facts` from running an image with this
-    environment, besides what keeps them from running any."""
+    """Return what keeps the hosts in `facts` from running an image with this environment, apart
+    from what keeps them from running any image."""
     devices = accelerator_named(inventory.accelerator)
     found = []
     for host in inventory.hosts:
@@ -120,8 +120,8 @@ def image_problems(
 
 
 def _of_other_clusters(survey: Survey, found: Iterable[ClusterctlError]) -> list[ClusterctlError]:
-    """Put one error for each other cluster of ours in place of those about ports that its nodes
-    use: as after a new name for the cluster in the inventory."""
+    """Replace errors about ports by one error per cluster of ours whose nodes use them, as happens
+    after the cluster is renamed in the inventory."""
     belonging: dict[str, list[str]] = {}
     rest: list[ClusterctlError] = []
     for error in found:
@@ -135,15 +135,16 @@ def _of_other_clusters(survey: Survey, found: Iterable[ClusterctlError]) -> list
         error = RequirementsNotMet(
             f"these hosts belong to cluster {other}, whose nodes run there: {', '.join(hosts)}",
             hint=f"to manage that cluster: write `cluster: {other}` in {file}. To put {name} in "
-            f"its place: write that, run `clusterctl down -i {file}`, then write `cluster: {name}`"
-            " again. To have both: other ray_ports for one of them",
+            f"its place: write that, run `clusterctl down -i {file}`, then write `cluster: "
+            f"{name}` again. To keep both: different ray_ports for one of them",
         )
         rest.append(error)
     return rest
 
 
 def _other_cluster(survey: Survey, host: str | None) -> str | None:
-    """Return the name of the cluster whose running container is on `host`, if it is another one."""
+    """Return the name of the cluster with a running container on `host`, if it is a different
+    one."""
     answer = survey.answers.get(host or "")
     running = (one for one in answer.containers if one.state == "running") if answer else ()
     names = (one.labels.get(CLUSTER_LABEL) for one in running)
@@ -151,7 +152,7 @@ def _other_cluster(survey: Survey, host: str | None) -> str | None:
 
 
 def name_listeners(errors: Iterable[ClusterctlError], transports: Mapping[str, Transport]) -> None:
-    """Add to every error about a used port the program that listens on it, if the host has `ss`."""
+    """Add the listening program to every error about a used port, if the host has `ss`."""
     taken = {
         error.host: error
         for error in errors
@@ -169,7 +170,7 @@ def name_listeners(errors: Iterable[ClusterctlError], transports: Mapping[str, T
         own = [ln for ln in lines if int(ln.split()[3].rpartition(":")[2]) in error.ports]
         error.detail = "\n".join(own) or None
         if any(program in line for line in own for program in _RAY_PROGRAMS):
-            error.summary = f"another Ray runs there already; {error.summary}"
+            error.summary = f"another Ray is already running on it; {error.summary}"
             error.hint = (
                 "end it, in a container (docker ps; docker stop NAME) or not: "
                 "sudo pkill -x gcs_server; sudo pkill -x raylet"
@@ -177,7 +178,7 @@ def name_listeners(errors: Iterable[ClusterctlError], transports: Mapping[str, T
 
 
 def topology_of(survey: Survey) -> Topology:
-    """Return the topology of all hosts. Only those that answered decide whether RDMA is used."""
+    """Return the topology of all hosts. Only hosts that answered decide whether RDMA is used."""
     inventory = survey.inventory
     answered = tuple(host for host in inventory.hosts if host.name in survey.facts)
     known = resolve(inventory.model_copy(update={"hosts": answered}), survey.facts)
@@ -193,8 +194,8 @@ def topology_of(survey: Survey) -> Topology:
 
 
 def place(survey: Survey) -> tuple[Topology | None, list[ClusterctlError]]:
-    """Return the topology of the hosts that answered, without those whose address or interfaces
-    cannot be chosen, and the errors of these."""
+    """Return the topology of the hosts that answered, except those whose address or interfaces
+    cannot be chosen, and the errors of those."""
     inventory, facts = survey.inventory, survey.facts
     hosts = tuple(host for host in inventory.hosts if host.name in facts)
     if not hosts:
@@ -215,7 +216,7 @@ def place(survey: Survey) -> tuple[Topology | None, list[ClusterctlError]]:
 
 
 def single(error: ClusterctlError) -> list[ClusterctlError]:
-    """Return the single errors in `error`."""
+    """Return the individual errors in `error`."""
     return list(error.errors) if isinstance(error, Problems) else [error]
 
 

@@ -1,4 +1,4 @@
-"""The documents that hosts have, and what their supervisors report of them."""
+"""The documents on hosts, and what supervisors report about them."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def read_state(data: bytes | None) -> NodeState | None:
 
 
 def credible(state: NodeState) -> NodeState:
-    """Return a supervisor's report without services, ranks and nodes whose names cannot be names:
-    they stand in commands that a user pastes, and in files of other programs."""
+    """Return a supervisor's report without services, ranks and nodes whose names are invalid: names
+    end up in commands that a user pastes, and in files of other programs."""
     return replace(
         state,
         services=[
@@ -66,7 +66,7 @@ def _is_replica_name(name: str) -> bool:
 
 
 def _is_place(name: str, node_ip: str) -> bool:
-    """Whether these can be the name and the node IP of a host; both may be empty."""
+    """Whether these are a valid host name and node IP; both may be empty."""
     if node_ip:
         try:
             plain_ip(node_ip)
@@ -76,7 +76,7 @@ def _is_place(name: str, node_ip: str) -> bool:
 
 
 def documents_in(directory: str, files: Mapping[str, bytes | None]) -> dict[str, str]:
-    """Return the documents below a directory among probed files, by their path there."""
+    """Return the probed files below a directory, by their path in it."""
     found = {}
     for path, data in sorted(files.items()):
         file = path.removeprefix(f"{directory}/")
@@ -96,7 +96,8 @@ def is_document(file: str, text: str) -> bool:
 
 
 def members_in(documents: Mapping[str, str]) -> dict[str, MembersDocument]:
-    """Return the lists of members among documents, by service; `serve` replaces a damaged one."""
+    """Return the lists of members among the documents, by service; `serve` replaces a damaged
+    one."""
     found = {}
     for file, text in documents.items():
         if file.startswith("members/"):
@@ -109,7 +110,7 @@ def members_in(documents: Mapping[str, str]) -> dict[str, MembersDocument]:
 def services_in(
     cluster: str, answer: Probe, written: Mapping[str, str]
 ) -> dict[str, ServiceDocument]:
-    """Return the services in the probed documents, by name; for one that is deleted or unreadable,
+    """Return the services in the probed documents, by name; if one was deleted or is unreadable,
     what a command wrote (`written`), which the supervisor still follows."""
     texts = documents_in(str(NodePaths(cluster).config), answer.files)
     for document in unreadable_in(cluster, answer, written):
@@ -126,10 +127,10 @@ def services_in(
 def unreadable_in(
     cluster: str, answer: Probe, written: Mapping[str, str]
 ) -> list[UnreadableDocument]:
-    """Return the documents of a host that are unreadable, deleted, or not what a command wrote.
+    """Return a host's documents that are unreadable, deleted, or not what a command wrote.
 
-    `written`: what commands wrote for this host. That a document was deleted is the container's
-    word, which cannot say what was in it.
+    `written`: what commands wrote for this host. The container reports a deleted document, but
+    cannot say what was in it.
     """
     paths = NodePaths(cluster)
     state = read_state(answer.files.get(str(paths.state)))

@@ -1,5 +1,5 @@
-"""Drift: how hosts differ from a bootstrapped state, by a survey and by bootstrap's plan; and from
-each other in image, Ray and Python, which Ray requires to be the same."""
+"""Drift: how hosts differ from a bootstrapped state, according to a survey and bootstrap's plan;
+and from each other in image, Ray and Python, which must be the same for Ray."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from clusterctl.survey.survey import Survey
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import failures, fan_out, values
 
-OTHER_CONTAINER = "its container was made from another inventory or version (clusterctl plan)"
-OTHER_NODE = "its node.json is from another inventory or version (clusterctl plan)"
+OTHER_CONTAINER = "its container was created from a different inventory or version (clusterctl "
+"plan)"
+OTHER_NODE = "its node.json is from a different inventory or version (clusterctl plan)"
 
 
 def drift(survey: Survey) -> dict[str, tuple[str, ...]]:
     """Return how each host's container and node.json differ from the expected ones.
 
-    The topology needs the facts of all hosts: while one does not answer, the result is empty.
+    Empty unless all hosts answer, since the topology needs the facts of all.
     """
     if len(survey.facts) < len(survey.inventory.hosts):
         return {}
@@ -63,9 +64,9 @@ def plan_problems(
     plan_for: Callable[[Cluster, tuple[str, ...]], Plan],
 ) -> list[ClusterctlError]:
     """Return a problem for every host on which bootstrap would change something, if any host has a
-    node container; otherwise, for every host where another cluster's container has its name.
+    node container; otherwise, for every host where another cluster's container has the name.
 
-    Skips engines that do not answer, as they are reported elsewhere. A plan needs all hosts of the
+    Skips engines that do not answer, which are reported elsewhere. A plan needs all hosts of the
     inventory, since each host's documents depend on all others.
     """
     inventory = survey.inventory
@@ -98,8 +99,8 @@ def plan_problems(
 
 def ray_problems(survey: Survey, topology: Topology | None) -> list[ClusterctlError]:
     """Return the differences between Ray's nodes and the expected ones, from the head's report.
-    Empty if the head's container does not run; skips hosts that are not in `topology`. Other checks
-    report both cases."""
+    Empty if the head's container is not running; skips hosts that are not in `topology`. Other
+    checks report both cases."""
     if topology is None or survey.inventory.head.name not in survey.running:
         return []
     try:
@@ -128,7 +129,7 @@ def gpu_problems(survey: Survey) -> list[RequirementsNotMet]:
         and len(survey.facts[host.name].gpus.gpus) >= len(host.gpus)
         and (words := survey.gpus_lost(host.name))
     }
-    fix = f"clusterctl bootstrap {survey.inventory.file} (it creates the container again)"
+    fix = f"clusterctl bootstrap {survey.inventory.file} (it recreates the container)"
     return [RequirementsNotMet(words, host=name, hint=fix) for name, words in found.items()]
 
 
@@ -148,7 +149,7 @@ def log_problems(survey: Survey) -> list[RequirementsNotMet]:
 
 def differences(survey: Survey) -> list[ClusterctlError]:
     """Return an error for every host whose image differs from the first host's, and for every
-    running container with other releases than the first."""
+    running container whose releases differ from the first one's."""
     states = {name: state for name, state in survey.states.items() if name in survey.running}
     return [*_images(survey), *releases_apart(survey.inventory, states)]
 
@@ -156,7 +157,7 @@ def differences(survey: Survey) -> list[ClusterctlError]:
 def _images(survey: Survey) -> Iterator[RequirementsNotMet]:
     """Yield an error for each host whose image differs from the first's: in layers, since IDs
     depend on the image store, or in the registry's digest. Looks up the releases inside only if
-    they differ, as that takes seconds."""
+    images differ, since that takes seconds."""
     image, digests = survey.inventory.image, survey.image_digests
     layers = {name: answer.image.layers for name, answer in survey.answers.items() if answer.image}
     than = {name: _unlike(name, layers) or _unlike(name, digests) for name in layers}
@@ -189,12 +190,12 @@ def _images(survey: Survey) -> Iterator[RequirementsNotMet]:
             f"has a different image than {first} under the name {image}"
             f"{': ' if releases else ''}{'; '.join(releases)}",
             host=name,
-            hint=f"docker rmi -f {image} there; clusterctl bootstrap {survey.inventory.file}",
+            hint=f"docker rmi -f {image} on it; clusterctl bootstrap {survey.inventory.file}",
         )
 
 
 def _unlike(name: str, each: Mapping[str, object]) -> str | None:
-    """Return the first host, if the value of host `name` is another than its value."""
+    """Return the first host if its value differs from that of host `name`."""
     first = next(iter(each), name)
     return first if name in each and each[name] != each[first] else None
 

@@ -1,4 +1,5 @@
-"""Wait until Ray has every node that the inventory declares, or report the missing ones and why."""
+"""Wait until Ray has every node that the inventory declares, or report which are missing and
+why."""
 
 from __future__ import annotations
 
@@ -106,9 +107,9 @@ def told_by(summary: str, state: NodeState | None) -> str:
     """Return the summary with the time waited and the supervisor's last report."""
     waited = f"{summary} (waited {deadlines.FORMATION:.0f} s)"
     if state is None:
-        return f"{waited}; its supervisor has reported nothing"
+        return f"{waited}; its supervisor has not reported anything"
     detail = f": {state.ray_detail}" if state.ray_detail else ""
-    return f"{waited}; its supervisor says that Ray there is {state.ray}{detail}"
+    return f"{waited}; its supervisor says that its Ray is {state.ray}{detail}"
 
 
 def clock_of(transport: Transport) -> float | None:

@@ -1,4 +1,4 @@
-"""The gateways of several hosts, as one: what clients asked of all of them."""
+"""The gateways of several hosts as one, with the requests of all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from clusterctl.transport.fanout import fan_out, values
 
 
 def hosts_with_gateway(survey: Survey) -> list[str]:
-    """Return the hosts that have a gateway now, the head first: a worker since its bootstrap."""
+    """Return the hosts that have a gateway now, the head first: a worker has one once
+    bootstrapped."""
     head = survey.inventory.head.name
     states = {one.name: survey.fresh_state(one.name) for one in survey.inventory.gateways}
     return [
@@ -34,7 +35,7 @@ def hosts_with_gateway(survey: Survey) -> list[str]:
 def gateway_url(
     survey: Survey, gateway: GatewayState, listed: MembersDocument, node_ip: str, head_address: str
 ) -> str:
-    """Return the URL at which the head's gateway serves a service; empty without a gateway.
+    """Return the URL of a service at the head's gateway; "" without a gateway.
 
     node_ip       the head's
     head_address  the head's for clients
@@ -49,8 +50,8 @@ def gateway_url(
 
 
 def may_have_gateway(survey: Survey) -> dict[str, Transport]:
-    """Return the hosts that `key` waits for. Where no node container runs, nothing listens; once
-    one does, its gateway waits for the head's word."""
+    """Return the hosts that `key` waits for. Without a node container nothing listens; a new one's
+    gateway waits for the head's keys."""
     head = survey.inventory.head.name
     return {
         one.name: survey.transports[one.name]
@@ -62,15 +63,15 @@ def may_have_gateway(survey: Survey) -> dict[str, Transport]:
 def gateway_states(
     inventory: Inventory, transports: Mapping[str, Transport]
 ) -> dict[str, NodeState | None]:
-    """Read what the supervisors of all gateways report now, by host; None: no file there. Hosts
-    that do not answer are left out."""
+    """Read what the supervisors of all gateways report now, by host; None if a host has no file.
+    Hosts that do not answer are left out."""
     hosts = {one.name: transports[one.name] for one in inventory.gateways if one.name in transports}
     return values(fan_out(hosts, lambda host: read_reported_state(inventory, host)))
 
 
 def as_one(gateways: Sequence[GatewayState]) -> GatewayState:
-    """Return the state of the first, which is the head's, with the addresses and counts of all. A
-    member gets requests if any of them sends it some."""
+    """Return the state of the first gateway, the head's, with the addresses and counts of all. A
+    member gets requests if any gateway sends it some."""
     head = gateways[0]
     total = {name: sum(getattr(one, name) for one in gateways) for name in _COUNTS}
     return replace(

@@ -1,7 +1,7 @@
-"""The inventory that `init` makes: the hosts' names, from the command line and from the hosts' own,
-and the text of the file, with the reason for every value. Pure.
+"""The inventory that `init` writes: host names, from the command line and from the hosts
+themselves, and the text of the file, with a reason for every value. Pure.
 
-The same hosts give the same text: it contains no time, and nothing of this machine.
+The same hosts give the same text: it contains no time, and nothing about this machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from clusterctl.units import GIB
 
 @dataclass(frozen=True)
 class InitOptions:
-    """The user's choices for the cluster; everything else is found out from the hosts."""
+    """The user's choices for the cluster; everything else comes from the hosts."""
 
     cluster: str
     image: str
@@ -91,7 +91,7 @@ def named_hosts(words: Iterable[str], ssh: Ssh) -> tuple[Host, ...]:
 
 
 def inventory_names(found: Mapping[str, HostFacts]) -> dict[str, str]:
-    """Return by word the host's own name, without its domain, and with a number if an earlier host
+    """Return the host's own name by word, without its domain, and with a number if an earlier host
     has the same name."""
     names: dict[str, str] = {}
     for word, facts in found.items():
@@ -112,7 +112,7 @@ def _plain(text: str) -> str:
 
 def choose_head(names: Sequence[str], found: Mapping[str, HostFacts]) -> tuple[str, str]:
     """Return the head and the reason: the first host that has GPUs, else the first one. The head
-    has little more to do than the others: Ray's tables, and the process that answers requests."""
+    does little more than the others: it has Ray's tables, and the process that answers requests."""
     with_gpus = [name for name in names if found[name].gpus.gpus]
     if not with_gpus or with_gpus[0] == names[0]:
         return names[0], "the first host named"
@@ -120,7 +120,7 @@ def choose_head(names: Sequence[str], found: Mapping[str, HostFacts]) -> tuple[s
 
 
 def doubts(words: Mapping[str, str], found: Mapping[str, HostFacts], *, counted: bool) -> list[str]:
-    """Return one sentence for each thing that the user should check before using the inventory.
+    """Return a sentence for each thing that the user should check before using the inventory.
 
     words    host name to the word that named the host
     counted  hosts report how many devices they have
@@ -138,7 +138,7 @@ def doubts(words: Mapping[str, str], found: Mapping[str, HostFacts], *, counted:
             )
         elif first != name:
             namesakes.append(
-                f"{words[name]} calls itself {facts.hostname}, as {words[first]} does, and is "
+                f"{words[name]} calls itself {facts.hostname}, as {words[first]} does, so it is "
                 f"{name} here; on it: sudo hostnamectl set-hostname {name}"
             )
     without = [
@@ -160,7 +160,7 @@ _WIDTH = 98
 _MOST_NAMES = 4  # unused interfaces to name per reason
 
 _HEAD = """\
-# What hosts said to `clusterctl init`, and what was chosen for them, with the reasons. Edit it as
+# What hosts said to `clusterctl init`, and what was chosen for them, and why. Edit it as
 # you like; docs/inventory.md explains every key. Next: clusterctl check FILE
 cluster: {cluster}
 
@@ -194,8 +194,8 @@ def inventory_text(options: InitOptions, found: Found) -> str:
 
 
 def _on_its_line(line: str) -> str:
-    """Return the line with a blank for each character that could end it: YAML knows more of these
-    than a terminal shows, and hosts' texts stand in comments."""
+    """Return the line with blanks in place of characters that could end it: YAML has more of them
+    than terminals show, and comments contain text from hosts."""
     return "".join(each if each.isprintable() else " " for each in line)
 
 
@@ -220,13 +220,11 @@ def _path(path: Path | None) -> str:
 
 def _network(found: Found) -> Iterator[str]:
     """Yield the candidate subnets as comments, with the reasons for NCCL's interfaces, which are
-    usually the same for all hosts, and network.subnet with the nodes' own."""
+    usually the same on all hosts, and network.subnet with the reason for the node IPs."""
     nodes, subnet = found.topology.nodes, control_subnet(found)
     ranked = shared_subnets({name: candidates(facts) for name, facts in found.facts.items()})
     if ranked:
-        yield from _comment(
-            ["Subnets in which every host has an address, the best for tensors first:"]
-        )
+        yield from _comment(["Subnets in which every host has an address, best for tensors first:"])
     else:
         yield from _comment(["No subnet is shared by all hosts."])
     for each in ranked:
@@ -242,7 +240,7 @@ def _network(found: Found) -> Iterator[str]:
             reasons = {node.explain[1].partition(": ")[2] for node in nodes}
             yield from _comment(f"Why there: {reason}." for reason in sorted(reasons))
     rdma = {node.explain[3] for node in nodes}
-    differs = "RDMA on, over the devices that each host names below"
+    differs = "RDMA on, over the devices listed for each host below"
     yield from _comment([f"{rdma.pop() if len(rdma) == 1 else differs}."])
     public = [f"{name} {ip}" for name, facts in found.facts.items() for _, ip in public_ips(facts)]
     if subnet is None:
@@ -252,7 +250,7 @@ def _network(found: Found) -> Iterator[str]:
     if subnet:
         yield f"  subnet: {scalar(subnet)} # Ray and the API"
     if public:
-        text = f"Addresses of the Internet: {', '.join(public)}. Ray's ports listen there as well:"
+        text = f"Public addresses: {', '.join(public)}. Ray's ports listen on them as well:"
         yield from (f"  {line}" for line in _comment([text]))
         yield "  firewall: true"
 

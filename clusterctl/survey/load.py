@@ -1,4 +1,4 @@
-"""How busy hosts and services are now, for `status --wide`: one command on each host, and each
+"""The current load of hosts and services, for `status --wide`: one command on each host, and each
 service's own metrics."""
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def parse_counters(text: str, now: float) -> ServiceCounters:
 
 
 def service_load(now: ServiceCounters, before: ServiceCounters | None = None) -> ServiceLoad:
-    """Return what happened since `before`, if that is of the same start; else since the start."""
+    """Return what happened since `before`, if vLLM has not restarted; else since its start."""
     if before is None or before.since != now.since or before.finished > now.finished:
         before = ServiceCounters(now.since or now.time, now.since, 0.0, 0.0, 0.0, {}, {})
     seconds = now.time - before.time

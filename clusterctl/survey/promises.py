@@ -1,4 +1,4 @@
-"""The promises of docs/security.md with their state on a cluster, as far as hosts and the plan show
+"""The promises of docs/security.md and their state on a cluster, as far as hosts and the plan show
 it."""
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def promise_states(
     survey: Survey, topology: Topology | None, plan: Plan | None
 ) -> list[PromiseState]:
     """Return the state of each promise, in order. `plan`: what bootstrap would change on the hosts;
-    None if a plan could not be made."""
+    None if it could not be planned."""
     inventory = survey.inventory
     problems: dict[int, list[ClusterctlError]] = {number: [] for number in range(1, 11)}
     for planned in plan.changes if plan and survey.containers else ():
@@ -88,7 +88,7 @@ def promise_states(
         )
     seen = _seen(survey)
     if not survey.containers or plan is None:
-        why = "the plan needs an answer of every host" if survey.containers else "nothing runs yet"
+        why = "the plan needs answers from all hosts" if survey.containers else "nothing runs yet"
         for number in {number for numbers in _KEPT_BY.values() for number in numbers} | {4}:
             seen[number] = ("not known", why)
     return [
@@ -100,7 +100,7 @@ def promise_states(
 
 
 def _seen(survey: Survey) -> dict[int, tuple[State, str]]:
-    """Return the state of each promise that nothing speaks against."""
+    """Return the state of each promise, unless something contradicts it."""
     inventory = survey.inventory
     if inventory.network.firewall:
         ports: tuple[State, str] = ("holds", "the firewall's rules are loaded on every host")
@@ -116,14 +116,14 @@ def _seen(survey: Survey) -> dict[int, tuple[State, str]]:
     if digest and "@" not in inventory.image:
         image += f"; to pin it, `image: {pinned(inventory.image, digest)}`"
     return {
-        1: ("holds", "every container is as this version makes it"),
-        2: ("by design", "answers of hosts are parsed as hostile"),
+        1: ("holds", "every container is as this version creates it"),
+        2: ("by design", "answers from hosts are parsed as hostile input"),
         3: ("by design", "output is escaped and limited"),
         4: ("holds", image),
         5: ("holds", "the files are as they should be on every host"),
-        6: ("holds", "vLLM is told to keep the key; its file is on the head, for root alone"),
+        6: ("holds", "vLLM requires the key; its file on the head is readable by root only"),
         7: ports,
         8: ("holds", "the inventory has neither"),
         9: ("by design", first if trusting else known),
-        10: ("holds", "directories belong to root, with their modes"),
+        10: ("holds", "directories belong to root and have the right modes"),
     }

@@ -1,4 +1,4 @@
-"""The services of a cluster as they are, each with its replicas. The survey makes them, once."""
+"""The current services of a cluster, each with its replicas. Built once by the survey."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ class Replica:
 
     @property
     def condition(self) -> str:
-        """State reported by the supervisor, or `declared` before it processed the document."""
+        """The state that the supervisor reports, or `declared` before it has processed the
+        document."""
         return self.state.state if self.state else "declared"
 
     @property
     def serves(self) -> bool:
-        """Whether it answers requests: its supervisor reports it ready."""
+        """Whether it answers requests: its supervisor reports it as ready."""
         return self.condition == "ready"
 
     @property
@@ -52,18 +53,18 @@ class Replica:
 
     @property
     def gpu_share(self) -> float:
-        """The part of a GPU that each of its ranks takes."""
+        """The share of a GPU that each of its ranks takes."""
         return gpu_share(self.document.env)
 
     @property
     def ranks(self) -> list[Rank]:
-        """The ranks that run now."""
+        """The running ranks."""
         return self.state.ranks if self.state else []
 
 
 @dataclass(frozen=True)
 class Service:
-    """A service: what the head's list says of it, and its declared replicas."""
+    """A service: its entry in the head's list, and its declared replicas."""
 
     name: str
     replicas: tuple[Replica, ...] = ()  # By number
@@ -77,7 +78,7 @@ class Service:
 
     @property
     def port(self) -> int:
-        """The port that clients know; 0 if that is lost."""
+        """The port that clients use; 0 if it is lost."""
         if self.listed:
             return self.listed.port
         # Older versions declared a single process, which clients reached directly.
@@ -85,7 +86,7 @@ class Service:
         return ports[0] if ports else 0
 
     def require_list(self) -> MembersDocument:
-        """Raises RequirementsNotMet for a service without a list of members."""
+        """Raise RequirementsNotMet for a service without a list of members."""
         if self.listed:
             return self.listed
         first = self.replicas[0]
@@ -107,7 +108,7 @@ class Service:
 
     @property
     def undeclared(self) -> list[Member]:
-        """Members that no host that answered declares."""
+        """Members that no answering host declares."""
         declared = {replica.number for replica in self.replicas}
         return [member for member in self.members if member.replica not in declared]
 
@@ -126,14 +127,14 @@ def declared_replicas(
     states: Mapping[str, Mapping[str, ServiceState]],
     head: str,
 ) -> dict[str, Replica]:
-    """Return the replicas by name, those of a service after each other.
+    """Return the replicas by name, grouped by service.
 
     documents  by host and name, as declared there
     lists      the head's lists of members, by service
     states     by host and name, as reported there
 
-    A host speaks for itself only: of a worker's documents those count that the head's list has on
-    that worker, and the head's own unless the list has the replica elsewhere.
+    A host can speak only for itself: a worker's document counts if the head's list has the replica
+    on that worker, the head's own unless the list has it elsewhere.
     """
     found: dict[str, Replica] = {}
     for host, declared in documents.items():

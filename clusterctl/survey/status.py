@@ -28,7 +28,7 @@ from clusterctl.survey.survey import Survey
 
 @dataclass(frozen=True)
 class GpuLoad:
-    """A GPU now; None for what nvidia-smi does not report."""
+    """A GPU's current load; None for what nvidia-smi does not report."""
 
     index: int
     use: float | None  # 0 to 1: the share of the last second in which a kernel ran
@@ -48,8 +48,8 @@ class HostLoad:
 
 @dataclass(frozen=True)
 class ServiceLoad:
-    """What a service did within `seconds`; None: since a start of unknown time. Latencies in
-    seconds; None without a request."""
+    """What a service did within `seconds`; None: since a start at an unknown time. Latencies in
+    seconds; None without requests."""
 
     seconds: float | None
     requests_per_s: float | None
@@ -82,7 +82,7 @@ class HostRow:
 
 @dataclass(frozen=True)
 class ServiceRow(Replica):
-    """A replica as the status shows it."""
+    """A replica as shown by the status."""
 
     service_url: str = ""  # The gateway's; empty without one
     failed_ago: float | None = None  # Seconds since its last failure; None if none is known
@@ -121,7 +121,7 @@ class ClusterStatus:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Every deviation from the inventory and from a working service, one sentence each."""
+        """Every deviation from the inventory and from working services, one sentence each."""
         of_hosts = [f"{row.name}: {text}" for row in self.hosts for text in row.problems]
         of_services = [
             f"service {row.name}: {row.condition}{f' ({row.detail})' if row.detail else ''}"
@@ -138,7 +138,7 @@ class ClusterStatus:
             lost.append(_down(self.gateway))
         if self.gateway:
             lost += [
-                f"{host}: no gateway: bootstrap gives it one, unless the image has no HAProxy"
+                f"{host}: no gateway: bootstrap adds one, unless the image has no HAProxy"
                 if one.state == "absent"
                 else f"{host}: {_down(one)}"
                 for host, one in self.other_gateways.items()
@@ -175,7 +175,7 @@ class ClusterStatus:
 def with_loads(
     status: ClusterStatus, hosts: Mapping[str, HostLoad], services: Mapping[str, ServiceLoad]
 ) -> ClusterStatus:
-    """Return the status with the loads that the wide view shows."""
+    """Return the status with the loads for the wide view."""
     return replace(
         status,
         hosts=tuple(replace(row, load=hosts.get(row.name)) for row in status.hosts),
@@ -184,7 +184,7 @@ def with_loads(
 
 
 def with_causes(status: ClusterStatus, causes: Mapping[str, str]) -> ClusterStatus:
-    """Return the status with why services fail, by their names."""
+    """Return the status with the reasons why services fail, by name."""
     services = tuple(replace(row, cause=causes.get(row.name, "")) for row in status.services)
     return replace(status, services=services)
 
@@ -250,7 +250,7 @@ def assess(
 
 
 def odd_mtus(survey: Survey) -> dict[str, RequirementsNotMet]:
-    """Return a problem by host for each NIC of NCCL's whose MTU is not that of most hosts."""
+    """Return, by host, a problem for each NCCL NIC whose MTU differs from most hosts'."""
     try:
         nodes = survey.topology.nodes
     except ClusterctlError:  # A host does not answer, which is reported
@@ -260,7 +260,7 @@ def odd_mtus(survey: Survey) -> dict[str, RequirementsNotMet]:
     usual = usual_mtu(nic.mtu for nic in found.values())
     return {
         host: RequirementsNotMet(
-            f"its MTU on {nic.name} is {nic.mtu}, and {usual} on the others: larger packets are "
+            f"its MTU on {nic.name} is {nic.mtu}, but {usual} on the others: larger packets are "
             "lost",
             hint=f"on {host}: sudo ip link set {nic.name} mtu {usual}",
         )
@@ -270,8 +270,8 @@ def odd_mtus(survey: Survey) -> dict[str, RequirementsNotMet]:
 
 
 def _vllm_of(survey: Survey, head: str) -> str:
-    """Return vLLM's release on the head, and others with their hosts, while another image is
-    tried."""
+    """Return vLLM's release on the head, and different ones with their hosts, as while a new image
+    is tried."""
     others = [
         f"{state.vllm_version} on {name}"
         for name in survey.answers
@@ -281,7 +281,7 @@ def _vllm_of(survey: Survey, head: str) -> str:
 
 
 def _virtual_ip_problems(survey: Survey, gateways: Iterable[GatewayState]) -> Iterator[str]:
-    """Yield what is wrong with the address that the gateways share."""
+    """Yield the problems of the gateways' shared address."""
     shared, holders = survey.inventory.gateway.virtual_ip, survey.virtual_ip_at
     if shared is None or not any(gateway.state == "up" for gateway in gateways):
         return
@@ -298,21 +298,21 @@ def _virtual_ip_problems(survey: Survey, gateways: Iterable[GatewayState]) -> It
 
 
 def secrets_apart(survey: Survey, host: str) -> list[str]:
-    """Return a sentence for each secret of the host that cannot be used, or is another one than the
-    head's; and for each replica there that was started with another key."""
+    """Return a sentence for each of the host's secrets that cannot be used or differs from the
+    head's, and for each of its replicas that was started with a different key."""
     own, head = survey.fresh_state(host), survey.fresh_state(survey.inventory.head.name)
     if own is None or head is None:
         return []
     found = [
-        f"its {name} is another one than the head's"
+        f"its {name} differs from the head's"
         for name, mark in own.secrets.items()
         if mark != head.secrets.get(name, mark)
     ]
     key = head.secrets.get("api.key", "")
     older = [service.name for service in own.services if key and service.key not in ("", key)]
     found += [
-        f"{name} was started with another api.key than the head has: `clusterctl restart {name}` "
-        "gives it this one"
+        f"{name} was started with a different api.key than the head's; to use the head's: "
+        f"clusterctl restart {name}"
         for name in older
     ]
     return [*own.secret_problems, *found]
@@ -375,7 +375,7 @@ def _host_row(
     drift: tuple[str, ...],
     odd: RequirementsNotMet | None,
 ) -> HostRow:
-    """Build a host's row. It has every independent problem, such as drift, but only the first cause
+    """Build a host's row, with every independent problem, such as drift, but only the first cause
     of problems that follow from each other."""
     facts, state = survey.facts.get(host.name), survey.states.get(host.name)
     container = survey.containers.get(host.name)
@@ -395,11 +395,11 @@ def _host_row(
         problems.append(f"the node container was renamed to {container.name}")
     for document in unreadable:
         if document.why == CHANGED:
-            problems.append(f"{document.file} is not what a command wrote, and is followed there")
+            problems.append(f"{document.file} is not what a command wrote, but is in effect")
             continue
         why = "was deleted" if document.why == DELETED else f"cannot be read ({document.why})"
         problems.append(
-            f"{document.file} {why}; the supervisor follows what it held before"
+            f"{document.file} {why}; the supervisor follows the previous one"
             if document.last_good
             else f"{document.file} {why}; the supervisor follows nothing"
         )
@@ -440,7 +440,7 @@ def _host_row(
 
 
 def _container(survey: Survey, host: str) -> str:
-    """Return the state of the host's node container; empty if it is not known."""
+    """Return the state of the host's node container; "" if unknown."""
     answer, found = survey.answers.get(host), survey.containers.get(host)
     if host in survey.running:
         return "running"
@@ -481,8 +481,8 @@ def _first_cause(
 
 
 _NIC_PROBLEMS = {
-    "missing": "is not there: it was renamed or removed",
-    "down": "is down: it lost its link, or was switched off",
+    "missing": "does not exist: it was renamed or removed",
+    "down": "is down: it lost its link, or was turned off",
     "no address": "has no address",
 }
 
@@ -497,8 +497,8 @@ def _broken_nic(nic: BrokenNic) -> str:
 
 
 def ray_lines(nodes: Sequence[RayNode], head: str, device: str = "GPU") -> list[str]:
-    """Return what Ray's head says of its nodes, and the command for more of its words. `device`:
-    what its GPUs are on these hosts."""
+    """Return what Ray's head says about its nodes, and the command that shows more. `device`: what
+    Ray's GPUs are on these hosts."""
     rows = []
     alive = {node.name for node in nodes if node.alive}
     for node in nodes:

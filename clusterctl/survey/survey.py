@@ -133,7 +133,8 @@ def look_twice(
     transports: Mapping[str, Transport],
     pause: float = deadlines.SECOND_LOOK,
 ) -> Survey:
-    """Return what `look` finds; hosts whose node container seems to have gone are asked again."""
+    """Return what `look` finds, and look again at hosts whose node container seems to have
+    vanished."""
     survey = look(transports)
     if not survey.vanished:
         return survey
@@ -157,8 +158,8 @@ class Survey:
 
     @cached_property
     def answers(self) -> dict[str, Probe]:
-        """Answers of the hosts that answered, without the address that their gateways share: it is
-        no host's own, and moves."""
+        """The answers of the hosts that answered, without the gateways' shared address, which moves
+        between hosts."""
         shared, found = self.inventory.gateway.virtual_ip, values(self.outcomes)
         if shared is None:
             return found
@@ -169,7 +170,7 @@ class Survey:
 
     @cached_property
     def virtual_ip_at(self) -> tuple[str, ...]:
-        """Hosts that have the address that the gateways share."""
+        """Hosts that currently have the gateways' shared address."""
         shared = str(self.inventory.gateway.virtual_ip)
         return tuple(
             name
@@ -197,7 +198,8 @@ class Survey:
         return {error.host or "": error for error in failures(self.outcomes)}
 
     def require_answers(self, hosts: Collection[str] | None = None) -> Survey:
-        """Return this survey. Raises the errors of all hosts (of `hosts`) that did not answer."""
+        """Return this survey. Raises the errors of all hosts (or of `hosts`) that did not
+        answer."""
         raise_all(error for name, error in self.errors.items() if hosts is None or name in hosts)
         return self
 
@@ -227,7 +229,7 @@ class Survey:
 
     def without_dead(self) -> Survey:
         """Return the survey as if the inventory had no dead workers: those that do not answer and
-        that Ray has lost. One that only SSH does not reach may serve, and is not dead."""
+        that Ray has lost. A host that only SSH cannot reach may still serve, and is not dead."""
         head = self.inventory.head.name
         state = self.fresh_state(head)
         alive = {node.name for node in (state.nodes if state else ()) if node.alive}
@@ -267,8 +269,8 @@ class Survey:
         return replace(written, taking_over=found)
 
     def as_if_run_wrote(self, written: Mapping[str, Mapping[str, bytes | None]]) -> Survey:
-        """Return the survey as it would be once a run had written these documents: the head keeps
-        a copy of each, as with `ClusterLock.replace`."""
+        """Return the survey as it would be after a run wrote these documents: the head keeps a copy
+        of each, as with `ClusterLock.replace`."""
         documents, copies = (of(self.inventory.cluster) for of in (config_dir, declared_dir))
         files = [one for of_host in written.values() for one in of_host.items()]
         on_head = {path.replace(documents, copies, 1): data for path, data in files}
@@ -290,16 +292,16 @@ class Survey:
 
     @cached_property
     def running(self) -> frozenset[str]:
-        """Hosts whose node container is running: as the engine lists it, else as its supervisor
-        reports, where the engine was too busy to list any."""
+        """Hosts whose node container is running, according to the engine, or to the supervisor if
+        the engine was too busy to list any."""
         listed = {name for name, c in self.containers.items() if c.state == "running"}
         busy = {name for name, answer in self.answers.items() if not answer.listed}
         return frozenset(listed | {name for name in busy if self.fresh_state(name)})
 
     @property
     def vanished(self) -> list[str]:
-        """Hosts whose engine lists no node container, while its supervisor reported just now: it
-        is being replaced, or was removed within the last seconds. A second look tells."""
+        """Hosts whose engine lists no node container although its supervisor just reported: it is
+        being replaced, or was removed within the last seconds. A second look shows which."""
         return [
             name
             for name, answer in self.answers.items()
@@ -310,8 +312,8 @@ class Survey:
 
     @cached_property
     def image_digests(self) -> dict[str, str]:
-        """The digest that the inventory's image had in its registry when a host was given it from
-        there; only of hosts that still have that image."""
+        """The digest of the inventory's image in its registry when each host got it from there;
+        only for hosts that still have that image."""
         file, found = record_file(self.inventory.image), {}
         for name, answer in self.answers.items():
             record = parse_record(answer.files.get(file)) if answer.image else None
@@ -336,18 +338,18 @@ class Survey:
         return abs(self.facts[host].clock - state.time) if state else None
 
     def cannot_report(self, host: str) -> bool:
-        """Whether the file system that the supervisor writes its report to is full."""
+        """Whether the file system with the supervisor's report is full."""
         disk = self.facts[host].disk(run_dir(self.inventory.cluster))
         return disk is not None and disk.free < LEAST_FREE
 
     def why_silent(self, host: str) -> str:
-        """Reason why the supervisor's report is old or missing, as far as the probe shows."""
+        """Why the supervisor's report is old or missing, as far as the probe shows."""
         if self.cannot_report(host):
             directory = run_dir(self.inventory.cluster)
-            return f"{directory} is on a file system that is full: the supervisor cannot report"
+            return f"{directory} is on a full file system, so the supervisor cannot report"
         age = self.state_age(host)
         if age is None:
-            return "the supervisor has written no state yet"
+            return "the supervisor has not written any state yet"
         return f"the supervisor last wrote {age:.0f} s ago"
 
     def fresh_state(self, host: str) -> NodeState | None:
@@ -356,8 +358,8 @@ class Survey:
         return self.states[host] if age is not None and age < deadlines.STALE else None
 
     def require_supervised_head(self) -> NodeState:
-        """Return the head's state. Raises RequirementsNotMet if its supervisor is not alive, as it
-        would then not process any change."""
+        """Return the head's state. Raises RequirementsNotMet if its supervisor is not alive, since
+        it would not process any change."""
         head = self.inventory.head.name
         self.require_answers((head,))
         if head in self.config_deleted:
@@ -390,8 +392,8 @@ class Survey:
     def strangers(self) -> tuple[RequirementsNotMet, ...]:
         """Errors for hosts in Ray that are not in the inventory, from the head's current report.
 
-        Their containers keep running, with ranks of services, and no command that reads the
-        inventory reaches them.
+        Their containers keep running ranks of services, out of reach of commands that read the
+        inventory.
         """
         state = self.fresh_state(self.inventory.head.name)
         known = {host.name for host in self.inventory.hosts}
@@ -406,11 +408,11 @@ class Survey:
                 if rank.host == node.name
             ]
             error = RequirementsNotMet(
-                f"is not in the inventory, and its container still runs in this cluster at "
+                "is not in the inventory, but its container still runs in this cluster at "
                 f"{node.node_ip}{', with ' if ranks else ''}{', '.join(ranks)}",
                 host=node.name or node.node_ip,
-                hint=f"put {node.name or 'it'} back into {file}, run "
-                f"`clusterctl down --limit {node.name} -i {file}`, and take it out again",
+                hint=f"put {node.name or 'it'} back into {file}, run `clusterctl down --limit "
+                f"{node.name} -i {file}`, and remove it again",
             )
             found.append(error)
         return tuple(found)
@@ -425,7 +427,7 @@ class Survey:
     @cached_property
     def config_deleted(self) -> dict[str, str]:
         """By host, the ID of the container whose directory of documents was deleted. Its supervisor
-        keeps the documents that it read last; if the directory is created again, the container may
+        keeps the documents that it last read; even if the directory is recreated, the container may
         still have the deleted one mounted."""
         return {
             name: self.containers[name].id
@@ -437,13 +439,13 @@ class Survey:
     @cached_property
     def written(self) -> dict[str, str]:
         """The documents that commands wrote on any host, by their path below `config_dir`: the
-        copies in the head's own directory. A container sees and reports others at most."""
+        copies in the head's own directory, which no container sees."""
         cluster = self.inventory.cluster
         found = documents_in(declared_dir(cluster), self.head.files if self.head else {})
         return {file: text for file, text in found.items() if is_document(file, text)}
 
     def written_for(self, host: str) -> dict[str, str]:
-        """Return those that belong on `host`."""
+        """Return the documents that belong on `host`."""
         on_head = host == self.inventory.head.name
         return {
             file: text
@@ -452,8 +454,8 @@ class Survey:
         }
 
     def _named_host(self, file: str) -> str:
-        """Return the host of a document of a service: where the head's list of members has the
-        replica, else the head."""
+        """Return the host that a service's document belongs on: the replica's in the head's list of
+        members, else the head."""
         name = file.rpartition("/")[2].removesuffix(".json")
         known = self._lists.get(service_of(name))
         for member in known.members if known else ():
@@ -463,8 +465,8 @@ class Survey:
 
     @cached_property
     def not_copied(self) -> dict[str, bytes]:
-        """Documents of which the head has no copy, by their path below `config_dir`: those that an
-        earlier version wrote."""
+        """Documents without a copy on the head, by their path below `config_dir`: an earlier
+        version wrote them."""
         config = str(NodePaths(self.inventory.cluster).config)
         return {
             file: text.encode()
@@ -496,8 +498,8 @@ class Survey:
 
     @cached_property
     def replicas(self) -> dict[str, Replica]:
-        """The declared replicas by name, those of a service after each other; a service without
-        replicas is one."""
+        """The declared replicas by name, grouped by service; a service without replicas counts as
+        one."""
         head = self.inventory.head.name
         return declared_replicas(self.documents, self._lists, self._reported, head)
 
@@ -512,7 +514,7 @@ class Survey:
 
     @cached_property
     def _reported(self) -> dict[str, dict[str, ServiceState]]:
-        """What each supervisor reports now, by host and name."""
+        """The current reports of the supervisors, by host and name."""
         fresh = {host: self.fresh_state(host) for host in self.states}
         return {
             host: {service.name: service for service in state.services}
@@ -522,7 +524,7 @@ class Survey:
 
     @cached_property
     def ranks(self) -> dict[str, list[Rank]]:
-        """Ranks that supervisors report, by replica, with those that are not declared any more."""
+        """Ranks that supervisors report, by replica, including those no longer declared."""
         found: dict[str, list[Rank]] = {}
         for host, services in self._reported.items():
             for name, state in services.items():
@@ -533,7 +535,7 @@ class Survey:
 
     @cached_property
     def drained(self) -> tuple[str, ...]:
-        """Hosts that are to have no replicas."""
+        """Hosts that must not have replicas."""
         data = self.head_file(drained_file(self.inventory.cluster))
         try:
             return tuple(from_json(DrainedHosts, data.decode()).hosts) if data else ()
@@ -542,7 +544,7 @@ class Survey:
 
     @cached_property
     def _lists(self) -> dict[str, MembersDocument]:
-        """The list of members of each service with replicas, by the service's name; of one that was
+        """The list of members of each service with replicas, by the service's name; if it was
         deleted or damaged, what a command wrote."""
         config = str(NodePaths(self.inventory.cluster).config)
         on_head = documents_in(config, self.head.files if self.head else {})
@@ -583,8 +585,8 @@ def require_bootstrapped(inventory: Inventory, state: NodeState | None, clock: f
 
 
 def require_formed(survey: Survey) -> NodeState:
-    """Return the head's state, once Ray has every node of the topology. Raises RayNotFormed for
-    each that differs, and as `require_supervised_head`."""
+    """Return the head's state if Ray has every node of the topology. Raises RayNotFormed for each
+    that differs, and what `require_supervised_head` raises."""
     state = survey.require_supervised_head()
     raise_all(
         RayNotFormed(

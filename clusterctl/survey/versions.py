@@ -48,7 +48,7 @@ def ledger_file(cluster: str) -> str:
 
 
 def engine_versions(survey: Survey) -> dict[str, str]:
-    """Return the versions of vllm and ray as the head reports them; before that, vLLM's in the
+    """Return the versions of vllm and ray that the head reports; before that, vLLM's from the
     image's tag."""
     state = survey.states.get(survey.inventory.head.name)
     found = state.versions if state else {}

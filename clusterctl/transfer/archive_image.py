@@ -42,7 +42,7 @@ from clusterctl.transfer.archives.split import (
 from clusterctl.transfer.blob_store import BlobStore, disk_errors
 from clusterctl.transfer.content import CHUNK, Blob, ImageSource, Location, NotAnImage
 
-HOW = "make it with: clusterctl image bundle IMAGE -o FILE, or: docker save IMAGE -o FILE"
+HOW = "create it with: clusterctl image bundle IMAGE -o FILE, or: docker save IMAGE -o FILE"
 
 # Magic bytes of unsupported compressions, and the program that decompresses each.
 OTHER_CODECS = {b"BZh": "bunzip2", b"\xfd7zXZ": "unxz"}
@@ -56,7 +56,7 @@ def archive_image(
 
     Layers are read in place; a compressed tar is unpacked into `store` once. A blob's digest is
     checked when it is read from the start. Raises RequirementsNotMet unless `path` holds that
-    image, StepFailed naming a blob that is truncated or corrupt, or a file that changed meanwhile.
+    image, and StepFailed for a truncated or corrupt blob, or a file that changed meanwhile.
     """
     record_of = functools.cache(lambda file: FileRecord(file, store))
     try:
@@ -113,7 +113,7 @@ class ArchivedImage:
 class FileRecord:
     """Digests of parts of one file, kept in the blob store so that the file is hashed only once.
 
-    The file counts as unchanged while device, inode, size and modification time are the same.
+    The file counts as unchanged while device, inode, size and modification time stay the same.
     """
 
     def __init__(self, path: Path, store: BlobStore) -> None:
@@ -168,7 +168,7 @@ class FileRecord:
     def _changed(self) -> StepFailed:
         return StepFailed(
             f"{self.path} changed while it was read",
-            hint="let whatever writes it finish, and run the same command again",
+            hint="wait until nothing writes to it, then run the same command again",
         )
 
     def _recalled(self) -> dict[str, str]:
@@ -226,8 +226,8 @@ def split_into(
     needed: int,
 ) -> Members:
     """Split the tar of `stream` into files of the store, and return them. If the store still has
-    the files of an earlier stream with the same `name`, the stream is not opened; otherwise the
-    store must have room for `needed` bytes.
+    the files of an earlier stream with the same `name`, the stream is not opened; otherwise
+    `needed` bytes must be free in the store.
 
     Raises BrokenArchive, RequirementsNotMet, and what the stream raises.
     """

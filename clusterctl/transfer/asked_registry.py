@@ -1,5 +1,5 @@
-"""What the registry has of the inventory's image, asked while a command does other things: whether
-its tag has moved since hosts were given it, and its environment if no host has it."""
+"""Query the registry about the inventory's image while a command does other things: whether its tag
+has moved since hosts got it, and its environment if no host has it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 
 def ask_registry(survey: Survey, *, limit: float = deadlines.TAG_LOOK) -> Callable[[], list[str]]:
-    """Ask the registry in the background. The answer is a note if the tag has moved, and empty if
-    not, or if the registry has not answered `limit` seconds from now. It is not asked about an
-    image that is pinned, or that no host was given from there."""
+    """Query the registry in the background. The answer is a note if the tag has moved; empty if
+    not, or if the registry does not answer within `limit` seconds. It is not queried about an image
+    that is pinned, or that no host got from it."""
     inventory, held = survey.inventory, set(survey.image_digests.values())
     image = parse(inventory.image)
     if image.digest or not held:
@@ -50,9 +50,9 @@ _PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 def ask_environment(
     survey: Survey, *, limit: float = deadlines.TAG_LOOK
 ) -> Callable[[], dict[str, str]]:
-    """Ask the registry in the background for the image's environment variables, if no host has the
-    image and no archive in the inventory. The answer is empty without one `limit` seconds from
-    now."""
+    """Query the registry in the background for the image's environment variables, if no host has
+    the image and the inventory names no archive. Empty if there is no answer within `limit`
+    seconds."""
     inventory = survey.inventory
     machines = {facts.os.architecture for facts in survey.facts.values()}
     platform = _PLATFORMS.get(machines.pop(), "") if len(machines) == 1 else ""
@@ -76,12 +76,12 @@ def _ca(survey: Survey) -> str:
 
 
 def _silent(_text: str) -> None:
-    """Say nothing: a question in the background has no progress to show."""
+    """Show nothing: a query in the background has no progress."""
 
 
 def _in_background(work: Callable[[], T], limit: float) -> Callable[[], T | None]:
-    """Do `work` in a thread; what is returned waits for its result, at most until `limit` seconds
-    from now, and returns None if there is none."""
+    """Do `work` in a thread. Return a function that waits for its result, until at most `limit`
+    seconds from now, and returns None without one."""
     answers: SimpleQueue[T] = SimpleQueue()
     until = time.monotonic() + limit
 
@@ -102,6 +102,6 @@ def _in_background(work: Callable[[], T], limit: float) -> Callable[[], T | None
 
 def _note(reference: str, registry: str, held: str, now: str) -> str:
     return (
-        f"the tag of {reference} has moved: the hosts have {held}, and {registry} has {now} now; "
+        f"the tag of {reference} has moved: the hosts have {held}, but {registry} now has {now}; "
         f"to keep what the hosts have, put `image: {pinned(reference, held)}` into the inventory"
     )

@@ -5,7 +5,8 @@
     refs/<name>.json                 cached facts about an image or a file, such as digests
     in-use                           lock file, held shared by every user of the store
 
-Several processes may share a store; one at a time writes a blob, and resumes where another stopped.
+Several processes may share a store; a blob is written by one at a time, which resumes where another
+stopped.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class BlobStore:
                 if not locked(file):
                     raise LockHeld(
                         f"another clusterctl is using the layers in {self.directory}",
-                        hint=f"wait until it ends; see which one: fuser -v {self.use}",
+                        hint=f"wait until it ends; to find it: fuser -v {self.use}",
                     )
                 for directory in (self.directory / "refs", self.blobs.parent):
                     if directory.exists():
@@ -117,7 +118,7 @@ class BlobStore:
             ) from error
 
     def require_room(self, needed: int) -> None:
-        """Raise RequirementsNotMet unless `needed` more bytes fit on the store's disk."""
+        """Raise RequirementsNotMet unless the store's disk has room for `needed` more bytes."""
         free = free_space(self.directory)
         if needed and needed + SPARE > free:
             raise RequirementsNotMet(
@@ -148,7 +149,7 @@ class BlobStore:
             ) from error
 
     def keep(self, data: bytes) -> Path:
-        """Store a small blob that is in memory, such as a manifest; return its file."""
+        """Store a small blob from memory, such as a manifest; return its file."""
         blob = Blob(digest_of(data), len(data))
         path = self.path(blob.digest)
         try:
@@ -182,7 +183,7 @@ class BlobStore:
                 if not locked(file):
                     raise LockHeld(
                         f"another clusterctl is downloading {blob.digest[:19]}",
-                        hint=f"wait until it ends; see which one: fuser -v {part}",
+                        hint=f"wait until it ends; to find it: fuser -v {part}",
                     )
                 if not same_file(file, part):  # its writer has just completed it
                     return self.fill(blob, fetch)
@@ -194,7 +195,7 @@ class BlobStore:
                     is_right = _complete(blob, file, fetch)
                 if not is_right:
                     part.unlink()
-                    raise WrongBytes(f"{blob.digest} arrived with another digest")
+                    raise WrongBytes(f"{blob.digest} arrived with a different digest")
                 os.fsync(file.fileno())
                 part.rename(path)
         return path
@@ -219,7 +220,7 @@ class BlobStore:
 
     def _begin_use(self) -> None:
         """Hold the shared lock until this object is gone, so that no process clears the store.
-        Errors are ignored: a store that is not writable can be read."""
+        Errors are ignored: a read-only store can still be read."""
         if self._in_use:
             return
         with suppress(OSError):
@@ -232,7 +233,7 @@ class BlobStore:
 
 @dataclass(frozen=True)
 class StoredImage:
-    """An image all of whose blobs are in the store."""
+    """An image whose blobs are all in the store."""
 
     content: ImageContent
     store: BlobStore
@@ -251,7 +252,7 @@ def locked(file: BinaryIO) -> bool:
 
 
 def same_file(file: BinaryIO, path: Path) -> bool:
-    """Return whether `path` is still the opened file; its writer may just have renamed it."""
+    """Return whether `path` is still the open file: its writer may just have renamed it."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -260,7 +261,7 @@ def same_file(file: BinaryIO, path: Path) -> bool:
 
 @contextmanager
 def disk_errors(directory: Path) -> Iterator[None]:
-    """Raise OSErrors of the disk as RequirementsNotMet. Sources map their own errors first."""
+    """Raise the disk's OSErrors as RequirementsNotMet. Sources map their own errors first."""
     try:
         yield
     except OSError as error:
@@ -271,7 +272,7 @@ def disk_errors(directory: Path) -> Iterator[None]:
 
 
 def _complete(blob: Blob, file: BinaryIO, fetch: Fetch) -> bool:
-    """Append the missing bytes to `file`; return whether its digest matches then."""
+    """Append the missing bytes to `file`; return whether its digest then matches."""
     hashed, count = hashlib.sha256(), 0
     file.seek(0)
     while chunk := file.read(CHUNK):

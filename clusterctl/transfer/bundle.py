@@ -46,7 +46,7 @@ def write_bundle(images: Sequence[ImageSource], path: Path, *, say: Say) -> int:
             # Another process may hold the lock, or may have finished and renamed the file by now.
             if not locked(file) or not same_file(file, part):
                 raise StepFailed(
-                    f"another process is writing {part}", hint=f"see which one: fuser -v {part}"
+                    f"another process is writing {part}", hint=f"to find it: fuser -v {part}"
                 )
             file.truncate(0)
             try:
@@ -93,7 +93,8 @@ def _tar(images: Sequence[ImageSource]) -> Iterator[bytes]:
 
 
 def _member(name: str, size: int, chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield a tar member; the same input gives the same bytes. A wrong `size` raises StepFailed."""
+    """Yield a tar member; the same input gives the same bytes. Raises StepFailed for a wrong
+    `size`."""
     entry = tarfile.TarInfo(name)
     entry.size = size
     yield entry.tobuf(tarfile.GNU_FORMAT)
@@ -113,7 +114,7 @@ def _checked(image: ImageSource, blob: Blob) -> Iterator[bytes]:
         yield chunk
     if hashed.hexdigest() != blob.hex:
         raise StepFailed(
-            f"{blob.digest} of {image.content.reference} was read as bytes that do not match it",
+            f"{blob.digest} of {image.content.reference} does not match the bytes that were read",
             hint="run the same command again; if it fails again, its source is damaged",
         )
 
@@ -124,8 +125,8 @@ def blob_name(digest: str) -> str:
 
 
 def documents(contents: Sequence[ImageContent], *, named: bool = True) -> dict[str, bytes]:
-    """Return all members but configs and layers: path in the archive to content. Without `named`,
-    images have no names and no platforms: `docker load` gives them no tag."""
+    """Return all members except configs and layers: path in the archive to content. Without
+    `named`, images have no names and platforms: `docker load` does not tag them."""
     entries, docker_entries, manifests = [], [], {}
     for content in contents:
         manifest = Blob(digest_of(content.manifest), len(content.manifest), content.media_type)

@@ -49,8 +49,8 @@ class Chain:
     Hosts may request `blobs` and the blobs of `image`. `limit_rate` bounds the bytes per second
     that the source sends in all; blobs with the digests `packed` are compressed on their way to the
     first host. `report` is called about once a second for each host, from threads of the chain;
-    `say` gets (host, sentence) about events that a user should know: an upstream sent wrong bytes,
-    a relay was restarted, a host was lost.
+    `say` gets (host, sentence) for events that a user should know about: an upstream sent wrong
+    bytes, a relay was restarted, a host was lost.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class Chain:
         }
 
     def start(self) -> None:
-        """Start all relays at once. A host whose relay does not start is lost (`lost` has the
-        error); if none starts, raises the errors of all hosts."""
+        """Start all relays at once. A host whose relay does not start is lost (its error is in
+        `lost`). If none starts, raises the errors of all hosts."""
         supervisors = self._supervisors.values()
         for supervisor in supervisors:
             supervisor.start()
@@ -113,7 +113,7 @@ class Chain:
 
     def close(self, *, keep: bool = False, done: Collection[str] = ()) -> None:
         """Stop the relays and remove these blobs from their caches; with `keep`, only on the hosts
-        of `done`, which will not need them again: on the others the next run resumes."""
+        in `done`, which will not need them again: on the others, the next run resumes."""
         self._ended.set()
         with self._changed:
             self._changed.notify_all()
@@ -166,8 +166,8 @@ class Chain:
         return {digest: supervisor.paths[digest] for digest in digests}
 
     def relocate(self, host: str, paths: Mapping[str, str]) -> None:
-        """Record that blobs received by `host` were moved to `paths` (digest to path). The running
-        relay keeps its open files; a restarted one uses the new paths."""
+        """Record that blobs on `host` were moved to `paths` (digest to path). The running relay
+        keeps its open files; a restarted one uses the new paths."""
         self._supervisors[host].relocate(paths)
 
     def problem(self, host: str) -> ClusterctlError | None:
@@ -199,7 +199,7 @@ class Chain:
         return self._source.sent
 
     def _set_upstreams(self) -> None:
-        """Send every relay its upstreams, once all have started; called again when a relay moved or
+        """Send every relay its upstreams, once all have started, and again after a relay moved or
         was lost."""
         if not self._started.is_set():
             return
@@ -220,13 +220,13 @@ class Chain:
 
 
 def nearest(before: Sequence[T]) -> list[T]:
-    """Return those of the hosts before a relay that it may fetch from, the preferred one first."""
+    """Return the preceding hosts that a relay may fetch from, the preferred one first."""
     return [before[-steps] for steps in DISTANCES if steps <= len(before)]
 
 
 def _offered(image: ImageContent) -> tuple[str, str]:
     """Return the name (REPOSITORY:TAG) under which relays serve the image, and the command that
-    announces it to them. A random part keeps other users of a host from pulling the image."""
+    announces it to them. A random part keeps other users of a host from pulling it."""
     path, _, _ = image.reference.partition("@")
     name, _, tag = path.rpartition("/")[2].partition(":")
     repository, tag = f"{secrets.token_hex(16)}/{name}", tag or "latest"

@@ -27,7 +27,7 @@ def fetch_limit(size: int) -> float:
 
 @dataclass(frozen=True)
 class FilePlace:
-    """The file that a host writes a blob to directly, without a copy in the cache."""
+    """The file that a host writes a blob to directly, with no copy in the cache."""
 
     # Absolute; a missing directory is created. `path.part` holds the bytes until they are complete.
     path: str
@@ -65,9 +65,9 @@ class Link:
 def in_order(links: Iterable[Link]) -> list[Link]:
     """Return the links in the order of their chain.
 
-    All hosts after a slow one get no more than it does, so the speed of their networks falls along
-    the chain; an unknown one counts as fast. Among equals, those of a rack follow each other, so
-    that each network between racks is crossed once.
+    A slow host limits all hosts after it, so they are sorted by network speed, fastest first; an
+    unknown speed counts as fast. Among equals, hosts of a rack follow each other, so that each
+    network between racks is crossed once.
     """
     links = list(links)
     racks = list(dict.fromkeys(link.rack for link in links))

@@ -1,5 +1,5 @@
-"""The images of a cluster's hosts: the inventory's image on all of them, and the node image, built
-from it on the head. Both are sent through a chain: every byte leaves its source once."""
+"""The images of a cluster's hosts: the inventory's image, and the node image, built from it on the
+head. Both are sent through a chain: every byte leaves its source once."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ from clusterctl.transport.base import Closing
 
 
 class ClusterImages(Closing):
-    """Stages that give the hosts `names` their images. Leaving the context stops transfers.
+    """Stages that deliver images to the hosts `names`. Leaving the context stops transfers.
 
-    `engines` are those of the run, each with an open channel to its host; `sink` gets notes for the
-    user.
+    `engines`: this run's, each with an open channel to its host; `sink` gets notes for the user.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class ClusterImages(Closing):
 
     def stages(self) -> tuple[Stage, ...]:
         """Return the stages in order. Raises what `ImageFinder.find` raises, and
-        RequirementsNotMet, before anything is sent, for GPUs or drivers that cannot run the image.
+        RequirementsNotMet, before anything is sent, if GPUs or drivers cannot run the image.
         """
         inventory, (base, made) = self._inventory, self._transfers
         pulled: tuple[Stage, ...] = ()

@@ -1,8 +1,8 @@
-"""Blobs, the images that consist of them, and the manifests that say so.
+"""Blobs, the images that consist of them, and the manifests that describe them.
 
 A blob is identified by its digest, so it may come from any source: the receiver verifies it. Blobs
-are passed on byte for byte, as their first source had them. Media types: OCI image specification
-1.1, and Docker's image manifest version 2, schema 2.
+are passed on byte for byte, as the first source had them. Media types: OCI image specification 1.1,
+and Docker's image manifest version 2, schema 2.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Blob:
 
 @dataclass(frozen=True)
 class ImageContent:
-    """An image for one platform: its manifest, byte for byte, and the blobs that it lists."""
+    """An image for one platform: its manifest, byte for byte, and the blobs it lists."""
 
     reference: str  # As users write it: vllm/vllm-openai:v0.33.0
     manifest: bytes
@@ -179,7 +179,7 @@ def choose(
 ) -> PlatformManifest:
     """Return the manifest for `platform`; the only one if `platform` is None or it has none.
 
-    Raises RequirementsNotMet that lists the platforms there are.
+    Raises RequirementsNotMet, listing the available platforms.
     """
     if len(manifests) == 1 and (platform is None or not manifests[0].platform):
         return manifests[0]
@@ -199,7 +199,7 @@ def wrong_platform(
         return RequirementsNotMet(summary, hint="choose one: --platform linux/amd64")
     return RequirementsNotMet(
         f"{reference} does not exist for {platform}; it exists for {found}",
-        hint="name an image that is built for the hosts' processors",
+        hint="name an image built for the hosts' processors",
     )
 
 

@@ -1,5 +1,5 @@
-"""State of a host's engine, queried in one round trip: images, layers, disk space; and how an image
-reaches that host.
+"""State of a host's engine, queried in one round trip (images, layers, disk space), and how to
+deliver an image to it.
 
 dockerd fetches only layers that it lacks. But with overlay2 it recognizes a layer only if it pulled
 it: after `docker load` it would fetch the layer again (moby #46664). Then a partial `docker load`,
@@ -72,7 +72,8 @@ class EngineState:
         return next((image for image in self.images if reference in image.tags), None)
 
     def common(self, layers: Sequence[str]) -> int:
-        """Return the length of the longest prefix of `layers` that an image here starts with."""
+        """Return the length of the longest prefix of `layers` that one of the engine's images
+        starts with."""
 
         def shared(image: HeldImage) -> int:
             pairs = zip(image.layers, layers, strict=False)
@@ -83,7 +84,7 @@ class EngineState:
 
 def inspect_engine(driver: ContainerDriver, cache: str = CACHE, reference: str = "") -> EngineState:
     """Query the engine's state in one command. `cache`: the relay's cache directory there;
-    `reference`: a name that is looked up even if the engine does not list it.
+    `reference`: a name to look up even if the engine does not list it.
 
     Raises EngineUnavailable, ConnectionFailed, CommandTimedOut.
     """
@@ -225,7 +226,7 @@ def choose_delivery(stock: EngineState, content: ImageContent) -> ImageDelivery:
 
 
 def uncompressed(content: ImageContent, lacking: Collection[str]) -> tuple[Blob, ...]:
-    """Return the layers with the diff IDs `lacking` that are worth compressing on their way."""
+    """Return those layers with the diff IDs `lacking` that are worth compressing for sending."""
     layers = zip(content.layers, content.diff_ids, strict=True)
     plain = [
         layer for layer, diff_id in layers
@@ -238,16 +239,17 @@ def problems(host: str, stock: EngineState, content: ImageContent) -> Iterator[R
     """Yield an error for each reason why the host cannot take the image."""
     if content.platform and not fits(content.platform, stock.platform):
         yield RequirementsNotMet(
-            f"{content.reference} is made for {content.platform}, and the host is {stock.platform}",
+            f"{content.reference} is built for {content.platform}, but the host is "
+            f"{stock.platform}",
             host=host,
-            hint=f"name an image for {stock.platform}, or leave the host out: --limit '!{host}'",
+            hint=f"name an image for {stock.platform}, or exclude the host: --limit '!{host}'",
         )
     zstd = any("zstd" in layer.media_type for layer in content.layers)
     if zstd and not stock.containerd and _major(stock.version) < ZSTD_SINCE:
         yield RequirementsNotMet(
             f"{content.reference} has zstd layers, which Docker {stock.version} cannot unpack",
             host=host,
-            hint=f"update Docker there to {ZSTD_SINCE} or later, or push it from a docker archive",
+            hint=f"update its Docker to {ZSTD_SINCE} or later, or push it from a docker archive",
         )
     delivery = choose_delivery(stock, content)
     shared = delivery.size if stock.one_disk else 0
@@ -286,7 +288,7 @@ def _recognized(stock: EngineState, content: ImageContent) -> int:
 
 
 def _major(version: str) -> int:
-    """Return the major version of an engine (20 of 20.10.24+dfsg1); 0 if it cannot be parsed: such
-    an engine gets what every version supports."""
+    """Return the major version of an engine (20 of 20.10.24+dfsg1); 0 if it cannot be parsed, so
+    that only features of all versions are used."""
     found = re.match(r"\d+", version)
     return int(found[0]) if found else 0

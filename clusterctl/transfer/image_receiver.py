@@ -1,5 +1,5 @@
-"""Receiver of images: hosts pull from the relay beside their engine, or `docker load` only the
-missing layers; then the image is tagged, and a container is started from it."""
+"""Receive images: hosts pull from the relay next to their engine, or `docker load` only the missing
+layers; then the image is tagged, and a container is started from it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _Prepared(NamedTuple):
 class ImageReceiver:
     """Delivers an image to the hosts of `targets`, tags it, and checks that a container starts from
     it. `drivers`: of all hosts that may already have it. `before` is called with each host that has
-    no image of that name, before it receives one."""
+    no image of that name, before it receives it."""
 
     what = "image"
 
@@ -109,8 +109,8 @@ class ImageReceiver:
         return list(values(records).values()) == [_record(origin)] * len(self._targets)
 
     def check(self, view: HostView) -> Change | Unknown | None:
-        """See Step. Raises RequirementsNotMet if the host can never take the image, as far as that
-        is known before the image is read, StepFailed if it has no Python for a relay."""
+        """See Step. Raises RequirementsNotMet if the host cannot take the image, as far as is known
+        before the image is read, StepFailed if it has no Python for a relay."""
         self._look()
         self._engine(view.host.name)
         origin = self.origin()
@@ -144,7 +144,7 @@ class ImageReceiver:
         )
 
     def settle(self, view: HostView) -> bool:
-        """Tag the image and remove temporary tags of it; return False if the host lacks it."""
+        """Tag the image and remove its temporary tags; return False if the host lacks it."""
         origin, name = self._require_origin(view.host.name), view.host.name
         engine, reference = self._engine(name, origin), origin.wanted.reference
         if engine.tagged(reference) is None:
@@ -197,7 +197,7 @@ class ImageReceiver:
         )
 
     def _packed(self, content: ImageContent, lacking: Collection[str], host: str) -> list[str]:
-        """Return the digests of the layers to compress on their way."""
+        """Return the digests of the layers to compress for sending."""
         layers, route = uncompressed(content, lacking), self._route
         if route.compresses:
             return [layer.digest for layer in layers]
@@ -205,8 +205,8 @@ class ImageReceiver:
             size = gib(sum(layer.size for layer in layers))
             route.say(
                 host,
-                f"sending {size} of uncompressed layers; over a link of less than 500 Mbit/s this "
-                "is faster: clusterctl image push --compress",
+                f"sending {size} of uncompressed layers; over a link of less than 500 Mbit/s, "
+                "this is faster: clusterctl image push --compress",
             )
         return []
 
@@ -273,7 +273,7 @@ class ImageReceiver:
             return {name: engine for name, (_, engine) in self._seen.items()}
 
     def _engine(self, name: str, origin: Origin | None = None) -> EngineState:
-        """Return the host's state, with the name of `origin` looked up if the engine may not list
+        """Return the host's state, looking up the name of `origin` if the engine may not list
         it."""
         when, engine = self._seen.get(name, (0.0, None))
         if engine and time.monotonic() - when < FRESH:
@@ -287,13 +287,12 @@ class ImageReceiver:
 
 
 def _record(origin: Origin) -> DigestRecord | None:
-    """Return what a host that gets the image records; None if no registry is known to have it."""
+    """Return what a host records with the image; None if no registry is known to have it."""
     return DigestRecord(origin.digest, origin.wanted.layers) if origin.digest else None
 
 
 def _moved(origin: Origin, record: DigestRecord | None) -> str:
-    """Return how to keep the image that the host got last, if the registry has another now under
-    the same tag; else nothing."""
+    """Return a hint to pin the previous image if its tag has moved, else ""."""
     image = origin.registry
     if image is None or record is None or "@" in image.reference or record.digest == origin.digest:
         return ""
@@ -305,7 +304,7 @@ def _moved(origin: Origin, record: DigestRecord | None) -> str:
 
 
 def _naming(here: HeldImage, reference: str) -> Change | None:
-    """Return the change of tags that an interrupted run left undone; None if there is none."""
+    """Return the tag change that an interrupted run left undone, or None."""
     if reference not in here.tags:
         return Change(f"tag the existing image as {reference}")
     if any(map(is_relay_name, here.tags)):
@@ -330,15 +329,15 @@ def prove(driver: ContainerDriver, content: ImageContent, identifier: str) -> No
     found = driver.image(identifier)
     if found is None:
         raise StepFailed(
-            f"{content.reference} arrived with another ID than {identifier}",
+            f"{content.reference} arrived with a different ID than {identifier}",
             host=driver.host,
             hint="run the same command again",
         )
     if found.layers != content.diff_ids:
         raise StepFailed(
-            f"{content.reference} arrived with layers other than those sent",
+            f"{content.reference} arrived with different layers than were sent",
             host=driver.host,
-            hint=f"docker image rm {identifier} there, and run the same command again",
+            hint=f"docker image rm {identifier} on it, then run the same command again",
         )
     insist_on_start(driver, identifier, content.reference)
 
@@ -408,10 +407,11 @@ def pull(
     *,
     pause: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Pull the chain's image on the driver's host; return the temporary name that it has there.
+    """Pull the chain's image on the driver's host; return its temporary name there.
 
-    A restarted relay breaks the engine's connections: failed pulls are repeated. Raises StepFailed
-    with the engine's message, the chain's own problem where that is the cause, CommandTimedOut.
+    A restarted relay breaks the engine's connections, so failed pulls are repeated. Raises
+    StepFailed with the engine's message, the chain's own problem if that is the cause,
+    CommandTimedOut.
     """
     failures, before = 0, -1
     while True:
@@ -450,7 +450,7 @@ def _pull_once(driver: ContainerDriver, chain: Carrier, reference: str) -> None:
                     raise _PullStalled(
                         f"docker pull made no progress for {deadlines.RELAYED_PULL_SILENCE:.0f} s",
                         host=host,
-                        hint="look at the engine there: journalctl -u docker -n 50",
+                        hint="check the engine on it: journalctl -u docker -n 50",
                     ) from None
         with in_time("docker pull", host):
             if channel.wait(timeout=deadlines.STREAM_END) == 0:
@@ -477,9 +477,9 @@ def load_from_cache(
 
 
 def skeleton(content: ImageContent, config: bytes, paths: Mapping[str, str]) -> bytes:
-    """Return a small tar: an archive without a tag, since a loaded image is tagged only after it
-    was checked, with a symbolic link for each layer of `paths` (digest to file on the host).
-    `tar --dereference` on the host turns it into the archive."""
+    """Return a small tar: an archive with a symbolic link for each layer of `paths` (digest to file
+    on the host), and without a tag, since a loaded image is tagged only after a check. `tar
+    --dereference` on the host turns it into the archive."""
     members = {**documents([content], named=False), blob_name(content.config.digest): config}
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:

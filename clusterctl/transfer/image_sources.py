@@ -1,8 +1,8 @@
 """Where an image comes from: a host that has it, an archive, Docker on this machine, or its
-registry, read by the first host that reaches it or by this machine.
+registry, reached from a host or from this machine.
 
-To add a place: a method of `ImageFinder` that returns an `Origin`, or None; its turn in `_nearest`;
-and its value of `--from` in `find`.
+To add a place, write a method of `ImageFinder` that returns an `Origin` or None, and add it to
+`_nearest` and its `--from` value to `find`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ EngineStates = Mapping[str, EngineState]  # By host
 
 @dataclass(frozen=True)
 class PulledFirst(Unknown):
-    """`host` pulls the image from its registry, and the others get it from there."""
+    """`host` pulls the image from its registry, and the other hosts get it from that host."""
 
     host: str
 
@@ -65,7 +65,7 @@ Supply = Callable[[Collection[str], Say], ImageSource]
 
 @dataclass(frozen=True)
 class Origin:
-    """A place that an image can be sent from."""
+    """A place from which an image can be sent."""
 
     name: str  # Shown to users: gpu1, bundle.tar, its registry
     wanted: WantedImage
@@ -77,15 +77,15 @@ class Origin:
 
     @property
     def registry(self) -> ImageContent | None:
-        """The image, if the registry was asked for it in this run."""
+        """The image in the registry, if it was queried in this run."""
         return self.content if self.digest else None
 
 
 def local_origin(
     name: str, image: ImageSource, reference: str, digest: str | None = None
 ) -> Origin:
-    """Return the origin of an image that this machine reads: from an archive, or from a registry,
-    which knows it as `digest`."""
+    """Return the origin of an image that this machine reads from an archive, or from a registry,
+    where it has the digest `digest`."""
     content = image.content
     config = json.loads(b"".join(image.open(content.config)))
     ids = frozenset({content.config.digest, digest_of(content.manifest)})
@@ -100,8 +100,8 @@ def host_origin(
     reference: str,
     directory: str = SAVED,
 ) -> Origin:
-    """Return the origin of an image that a host has. That host heads the chain, and no byte of a
-    layer passes through this machine."""
+    """Return the origin of an image that a host has. That host heads the chain; no layer passes
+    through this machine."""
 
     def supply(lacking: Collection[str], say: Say) -> ImageSource:
         found = overlay_image(driver, engine, held, reference, directory, lacking, say)
@@ -132,7 +132,7 @@ def _wanted_held(held: HeldImage, reference: str) -> WantedImage:
 @dataclass(frozen=True)
 class ImageFinder:
     """Finds `reference`: at `chosen` (registry, docker, host:NAME, a path), else at the nearest
-    origin. `order`: host names; where images differ between hosts, the first one's counts."""
+    origin. `order`: host names; if images differ between hosts, the first host's counts."""
 
     reference: str
     drivers: Mapping[str, ContainerDriver]
@@ -161,7 +161,7 @@ class ImageFinder:
         order: tuple[str, ...],
         sink: EventSink,
     ) -> ImageFinder:
-        """Return the finder of an image for hosts of `inventory`, which `transports` reach."""
+        """Return an image's finder for hosts of `inventory`, reached through `transports`."""
         return cls(
             reference,
             drivers,
@@ -193,7 +193,7 @@ class ImageFinder:
 
     def _nearest(self, engines: EngineStates) -> Origin | Unknown:
         """Return the nearest origin. An archive in the inventory decides which image it is; a host
-        that has the same image still comes first, as it is nearer to the others."""
+        that has the same image still comes first, since it is nearer to the others."""
         archived = self._from_archive(self.archive, engines, None) if self.archive else None
         return (
             self._from_any_host(engines, archived)
@@ -217,8 +217,8 @@ class ImageFinder:
         return None
 
     def _pulled_by_a_host(self, engines: EngineStates) -> PulledFirst | None:
-        """Return the first host whose engine is told the image's digest by its registry. The bytes
-        then never cross the uplink of this machine, which may be at home."""
+        """Return the first host whose engine gets the image's digest from its registry. The bytes
+        then do not cross the uplink of this machine, which may be at home."""
         if self._pulls:
             return self._pulls[0]
         asked = [name for name in self.pullers if name in engines and engines[name].python][:ASKED]
@@ -235,8 +235,8 @@ class ImageFinder:
         return None
 
     def _from_registry_or_by_its_login(self, engines: EngineStates) -> Origin | PulledFirst:
-        """Return the registry, as this machine reads it; or a host, whose engine may have a login
-        that was not used so far."""
+        """Return the registry as read by this machine; or a host, whose engine may have a login not
+        tried so far."""
         try:
             return self._from_registry(engines)
         except NoSuchImage:

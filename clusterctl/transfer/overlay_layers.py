@@ -1,8 +1,8 @@
 """Read layers from overlay2's own directories, byte for byte. A program for hosts.
 
-Docker 20.10 to 24 save an image only as a whole, through a full copy on disk: minutes and tens of
-GB for one small layer on top. But overlay2 keeps for every layer what a tar needs besides the
-files (tar-split.json.gz: github.com/vbatts/tar-split), and Docker builds its own archives from it.
+Docker 20.10 to 24 can save an image only as a whole, through a full copy on disk: minutes and tens
+of GB for one small layer on top. But for every layer overlay2 keeps what a tar needs besides the
+files (tar-split.json.gz: github.com/vbatts/tar-split), from which Docker builds its own archives.
 So does this program; it accepts a layer only if its SHA-256 is the diff ID.
 
 Output, one JSON list per line:
@@ -36,7 +36,7 @@ Tell = Callable[[List[Any]], None]
 
 
 class UnknownLayout(Exception):
-    """The directories do not have a known overlay2 layout: use `docker save`."""
+    """The directories do not have a known overlay2 layout: use `docker save` instead."""
 
 
 class OverlayLayer:

@@ -1,8 +1,8 @@
-"""Open files and directories on a host as root, where its users can have put links.
+"""Open files and directories on a host as root where users may have placed links.
 
-Python 3.9, standard library only. A link that other users can have put there counts only if it
-leads to what is below the first directory on the way that they can change, and that belongs to the
-link's owner. models/reach.sh does the same for scripts.
+Python 3.9, standard library only. A link that other users may have created is followed only to what
+is below the first directory on the way that they can change, and belongs to the link's owner.
+models/reach.sh does the same for scripts.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ def open_file(path: str) -> int:
 
 
 def make_directory(path: str) -> int:
-    """Return a descriptor of the directory `path` (absolute), and make what is missing of it. Other
-    users' links do not count at all. Raises OSError."""
+    """Return a descriptor of the directory `path` (absolute), creating what is missing. Other
+    users' links are never followed. Raises OSError."""
     at, name = _walk(path, make=True)
     if name == ".":
         return at
@@ -42,7 +42,7 @@ def make_directory(path: str) -> int:
 
 
 def _walk(path: str, *, make: bool = False) -> tuple[int, str]:
-    """Return the directory of a file and its name there; of a directory, itself and `.`."""
+    """Return a file's directory and its name in it; for a directory, itself and `.`."""
     rest, links = path.split("/"), 0
     # O_PATH: directories that may be passed, but not listed, as on NFS for a host's root
     flags = DIRECTORY if make else DIRECTORY | os.O_PATH
@@ -78,7 +78,7 @@ def _walk(path: str, *, make: bool = False) -> tuple[int, str]:
 
 
 def _is_fixed(directory: int, name: str) -> bool:
-    """Whether nobody but root, and the user who became root, can have put `name` there."""
+    """Whether only root, or the user who became root, can have created `name` in it."""
     around, found = os.fstat(directory), os.stat(name, dir_fd=directory, follow_symlinks=False)
     if around.st_uid not in OURS:
         return False
@@ -88,8 +88,9 @@ def _is_fixed(directory: int, name: str) -> bool:
 
 
 def _target(directory: int, name: str, outermost: str, links: int) -> str:
-    """Return where the link `name` in an open directory leads. Raises OSError if it does not count.
-    `outermost`: the directory that it must not lead out of if others can have put it there."""
+    """Return where the link `name` in an open directory leads. Raises OSError if it must not be
+    followed. `outermost`: the directory that it must not lead out of if others may have created it.
+    """
     if links > MOST_LINKS:
         raise OSError(errno.ELOOP, "too many links are on the way to it", name)
     if _is_fixed(directory, name):

@@ -56,7 +56,7 @@ def registry_image(
     """Return the image `reference` for `platform` (linux/amd64); only its manifest and config are
     fetched here.
 
-    `ask` is called for a user name and password if the registry requires a login that no file has.
+    `ask` prompts for a user name and password if the registry requires a login that is in no file.
     `insecure` names registries (host:port) that may be reached without TLS, besides loopback ones
     and those in Docker's configuration on this machine. `ca`: CA certificates in PEM to trust
     besides this machine's.
@@ -75,7 +75,7 @@ def registry_image(
 
 def tag_digest(reference: str, *, say: Say, docker: Path = DOCKER, ca: str = "") -> str:
     """Return the digest of the manifest or index that the tag of `reference` stands for now. Raises
-    as `registry_image`."""
+    what `registry_image` raises."""
     tag = parse(reference).tag
     return _at_registry(
         reference, lambda client: digest_of(client.manifest(tag)[0]), say, docker=docker, ca=ca
@@ -92,7 +92,7 @@ def _at_registry(
     docker: Path = DOCKER,
     ca: str = "",
 ) -> T:
-    """Return what `read` returns of the first mirror that answers, else of the registry."""
+    """Return the result of `read` for the first mirror that answers, else for the registry."""
     named = parse(reference)
 
     def attempt(client: RegistryClient) -> T:
@@ -117,7 +117,7 @@ def _at_registry(
 def _content(
     client: RegistryClient, reference: str, platform: str, store: BlobStore
 ) -> tuple[ImageContent, str]:
-    """Return the image, and the digest that its name stands for: of the index, if there is one."""
+    """Return the image, and the digest of its name: the index's, if there is one."""
     named = parse(reference)
     manifest, kind = _document(client, named.digest or named.tag, store)
     digest = digest_of(manifest)
@@ -155,8 +155,8 @@ def _document(client: RegistryClient, name: str, store: BlobStore) -> tuple[byte
 
 @dataclass(frozen=True)
 class RegistryImage:
-    """An image in a registry: a blob is read from there whenever it is requested, unless the store
-    has it. Receivers verify the bytes by their digest."""
+    """An image in a registry, which is read whenever a blob is requested that the store lacks.
+    Receivers verify the bytes by their digest."""
 
     content: ImageContent
     client: RegistryClient
@@ -169,7 +169,7 @@ class RegistryImage:
         return self.client.blob(blob, offset)
 
     def download(self, say: Say) -> None:
-        """Download all blobs into the store, AT_ONCE at a time; a later run resumes there. Raises
+        """Download all blobs into the store, AT_ONCE at a time; a later run resumes. Raises
         RequirementsNotMet if they do not fit, WrongBytes, LockHeld, RegistryFailed."""
         blobs = {blob.digest: blob for blob in self.content.blobs}
         lacking = [blob for blob in blobs.values() if not self.store.holds(blob)]

@@ -81,12 +81,13 @@ class RelayProcess:
         self.send(wire.COMMAND, 0, wire.lines(rows))
 
     def enqueue(self, *rows: str) -> None:
-        """Queue commands for `send_queued`, to be sent together; dropped if the relay is gone."""
+        """Queue commands for `send_queued`, which sends them together; dropped if the relay is
+        gone."""
         self._rows.put(rows)
 
     def send_queued(self, idle: Callable[[], None]) -> None:
-        """Start the thread that sends queued commands, and pings in between, until `close`; no
-        caller waits for a relay that reads slowly. `idle` is called with each ping."""
+        """Start the thread that sends queued commands and pings until `close`, so that no caller
+        waits for a relay that reads slowly. `idle` is called with each ping."""
 
         def run() -> None:
             with contextlib.suppress(ConnectionFailed):
@@ -125,7 +126,7 @@ class RelayProcess:
 
     def await_ports(self) -> Ports | None:
         """Wait for the ports, and keep other frames for `frames`; return None if the relay ends
-        before. Raises TimeoutError."""
+        first. Raises TimeoutError."""
         while frame := self._receive(deadlines.RELAY_START):
             name, *values = wire.parse(frame[2])[0]
             if (frame[0], name) == (wire.EVENT, "ports"):
@@ -176,7 +177,7 @@ def start(
 
 
 def holdings(link: Link, blobs: Mapping[str, Blob]) -> list[str]:
-    """Return the commands that give a relay the path of every blob, present or to be written."""
+    """Return the commands that send a relay the path of every blob, present or to be written."""
     rows = [wire.fields("sweep", link.cache, LEFT_BEHIND)]
     for blob in blobs.values():
         cached, place = f"{link.cache}/{blob.hex}", link.places.get(blob.digest)
@@ -239,8 +240,8 @@ class RelaySupervisor:
 
     @property
     def as_upstream(self) -> tuple[str, ...]:
-        """The relay's entry in a list of upstreams: host, address, port, and the number of its
-        start, so that a restarted relay counts as new. () while it cannot be reached."""
+        """The relay's entry in a list of upstreams: host, address, port, and how often it was
+        started, so that a restarted relay counts as new. () while it cannot be reached."""
         if self.lost is not None or self.ports == NO_PORTS:
             return ()
         return (self.link.host, self.link.address, str(self.ports.peer), str(self._starts))
@@ -261,7 +262,8 @@ class RelaySupervisor:
                 self._relay.enqueue(self._want_command(new))
 
     def relocate(self, paths: Mapping[str, str]) -> None:
-        """Make the next relay serve these blobs from `paths` (digest to path), not fetch them."""
+        """Make the next relay serve these blobs from `paths` (digest to path) instead of fetching
+        them."""
         with self._commanding:
             self.link = replace(self.link, places={}, origin={**self.link.origin, **paths})
             self._wanted = [digest for digest in self._wanted if digest not in paths]
@@ -362,7 +364,7 @@ class RelaySupervisor:
         elif name == "detour":
             say(f"fetching from the source what another host did not send: {first}")
         elif name == "absent":
-            say(f"{first} has changed since, fetching it: {second}")
+            say(f"{first} has changed since; fetching it: {second}")
         else:
             with self._changed:
                 found = self.paths if name == "done" else self.refused
@@ -374,8 +376,8 @@ class RelaySupervisor:
 
 
 class RelayFigures:
-    """Progress figures from the reports of one host's relays. A restarted relay counts from 0; the
-    totals continue."""
+    """Progress figures reported by one host's relays. A restarted relay counts from 0; the totals
+    continue."""
 
     def __init__(self, host: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._host, self._clock = host, clock

@@ -1,8 +1,8 @@
 """Sends ranges of the source's blobs to one relay over one channel, in order.
 
 Engines request several layers at once and unpack them in order, each when it is complete. Sent side
-by side, the base layer, which is the largest, would be complete last, and all unpacking would wait
-for it. So the blob that comes first in the list gets the channel, and the others what it leaves.
+by side, the base layer, which is the largest, would finish last, and all unpacking would wait for
+it. So the first blob in the list gets the channel, and the others share what it leaves.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ class Throttle:
 
 
 class Packed(bytes):
-    """A piece that is compressed on its way to the relay."""
+    """A piece that is sent to the relay compressed."""
 
 
 class SharedSource:
-    """The source that all relays of a chain share: its rate limit, its failures, bytes sent.
+    """The source that all relays of a chain share: its rate limit, failures and bytes sent.
 
-    `packed`: digests of the blobs that are compressed before they leave this machine. Level 1, each
-    piece by itself: a core packs some 85 MB/s, and relays pass on the bytes as they were.
+    `packed`: digests of the blobs to compress before they leave this machine, at level 1 and piece
+    by piece: a core compresses some 85 MB/s, and relays pass on uncompressed bytes.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class SharedSource:
 
     @property
     def problem(self) -> ClusterctlError | None:
-        """Why the source cannot deliver: it failed several times without a byte between, or sent
+        """Why the source cannot deliver: it failed several times in a row without a byte, or sent
         wrong bytes for a digest. None while it works."""
         with self._lock:
             for digest, times in self._wrong.items():
@@ -122,7 +122,7 @@ class SharedSource:
             return self._failure if final else None
 
     def report_wrong(self, name: str, digest: str) -> None:
-        """Count wrong bytes for `digest`, if `name`, which sent them, is the source."""
+        """Count wrong bytes for `digest` if their sender, `name`, is the source."""
         if name == SOURCE:
             with self._lock:
                 self._wrong[digest] += 1
@@ -132,7 +132,8 @@ class SharedSource:
         return self._ranks.get(digest, len(self._ranks)), start
 
     def pieces(self, digest: str, start: int, size: int) -> Iterator[bytes]:
-        """Yield a range of a blob. Raises what the source raises; pass that to `note_failure`."""
+        """Yield a range of a blob. Raises what the source raises, to be passed to
+        `note_failure`."""
         if self._source is None:
             raise StepFailed("there is no source")
         packed = digest in self._packed
@@ -148,7 +149,7 @@ class SharedSource:
         if size:
             raise StepFailed(
                 f"the source ends {size} bytes before the end of sha256:{digest[:12]}",
-                hint="the file was cut short, or changed while it was sent: get it again",
+                hint="the file was truncated, or changed while it was sent: download it again",
             )
 
     def await_turn(self, count: int) -> None:
@@ -208,7 +209,7 @@ class SourceMultiplexer:
         threading.Thread(target=self._send_all, name="multiplexer", daemon=True).start()
 
     def take(self, kind: bytes, number: int, payload: bytes) -> None:
-        """Handle a frame of the relay: it requests a range, or cancels one."""
+        """Handle a frame from the relay, which requests or cancels a range."""
         if kind == wire.ENOUGH:
             with self._lock:
                 dropped = self._ranges.pop(number, None)

@@ -40,7 +40,7 @@ class NetworkPlace(Protocol):
 
 @dataclass(frozen=True)
 class Route:
-    """How to reach hosts, and how fast bytes may leave. Callables take a host's name."""
+    """How to reach hosts, and how fast bytes may be sent. Callables take a host's name."""
 
     transports: Mapping[str, Transport]
     address: Callable[[str], str]  # At which other hosts reach it
@@ -72,7 +72,7 @@ class Route:
 
     @property
     def compresses(self) -> bool:
-        """Whether uncompressed layers leave this machine compressed."""
+        """Whether this machine compresses uncompressed layers before sending them."""
         if self.compress is None:
             return self.limit_rate is not None and self.limit_rate < SLOW_LINK
         return self.compress
@@ -195,7 +195,7 @@ class Transfer(Closing):
                     run.arrived.add(name)
             elif not self._receiver.settle(view):
                 raise StepFailed(
-                    "it answered only after the transfer to the others had begun",
+                    "it answered only after the transfer to the others had started",
                     host=name,
                     hint="run the same command again",
                 )
@@ -226,7 +226,7 @@ class Transfer(Closing):
 
     def _begin(self, first: HostView) -> _ChainRun:
         def say_on(host: str) -> Say:
-            """Return a progress callback of `host`; that of `first` until `host` has one."""
+            """Return the progress callback of `host`, or of `first` while `host` has none."""
 
             def say(text: str) -> None:
                 self._says.get(host, first.say)(text)
@@ -274,8 +274,9 @@ class Transfer(Closing):
 
 
 def _share_of(error: ClusterctlError | None, host: str, what: str) -> ClusterctlError:
-    """Return the error in `error` that belongs to `host` or to no host; if all belong to others, a
-    StepFailed that the `what` was not sent, with the first error as the cause."""
+    """Return the error in `error` that belongs to `host` or to no host. If all belong to other
+    hosts, return a StepFailed saying that the `what` was not sent, with the first error as the
+    cause."""
     if error is None:
         return StepFailed(f"the {what} was not sent", host=host)
     found = error.errors if isinstance(error, Problems) else (error,)

@@ -1,5 +1,5 @@
-"""Log in over SSH as OpenSSH's client does: without anything, by keys, then by what a user types;
-with a record of what was tried, and of what the server said."""
+"""Log in over SSH as OpenSSH's client does: with no credentials, with keys, then with what a user
+types. Records what was tried, and what the server said."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ _FOR_PASSWORD = re.compile(r"passw", re.IGNORECASE)
 @dataclass
 class KeyRing:
     """Private keys by file, each read and unlocked once: key derivation is slow by design, and a
-    hundred hosts share one key."""
+    hundred hosts share a key."""
 
     credentials: Credentials
     _keys: dict[Path, paramiko.PKey | None] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def is_locked(self, path: Path) -> bool:
-        """Whether the file needs a passphrase. Raises OSError, ValueError for one that cannot be
-        used."""
+        """Whether the file needs a passphrase. Raises OSError, and ValueError for an unusable
+        file."""
         with self._lock:
             if path not in self._keys:
                 try:
@@ -92,10 +92,10 @@ class KeyRing:
 
 
 class NeedsAgent(paramiko.AuthenticationException, ValueError):
-    """The key is in a hardware token (FIDO), and this program cannot ask it to sign."""
+    """The key is in a hardware token (FIDO), which this program cannot use for signing."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(f"in a hardware token, which only an agent asks to sign: ssh-add {path}")
+        super().__init__(f"in a hardware token, which only an agent can use: ssh-add {path}")
         self.path = path
 
 
@@ -108,7 +108,7 @@ def _unusable(path: Path, error: Exception) -> ValueError:
 
 
 def _public_words(path: Path) -> list[str]:
-    """Return type, key and comment of a public key: the file itself, or the one beside it."""
+    """Return type, key and comment of a public key: the file itself, or the one next to it."""
     for file in (path, path.with_name(f"{path.name}.pub")):
         with suppress(OSError, UnicodeDecodeError):
             words = file.read_text().split()
@@ -118,10 +118,10 @@ def _public_words(path: Path) -> list[str]:
 
 
 class LoginFailed(AuthFailure):
-    """No way to log in led through; `transport` has what the server said."""
+    """Every way to log in failed; `transport` has what the server said."""
 
     def __init__(self, result: AuthResult, wanted: Sequence[str], said: Sequence[str]) -> None:
-        """`wanted`: methods that the server still takes; `said`: its banner and last words."""
+        """`wanted`: methods that the server still accepts; `said`: its banner and last words."""
         super().__init__(result)
         self.wanted, self.said = tuple(wanted), tuple(said)
 
@@ -132,7 +132,7 @@ class LoginFailed(AuthFailure):
 
     @property
     def prompts(self) -> list[str]:
-        """What the server asked and was not answered."""
+        """The server's questions that were not answered."""
         outcomes = (outcome for _, outcome in self.result)
         return [outcome.prompt for outcome in outcomes if isinstance(outcome, Unanswered)]
 
@@ -143,10 +143,10 @@ class LoginFailed(AuthFailure):
 
 
 class Unanswered(paramiko.AuthenticationException):
-    """The server asked `prompt`, and there is no terminal to answer on."""
+    """The server asked `prompt`, but there is no terminal to answer on."""
 
     def __init__(self, prompt: str) -> None:
-        super().__init__(f"the server asks {prompt!r}, and there is no terminal to answer on")
+        super().__init__(f"the server asks {prompt!r}, but there is no terminal to answer on")
         self.prompt = prompt
 
 
@@ -192,8 +192,8 @@ class Identities:
 
 
 class SshLogin(AuthStrategy):
-    """Tries, in this order: nothing (`none`), named key files, the agent, named files that need a
-    passphrase, default files in the same way, a password, the server's own questions."""
+    """Tries, in this order: no credentials (`none`), named key files, the agent, named files that
+    need a passphrase, default files in the same way, a password, the server's own questions."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class SshLogin(AuthStrategy):
         identities: Identities,
         methods: Sequence[str] = (KEY, PASSWORD, QUESTIONS),
     ) -> None:
-        """`methods`: those that ~/.ssh/config does not switch off."""
+        """`methods`: those that ~/.ssh/config does not disable."""
         super().__init__(ssh_config=paramiko.SSHConfig())
         self._username, self._host, self._keys = username, host, keys
         self._identities, self._methods = identities, tuple(methods)
@@ -223,8 +223,8 @@ class SshLogin(AuthStrategy):
         raise LoginFailed(tried, wanted, _said_by_server(transport))
 
     def _offered(self, transport: paramiko.Transport, tried: AuthResult) -> list[str] | None:
-        """Return the methods that the server takes; empty if it lets the user in without any, as
-        Tailscale's server does; None if it gives no answer."""
+        """Return the methods that the server accepts; empty if it lets the user in without any, as
+        Tailscale's server does; None if it does not answer."""
         nothing = _Source(self._username, "no key", "none", lambda it: it.auth_none(self._username))
         try:
             return nothing.authenticate(transport)
@@ -238,8 +238,8 @@ class SshLogin(AuthStrategy):
     def _one_factor(
         self, transport: paramiko.Transport, tried: AuthResult, wanted: Sequence[str]
     ) -> list[str] | None:
-        """Try all sources until the server accepts one, and return the methods that it wants
-        besides, none if that was all; None if it accepts nothing."""
+        """Try all sources until the server accepts one, and return the further methods that it
+        requires (empty if the login is complete); None if it accepts nothing."""
         accepted = {str(source) for source, outcome in tried if isinstance(outcome, list)}
         for source in self.get_sources():
             method = getattr(source, "method", "")
@@ -335,7 +335,7 @@ class SshLogin(AuthStrategy):
         return found
 
     def _by_key(self, key: paramiko.PKey, transport: paramiko.Transport) -> list[str]:
-        """Log in with the key's certificate if there is one beside its file, then without."""
+        """Log in with the key's certificate if there is one next to its file, then without."""
         try:
             return transport.auth_publickey(self._username, key)
         except paramiko.AuthenticationException:
@@ -353,7 +353,7 @@ class SshLogin(AuthStrategy):
         return transport.auth_password(self._username, password, fallback=False)
 
     def _by_answers(self, transport: paramiko.Transport) -> list[str]:
-        """Answer what the server asks: with the password, or with what the user types."""
+        """Answer the server's questions: with the password, or with what the user types."""
         self._keys.credentials.ensure_proven(self._host)
         transport.auth_timeout = TYPING
         return transport.auth_interactive(self._username, self._answers)

@@ -67,17 +67,18 @@ class Channel(Closing, Protocol):
         """Send end of file; stdout stays open."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end of the command and return its exit status; -1 for a lost connection."""
+        """Wait until the command ends, and return its exit status; -1 if the connection was
+        lost."""
 
     def stderr_tail(self) -> str:
-        """The last 64 KiB that the command wrote to stderr so far."""
+        """The last 64 KiB that the command has written to stderr so far."""
 
     def close(self) -> None:
         """Hang up: the remote command gets end of file on stdin, and SIGHUP or SIGPIPE."""
 
 
 def last_words(channel: Channel) -> str:
-    """Return the end of stderr of a command whose stdout has ended. Waits for its exit, since
+    """Return the end of stderr, for a command whose stdout has ended. Waits for its exit, since
     stderr may arrive later than stdout."""
     with suppress(TimeoutError):
         channel.wait(deadlines.COMMAND_END)
@@ -99,7 +100,7 @@ def lines(channel: Channel) -> Iterator[str]:
             pending = bytearray()
         pending += rest
         if len(pending) > LONGEST_LINE:
-            raise CommandFailed(f"it writes a line of more than {LONGEST_LINE >> 20} MiB")
+            raise CommandFailed(f"it wrote a line longer than {LONGEST_LINE >> 20} MiB")
     if pending:
         yield pending.decode(errors="replace")
 
@@ -112,14 +113,14 @@ class Transport(Protocol):
 
     @property
     def breaks(self) -> int:
-        """How often the connection to the host broke. The next use connects again."""
+        """How often the connection to the host broke. The next use reconnects."""
 
     def connect(self) -> None:
-        """Connect now instead of at the first use. Raises ConnectionFailed."""
+        """Connect now instead of at first use. Raises ConnectionFailed."""
 
     def another(self) -> Transport:
-        """Return a second transport to the host, with a connection of its own, to be closed by the
-        caller."""
+        """Return a second transport to the host, with its own connection, which the caller must
+        close."""
 
     def run(
         self,
@@ -129,7 +130,7 @@ class Transport(Protocol):
         sudo: bool = False,
         timeout: float = deadlines.COMMAND,
     ) -> CommandResult:
-        """Run `argv` on the host and wait for its end.
+        """Run `argv` on the host, and wait until it ends.
 
         The host enforces `timeout` (seconds), too. `sudo` runs as root: directly for the root user,
         else through `sudo -n`, or `sudo -S` with the user's password.
@@ -152,19 +153,20 @@ class Transport(Protocol):
     ) -> None:
         """Write `data` to `path` with `mode`, atomically; its directory must exist.
 
-        `before` (compare-and-swap): sha256 (hex) that the file must have now, or ABSENT; otherwise
-        nothing is written. Raises CommandFailed when the file cannot be written.
+        `before` (compare-and-swap): sha256 (hex) that the file must currently have, or ABSENT;
+        otherwise nothing is written. Raises CommandFailed when the file cannot be written.
         """
 
     def read_file(self, path: str, *, sudo: bool = True) -> bytes | None:
-        """Return the content of a small text file, or None if there is no such file.
+        """Return the content of a small text file, or None if it does not exist.
 
-        Raises as `run`, and CommandFailed when the file cannot be read, is a link, or is larger
-        than `host_files.LARGEST_FILE`. A pipe without a writer reads as empty.
+        Raises what `run` raises, and CommandFailed when the file cannot be read, is a link, or is
+        larger than `host_files.LARGEST_FILE`. A pipe without a writer reads as empty.
         """
 
     def open_channel(self, argv: Sequence[str], *, sudo: bool = False) -> Channel:
-        """Start `argv` on the host and return its channel. No time limit. Raises as `run`."""
+        """Start `argv` on the host and return its channel. No time limit. Raises what `run`
+        raises."""
 
     def open_tcp(self, address: str, port: int) -> Channel:
         """Open a TCP connection from the host to `address:port`, through this connection."""

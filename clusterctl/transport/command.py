@@ -29,7 +29,7 @@ NOISE = 2**20  # Bytes before the mark that are kept, the last ones
 
 
 class NotStarted(Exception):
-    """The process ended, or the time limit passed (`status` None), before the command began."""
+    """The process ended, or timed out (`status` None), before the command started."""
 
     def __init__(self, status: int | None, output: str, *, prompts: int) -> None:
         super().__init__(output)
@@ -42,7 +42,7 @@ class RunningCommand(Closing):
     """A running command as a Channel. The constructor waits until the command has started.
 
     A thread reads stderr, so that the process never blocks on it, and answers sudo's prompt. Text
-    before the mark is kept apart as noise. `keep_stderr`: bytes kept, the last ones.
+    before the mark is kept separately as noise. `keep_stderr`: how many of the last bytes are kept.
 
     Raises NotStarted, and ConnectionFailed when the wire breaks first.
     """
@@ -188,14 +188,14 @@ class RunningCommand(Closing):
             return self._stderr.decode(errors="replace")
 
     def whole_stderr(self, quiet: float) -> str:
-        """Return what was kept of stderr up to its end, or until no byte came for `quiet` seconds,
-        after a line that says how much was left out."""
+        """Return what was kept of stderr until its end, or until no byte arrived for `quiet`
+        seconds, after a line that says how much was omitted."""
         size = -1
         while self._reader.is_alive() and len(self._stderr) != size:
             size = len(self._stderr)
             self._reader.join(quiet)
         if self._left_out:
-            return f"[{self._left_out} bytes of stderr left out]\n{self.stderr_tail()}"
+            return f"[{self._left_out} bytes of stderr omitted]\n{self.stderr_tail()}"
         return self.stderr_tail()
 
     def close(self) -> None:
@@ -265,8 +265,8 @@ class Framed:
 def login_shell_line(argv: Sequence[str]) -> str:
     """Return one line that any login shell (POSIX, fish, csh) turns into exactly `argv`.
 
-    Single quotes protect everything but the backslash in fish and `!` and newlines in csh, so all
-    but plain characters are sent as octal escapes for `printf %b`.
+    Single quotes protect everything except the backslash in fish, and `!` and newlines in csh, so
+    all but plain characters are sent as octal escapes for `printf %b`.
     """
     command = f"exec {shlex.join(argv)}"
     escaped = "".join(map(_ESCAPED.__getitem__, command.encode()))

@@ -19,7 +19,7 @@ LOCAL_ADDRESSES = ("local", "localhost")
 
 
 class Connections(Closing):
-    """The transports of one run of clusterctl: one per host, created at its first use.
+    """The transports of one run of clusterctl: one per host, created at first use.
 
     They share the user's answers, ~/.ssh/config, and one connection to each jump host.
     """
@@ -40,7 +40,7 @@ class Connections(Closing):
         self._lock = threading.Lock()
 
     def to(self, host: Host) -> Transport:
-        """Return the transport to `host`, which connects at its first use."""
+        """Return the transport to `host`, which connects at first use."""
         with self._lock:
             if host.name not in self._transports:
                 self._transports[host.name] = self._make(host)

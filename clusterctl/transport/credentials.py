@@ -1,4 +1,4 @@
-"""Passwords and passphrases: the user is asked once for each, for all hosts."""
+"""Passwords and passphrases: the user is prompted once for each, for all hosts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def nobody(question: str) -> None:
 class Credentials:
     """Passwords from the environment, or from the user through `ask`.
 
-    `environment` is read at every use. Threads that need the same answer wait for one question.
+    `environment` is read at every use. Threads that need the same answer share one prompt.
     """
 
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
@@ -56,7 +56,7 @@ class Credentials:
         )
 
     def answer(self, question: str) -> str | None:
-        """Ask what only one login needs, such as a code that is good once."""
+        """Ask for what only one login needs, such as a one-time code."""
         with self._asking:
             return self.ask(question)
 
@@ -71,7 +71,7 @@ class Credentials:
         )
 
     def key_accepted(self, host: str, key: str) -> None:
-        """Remember that `host` showed a new key, which `accept_new` accepted."""
+        """Remember that `host` presented a new key, which `accept_new` accepted."""
         with self._asking:
             self._accepted[host] = key
 
@@ -80,18 +80,18 @@ class Credentials:
             return host in self._accepted
 
     def ensure_proven(self, host: str) -> None:
-        """Raise HostKeyProblem if a password could reach somebody who only pretends to be `host`,
-        unless the user confirms its key."""
+        """Raise HostKeyProblem if a password could reach an impostor of `host`, unless the user
+        confirms its key."""
         with self._asking:
             key = self._accepted.get(host)
             if key is None:
                 return
-            question = f"{host} is new and showed {key}. Type yes to send it the password: "
+            question = f"{host} is new and presented {key}. Type yes to send it the password: "
             if (self._answer(f"key of {host}", question) or "").strip().lower() == "yes":
                 del self._accepted[host]
                 return
         raise HostKeyProblem(
-            "its key was accepted in this run and is not proven, so no password was sent to it",
+            "its key was accepted in this run but not verified, so no password was sent to it",
             host=host,
             hint=f"compare {key} with the host's own (ssh-keygen -lf "
             "/etc/ssh/ssh_host_ed25519_key.pub), then run the command again",

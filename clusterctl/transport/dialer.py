@@ -169,9 +169,9 @@ class Dialer:
         return stream
 
     def _gateway(self, jump: str, behind: SshTarget) -> fabric.Connection:
-        """Return the one connection to `jump`: the first thread opens it, the others wait for it.
+        """Return the only connection to `jump`: the first thread opens it, the others wait for it.
 
-        A failure is raised in all waiting threads, and the next call tries again. sshd drops
+        A failure is raised in all waiting threads, and the next call retries. sshd drops
         connections beyond ten unauthenticated ones (MaxStartups): one per host would exceed that.
         """
         key = (jump, str(behind.ssh.identity_file))
@@ -221,7 +221,8 @@ def _is_lost(future: Future[fabric.Connection]) -> bool:
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether a busy sshd may cause the error (MaxStartups closes or resets): worth a retry."""
+    """Whether a busy sshd may cause the error (MaxStartups closes or resets), so that a retry may
+    help."""
     if isinstance(error, paramiko.AuthenticationException | ConnectionFailed):
         return False
     return isinstance(error, ConnectionError | EOFError | paramiko.SSHException)
@@ -254,7 +255,7 @@ def explain(
     if isinstance(error, socket.gaierror):
         cause = f"the name {target.address!r} cannot be resolved"
     elif isinstance(error, ConnectionRefusedError):
-        cause = f"{place} refused the connection: no sshd listens there"
+        cause = f"{place} refused the connection: no sshd listens on it"
     elif isinstance(error, TimeoutError):
         cause = f"{place} did not answer within {target.connect_timeout:g} s"
     elif isinstance(error, OSError) and not isinstance(error, ConnectionError):
@@ -271,7 +272,7 @@ def explain(
 
 
 def _login_failed(error: LoginFailed, target: SshTarget, place: str) -> AuthenticationRejected:
-    """Return the error for a refused login, by what the server accepted and what it asked."""
+    """Return the error for a refused login, according to what the server accepted and asked."""
     command = target.command_line("true")
     wanted = " or ".join(error.wanted)
     lines = [f"{source}: {_outcome(outcome)}" for source, outcome in error.result]
@@ -281,14 +282,16 @@ def _login_failed(error: LoginFailed, target: SshTarget, place: str) -> Authenti
 
     asked = f" (it asks {error.prompts[-1]!r})" if error.prompts else ""
     if error.accepted:
-        summary = f"{place} accepted {', '.join(error.accepted)}, and wants {wanted} as well{asked}"
-        hint = f"run it on a terminal, where you are asked; it has to work with: {command}"
+        summary = f"{place} accepted {', '.join(error.accepted)}, but requires {wanted} as "
+        f"well{asked}"
+        hint = f"run it on a terminal, where you are prompted; this has to work: {command}"
     elif address := next((url for line in error.said if (url := _URL.search(line))), None):
         summary = f"{place} waits for a confirmation in the browser"
         hint = f"open {address[0]}, then run it again"
     elif asked:
-        summary = f"{place} accepted no key, and asks {error.prompts[-1]!r}"
-        hint = f"run it on a terminal, where you are asked; {target.copy_key_line()} spares that"
+        summary = f"{place} accepted no key, but asks {error.prompts[-1]!r}"
+        hint = "run it on a terminal, where you are prompted; to avoid that: "
+        f"{target.copy_key_line()}"
     elif error.tokens:
         summary = f"{place} accepted no key, and {error.tokens[0]} is in a hardware token"
         hint = f"ssh-add {error.tokens[0]}; without an agent: docs/ssh.md, Hardware keys"
@@ -296,7 +299,7 @@ def _login_failed(error: LoginFailed, target: SshTarget, place: str) -> Authenti
         summary = f"{place} accepted neither a key nor a password"
         # ssh-copy-id logs in by what the server takes besides keys.
         by_user = {"password", QUESTIONS} & set(error.wanted)
-        copying = f"{target.copy_key_line()} brings your key there; then this works: {command}"
+        copying = f"{target.copy_key_line()} copies your key to it; then this works: {command}"
         hint = copying if by_user else f"check that this works: {command}"
     return AuthenticationRejected(summary, host=target.name, hint=hint, detail=detail)
 
@@ -313,7 +316,7 @@ def open_proxy(command: str, said: Callable[[str], object]) -> socket.socket:
     """Return a socket connected to stdin and stdout of `command`, the user's own shell text; its
     lines on stderr go to `said`.
 
-    Paramiko's ProxyCommand loops for ever when the program has ended, and never reaps it.
+    Paramiko's ProxyCommand loops forever once the program has ended, and never reaps it.
     """
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(

@@ -49,8 +49,8 @@ def fan_out(
     """Run `work(item)` for every item, at most `limit` at once; outcomes in the order of `items`.
 
     A ClusterctlError becomes Failed, with the item's name as its host if it has none. Any other
-    exception is a bug: no further item is started, and it is raised with the host's name as a note.
-    On Ctrl-C no further item is started, running ones finish, and FanOutInterrupted is raised; a
+    exception is a bug: no more items are started, and it is raised with the host's name as a note.
+    On Ctrl-C no more items are started, running ones finish, and FanOutInterrupted is raised; a
     second Ctrl-C returns at once.
     """
     crew = _Crew(items, work)
@@ -84,7 +84,7 @@ def failures(outcomes: Mapping[str, Outcome[R]]) -> list[ClusterctlError]:
 
 
 class _Crew(Generic[T, R]):
-    """Threads that process one item after the other until none is left or `stop` is called."""
+    """Threads that process items one by one until none is left or `stop` is called."""
 
     def __init__(self, items: Mapping[str, T], work: Callable[[T], R]) -> None:
         self._work = work
@@ -115,7 +115,7 @@ class _Crew(Generic[T, R]):
                 self._changed.notify_all()
 
     def stop(self) -> None:
-        """Start no further item."""
+        """Start no more items."""
         with self._changed:
             self._waiting.clear()
 

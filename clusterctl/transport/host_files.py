@@ -1,9 +1,9 @@
 """How files on a host are read and written: never through a link, never without a limit.
 
-Node containers write to some directories that root of the host reads, and may put there a link, a
-pipe or an endless file, or put one in the place of another between two looks. So a file is opened
-once, without following a link and without waiting for a writer, and only what was opened counts.
-The same holds for the directories on the way to it, from clusterctl's own on.
+Node containers write to some directories that root on the host reads, and may create a link, a pipe
+or an endless file in them, or swap files between two accesses. So a file is opened once, without
+following links or waiting for a writer, and only what was opened counts. The same holds for the
+directories above it, up to clusterctl's own.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ new=$(mktemp -u "$1.XXXXXX") || exit 1
 set -C; exec 3>"$new"; set +C
 trap 'rm -f "$new"' EXIT
 cat >&3 || exit 1
-[ "$(wc -c </proc/self/fd/3)" -eq "$3" ] || {{ echo "only a part of $1 arrived" >&2; exit 1; }}
+[ "$(wc -c </proc/self/fd/3)" -eq "$3" ] || {{ echo "only part of $1 arrived" >&2; exit 1; }}
 chmod "$2" /proc/self/fd/3 || exit 1
 if [ -n "$4" ]; then
   now=absent; [ ! -e "$1" ] || now=$(sha256sum <"$1" | cut -c1-64)
@@ -75,8 +75,8 @@ mv -fT "$new" "$1"
 
 
 def way_to(path: str) -> tuple[str, str, str]:
-    """Return the name of a file for READ and PUT, the directory to start from, and the one below it
-    on whose way no link is followed.
+    """Return the name of a file for READ and PUT, the directory to start from, and the path below
+    it, in which no link is followed.
 
     Raises ValueError for a path that is not absolute, or has `..` in it.
     """

@@ -20,7 +20,7 @@ from clusterctl.transport.target import SshTarget
 
 
 def plain(text: str) -> str:
-    """Return the text without control characters, which a terminal would obey."""
+    """Return the text without control characters, which a terminal would interpret."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
@@ -39,7 +39,7 @@ class VerifyHostKey(paramiko.MissingHostKeyPolicy):
         entries: Sequence[known_hosts.Entry],
         accepted: Callable[[str, str], None],
     ) -> None:
-        """`accepted` is told the host's name and its key when `accept_new` accepts one."""
+        """`accepted` is called with the host's name and key when `accept_new` accepts one."""
         self._endpoint, self._entries, self._accepted = endpoint, entries, accepted
 
     def missing_host_key(
@@ -77,7 +77,7 @@ class VerifyHostKey(paramiko.MissingHostKeyPolicy):
             raise HostKeyProblem(
                 f"the CA of its host certificate is revoked: {revoked.file}:{revoked.line}",
                 host=host,
-                hint="sign the host's key with another CA",
+                hint="sign the host's key with a different CA",
             )
         if not signed_by:
             return False
@@ -104,8 +104,8 @@ class HostCertificate:
 
 
 def check_certificate(blob: bytes, host: str, now: float) -> HostCertificate:
-    """Check that the certificate (OpenSSH's PROTOCOL.certkeys) is one of `host` at the time `now`
-    (seconds since 1970). Raises ValueError or SSHException when it cannot be parsed."""
+    """Check that the certificate (OpenSSH's PROTOCOL.certkeys) is valid for `host` at the time
+    `now` (Unix seconds). Raises ValueError or SSHException when it cannot be parsed."""
     message = Message(blob)
     key_type = message.get_text().removesuffix(CERTIFICATE)
     for _ in range(2 if key_type == "ssh-ed25519" else 3):  # nonce, fields of the public key
@@ -135,7 +135,7 @@ def check_certificate(blob: bytes, host: str, now: float) -> HostCertificate:
     elif kind != _HOST:
         problem = "it is a user's certificate"
     elif critical_options:
-        problem = "it has a critical option, and none is known for hosts"
+        problem = "it has a critical option, but hosts have none"
     elif not any(known_hosts.covers(pattern.lower(), host) for pattern in principals):
         problem = f"it is for {', '.join(principals) or 'no host'}, not for {host}"
     elif not after <= now < before:
@@ -151,7 +151,7 @@ CHEAPEST_CIPHER = "aes128-gcm@openssh.com"
 
 
 class AttentiveTransport(paramiko.Transport):
-    """Keeps what a server says before SSH begins and when it disconnects, which Paramiko only logs:
+    """Keeps what a server says before SSH starts and when it disconnects, which Paramiko only logs:
     `Not allowed at this time`, `Too many authentication failures`."""
 
     words: list[str] | None = None  # Where to keep it

@@ -1,7 +1,7 @@
 """known_hosts files in OpenSSH's format: check a host's key, and find the line that decides.
 
-Paramiko's own reader ignores wildcards, negations, @revoked, and line numbers, stops at one broken
-line, and forgets the second key type of a host: facts that decide between "unknown" and "changed".
+Paramiko's own reader ignores wildcards, negations, @revoked, and line numbers, stops at a broken
+line, and forgets a host's second key type, all of which matter to tell "unknown" from "changed".
 Format: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT".
 """
 
@@ -60,7 +60,7 @@ class Entry:
         return covered
 
     def covers(self, name: str) -> bool:
-        """Whether it names the host with its port, or without, as in OpenSSH."""
+        """Whether it names the host, with or without its port, as in OpenSSH."""
         return self.names(name) or (name.startswith("[") and self.names(name[1 : name.rindex("]")]))
 
 
@@ -91,9 +91,9 @@ def read(files: Iterable[Path]) -> list[Entry]:
 def judge(entries: Sequence[Entry], name: str, key_type: str, key: str) -> Verdict:
     """Return the verdict on a host called `name` that shows this key.
 
-    A key of a new type for a host with lines of another type counts as changed: a machine in the
-    middle could otherwise pick a type at will. A key known under the bare address is known on any
-    port too, as in OpenSSH.
+    A key of a new type for a host with lines of another type counts as changed: a man in the middle
+    could otherwise pick any type. A key known under the bare address is known on any port too, as
+    in OpenSSH.
     """
     mine = [e for e in entries if e.marker != "@cert-authority" and e.names(name)]
     same = [entry for entry in mine if (entry.key_type, entry.key) == (key_type, key)]
@@ -118,7 +118,7 @@ def key_types(entries: Sequence[Entry], name: str) -> list[str]:
 
 
 def authorities(entries: Sequence[Entry], name: str) -> list[Entry]:
-    """Return the lines with CAs that may sign the host's certificate, and those that revoke one;
+    """Return the lines with CAs that may sign the host's certificate, and lines that revoke one;
     empty without a CA."""
     found = [e for e in entries if e.marker and e.covers(name)]
     return found if any(not e.revoked for e in found) else []
@@ -196,7 +196,7 @@ class OfferedKey:
         return f"{self.key_type} {fingerprint(self.key)}"
 
     def remember(self) -> None:
-        """Add this key to known_hosts; the host must show the same key again. Raises OSError."""
+        """Add this key to known_hosts; the host must present the same key again. Raises OSError."""
         name = _hashed(self.name) if self.hashed else self.name
         with _APPENDING:
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -208,6 +208,6 @@ class OfferedKey:
 
 
 class UnknownHostKey(HostKeyProblem):
-    """No known_hosts file has a key of this host; `offered` is the key that it showed."""
+    """No known_hosts file has a key of this host; `offered` is the key that it presented."""
 
     offered: OfferedKey | None = None

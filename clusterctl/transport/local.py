@@ -54,7 +54,7 @@ class LocalTransport(ShellTransport):
             connection = socket.create_connection((address, port), timeout=deadlines.FORWARD)
         except OSError as error:
             raise ConnectionFailed(
-                f"nothing answers at {address}:{port}", host=self._host.name, detail=str(error)
+                f"nothing listens at {address}:{port}", host=self._host.name, detail=str(error)
             ) from error
         connection.settimeout(None)
         return SocketChannel(connection, self._host.name)

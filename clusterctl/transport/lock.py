@@ -1,8 +1,8 @@
 """Lock of a cluster, one clusterctl at a time: a flock on the head, held by an open channel.
 
 The kernel releases the lock when the process that holds it ends, and that process ends with the
-channel. So there are no stale locks: not after SIGKILL (free within a second), nor after a silent
-network cut (free after SILENCE).
+channel. So there are no stale locks, even after SIGKILL (free within a second) or a silent network
+failure (free after SILENCE).
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ class LockHolder:
 
 
 def this_process(command: str) -> LockHolder:
-    """Describe this process as a holder. `command` is shown to others: no secrets in it."""
+    """Describe this process as a holder. `command` is shown to others, and must not contain
+    secrets."""
     now = datetime.now(UTC).astimezone().isoformat(timespec="seconds")
     return LockHolder(account(), socket.gethostname(), os.getpid(), now, command)
 
@@ -181,8 +182,8 @@ class ClusterLock(Closing):
         return ClusterLock(head, inventory.cluster, command, name=name, keepers=keepers)
 
     def ensure_held(self) -> None:
-        """Check with the head that the lock is held. Raises ConnectionFailed when it was lost, such
-        as during a suspend, which this process notices only afterwards."""
+        """Check with the head that the lock is held. Raises ConnectionFailed if it was lost, for
+        example during a suspend, which this process notices only afterwards."""
         if self._channel is None:
             raise ConnectionFailed("the lock was never taken", host=self._head.host.name)
         if self._gone:
@@ -213,8 +214,8 @@ class ClusterLock(Closing):
         return True
 
     def _take_again(self) -> None:
-        """Take the lock over another connection. Raises the error of a lost lock if somebody else
-        has held it meanwhile."""
+        """Take the lock over a new connection. Raises the error of a lost lock if someone else has
+        held it meanwhile."""
         with self._taking:
             until = time.monotonic() + deadlines.LOCK
             while self._broke():
@@ -237,11 +238,11 @@ class ClusterLock(Closing):
         on: Transport | None = None,
     ) -> None:
         """Write `data` to `path` on the head (or `on` another host) with mode 0600, or remove the
-        file (None): compare-and-swap, only if it still holds `before` (None: it does not exist) and
-        this run still holds the lock.
+        file (None): compare-and-swap, only if it still contains `before` (None: it does not exist)
+        and this run still holds the lock.
 
         The head keeps a copy of each document (`declared_dir`). On the head all of it is one round
-        trip, atomic; for another host the head is asked before, and keeps the copy afterwards.
+        trip, atomic; for another host, the head is asked first, and keeps the copy afterwards.
         Raises ConnectionFailed when the lock was lost, StepFailed when the file has changed or
         cannot be written.
         """
@@ -275,7 +276,7 @@ class ClusterLock(Closing):
             raise self._lost(result.stdout)
         if result.status == _NOT_BEFORE:
             raise StepFailed(
-                f"{path} was changed by someone else meanwhile, and is left as it is",
+                f"{path} was changed by someone else meanwhile, and was left as it is",
                 host=host.host.name,
                 hint="run the same clusterctl command again: it starts from the current state",
             )
@@ -326,7 +327,7 @@ class ClusterLock(Closing):
         lock. `answer`: the content of the lock's file."""
         if status in (_HELD_BY_ANOTHER, _HELD_MEANWHILE):
             # A holder without a record is about to write it, or is another program.
-            holder = _holder(answer) or "a run that has not written its name yet"
+            holder = _holder(answer) or "a run that has not recorded its name yet"
             return LockHeld(
                 f"cluster {self._cluster} is locked by {holder}",
                 host=self._head.host.name,

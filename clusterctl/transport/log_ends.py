@@ -1,13 +1,13 @@
-"""Answer with the ends of all logs in a directory and with what the kernel said of GPUs, memory and
+"""Return the ends of all logs in a directory, and what the kernel logged about GPUs, memory and
 links in the last day. A program for hosts, Python 3.9.
 
 The argument of `main` is {"directory", "kernel", "most", "whole", "also", "secrets"}, or of one log
-alone {"directory", "only", "secrets"}: its name; a regular
-expression for lines of the kernel; bytes of all logs; whether evidence is wanted with its stacks
-and logs; patterns of more files; files whose content is replaced wherever it stands.
-The answer is {"chat.log": "text", ..., "kernel": "text"}, with what the host recorded, and in
-"disks.json" {"/": [MiB free, in all]}: a full one may be that of the journal. "time.json" has the
-host's clock, and "engine" what Docker said of devices that it could not give to containers.
+alone {"directory", "only", "secrets"}: its name; a regular expression for lines of the kernel;
+bytes of all logs; whether evidence is wanted with its stacks and logs; patterns of more files;
+files whose content is replaced wherever it stands. The answer is {"chat.log": "text", ...,
+"kernel": "text"}, with what the host recorded, and in "disks.json" {"/": [MiB free, in all]}: a
+full one may be that of the journal. "time.json" has the host's clock, and "engine" what Docker said
+of devices that it could not give to containers.
 """
 
 import json
@@ -37,8 +37,8 @@ _ENGINE_LINES = "could not select device driver|CDI device injection failed"
 
 
 def end_of(path: Path, most: int, *, whole_lines: bool = False) -> str:
-    """Return the end of a log; empty if it is no regular file or cannot be read. `whole_lines`:
-    drop a first line that was cut, which may hold part of a secret."""
+    """Return the end of a log; "" if it is not a regular file or cannot be read. `whole_lines`:
+    drop a truncated first line, which may contain part of a secret."""
     try:
         descriptor = open_log(str(path))
     except OSError:
@@ -76,8 +76,8 @@ def matching(logs: Iterable[Tuple[str, ...]], wanted: str) -> str:
 
 
 def disks(paths: Iterable[str]) -> Dict[str, Tuple[int, int]]:
-    """Return MiB free and in all of the file systems of those paths that exist and can be written
-    to: the root of an image-based system has nothing free."""
+    """Return the free and total MiB of the file systems of paths that exist and are writable: the
+    root of an image-based system has nothing free."""
     found: Dict[str, Tuple[int, int]] = {}
     for path in paths:
         try:
@@ -91,7 +91,7 @@ def disks(paths: Iterable[str]) -> Dict[str, Tuple[int, int]]:
 
 
 def of_host(directory: Path, order: Dict[str, Any]) -> Dict[str, str]:
-    """Return what the order asks for, by name."""
+    """Return what the order requests, by name."""
     found: Dict[str, str] = {}
     whole = order["whole"]
     left = order["most"]
@@ -134,7 +134,7 @@ def main(order: Optional[Dict[str, Any]]) -> None:
 
 
 def without_stacks(evidence: str) -> str:
-    """Return a file of evidence without what takes most of its room; empty if it is damaged."""
+    """Return a file of evidence without its largest parts; "" if it is damaged."""
     try:
         document = json.loads(evidence)
         processes = [{**each, "stacks": ""} for each in document["processes"]]

@@ -1,9 +1,9 @@
-"""Print the last lines of a log, and those that follow. A program for hosts, Python 3.9.
+"""Print the last lines of a log, and new ones. A program for hosts, Python 3.9.
 
-The argument of `main` is {"path", "lines", "follow"}. It reads the last LONGEST bytes only, follows
-a log that is replaced by a new one, and ends with its stdin. What is not a regular file is refused:
-node containers write to the directory. If there is no such file, it ends with status 66 and names
-the logs beside it on stderr.
+The argument of `main` is {"path", "lines", "follow"}. It reads only the last LONGEST bytes, follows
+a log that is replaced by a new one, and ends with its stdin. It refuses anything but regular files,
+since node containers write to the directory. If the file does not exist, it exits with status 66
+and lists the directory's logs on stderr.
 """
 
 import os
@@ -28,7 +28,7 @@ def open_log(path: str) -> int:
 
 
 def end_of(descriptor: int, lines: int) -> bytes:
-    """Return the last `lines` lines; the descriptor is at the end of the file then."""
+    """Return the last `lines` lines, and leave the descriptor at the end of the file."""
     os.lseek(descriptor, max(0, os.fstat(descriptor).st_size - LONGEST), os.SEEK_SET)
     parts, left = [], LONGEST
     while left and (data := os.read(descriptor, min(left, 1 << 20))):

@@ -1,10 +1,10 @@
 """Send on a Paramiko channel in order: nothing may follow the channel's CLOSE.
 
 Paramiko composes a message and sends it in two steps. If the other side closes the channel in
-between, Paramiko's thread answers with CLOSE, and our EOF or data is sent after it. sshd takes that
-for an attack on its protocol ("ieof packet referred to nonexistent channel") and ends the whole
-connection, with every command on it. A short command whose stdin is closed is enough: with both
-cores of a machine busy one connection in six was lost. paramiko#1115, open since 2017.
+between, Paramiko's thread answers with CLOSE, and our EOF or data follows it. sshd treats that as
+an attack on its protocol ("ieof packet referred to nonexistent channel") and ends the whole
+connection, with every command on it. A short command whose stdin is closed is enough: on a machine
+with both cores busy, one connection in six was lost (paramiko#1115, open since 2017).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class OrderedChannel:
 
     def _send(self, compose: Callable[[], Iterator[paramiko.Message]]) -> None:
         """Compose and send while the channel cannot be closed. During a key exchange nothing may be
-        sent, and no lock held: the exchange needs the thread that closes channels."""
+        sent and no lock be held: the exchange needs the thread that closes channels."""
         transport = self._channel.get_transport()
         deadline = time.monotonic() + transport.clear_to_send_timeout
         while transport.is_active():
@@ -120,7 +120,7 @@ class OrderedChannel:
 
 class GatheringPacketizer(Packetizer):
     """Sends packets in the order of their creation, whichever thread writes them. A broken
-    connection raises in that thread; the others notice with their next packet."""
+    connection raises in that thread; the others notice at their next packet."""
 
     def __init__(self, sock: Any) -> None:
         super().__init__(sock)

@@ -1,8 +1,9 @@
-"""Run modules of clusterctl on a host's Python, sent over a command's stdin. The only way to do so.
+"""Run modules of clusterctl on a host's Python, sent over a command's stdin. All programs for hosts
+run this way.
 
 Nothing is written to the host. Its Python loads the sources as modules and calls `main(argument)`
-of the last one, which then owns stdin and stdout; it ends with the SSH session. The modules may
-use the whole standard library of Python 3.9, and nothing else.
+of the last one, which then owns stdin and stdout; it ends with the SSH session. The modules may use
+the whole standard library of Python 3.9, and nothing else.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ class PythonMissing(RequirementsNotMet):
 
 @dataclass(frozen=True)
 class Program:
-    """Modules of `package`, each of which imports only the standard library and earlier modules. A
-    module of a package around it is named in full."""
+    """Modules of `package`, each of which imports only the standard library and earlier modules.
+    Modules of a parent package are named in full."""
 
     package: str
     modules: tuple[str, ...]
@@ -129,7 +130,7 @@ def argv(interpreter: Sequence[str] = ()) -> list[str]:
 
 
 def begin(channel: Channel, program: Program, argument: object = None) -> None:
-    """Send the program to `argv()`, which runs at the other end of `channel`. Raises nothing if
+    """Send the program to `argv()`, which runs at the other end of `channel`. Does not raise if
     that has already ended: `failure` reads the reason from its stderr."""
     with suppress(ConnectionFailed):
         channel.send(program.sent(argument))
@@ -177,7 +178,7 @@ def ask(
 
 
 def failure(channel: Channel, doing: str, host: str) -> ClusterctlError:
-    """Return why a program whose output has ended failed: PythonMissing, CommandFailed, or
+    """Return why a program failed, once its output has ended: PythonMissing, CommandFailed, or
     ConnectionFailed."""
     try:
         status: int | None = channel.wait(deadlines.COMMAND_END)

@@ -1,4 +1,4 @@
-"""Common part of transports: run, put and open_channel over a way to start a process."""
+"""The common part of transports: run, put and open_channel, given a way to start a process."""
 
 from __future__ import annotations
 
@@ -230,12 +230,12 @@ class ShellTransport(Transport):
         how = (
             "did not start a command in time"
             if failure.status is None
-            else f"ended with status {failure.status} before the command began"
+            else f"ended with status {failure.status} before the command started"
         )
         return ConnectionFailed(
             f"the login shell of {self.user} {how}",
             host=self._host.name,
-            hint="look at the shell's start-up files; this must print nothing and exit with 0: "
+            hint="check the shell's start-up files; this must print nothing and exit with 0: "
             + target_of(self._host).command_line("true"),
             detail=failure.output or None,
         )

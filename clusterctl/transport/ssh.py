@@ -1,7 +1,7 @@
 """A host over SSH: one connection, at most four commands at once, output as bytes.
 
 Fabric opens the connection (dialer); commands run on Paramiko channels, because Fabric's own `run`
-decodes output as text and quotes for no shell.
+decodes output as text and does not quote for any shell.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KILLED = 128 + 9
 
 
 class SshTransport(ShellTransport):
-    """Connects at the first use, and again when the connection was lost meanwhile."""
+    """Connects at first use, and reconnects if the connection was lost meanwhile."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class SshTransport(ShellTransport):
         return SshTransport(self._host, self._dialer, pulse=self._make_pulse)
 
     def open_tcp(self, address: str, port: int) -> Channel:
-        """Open a `direct-tcpip` channel; it does not count as a command, for sshd either."""
+        """Open a `direct-tcpip` channel, which does not count as a command, not for sshd either."""
         try:
             channel = self._transport().open_channel(
                 "direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=deadlines.SESSION
@@ -136,7 +136,7 @@ class SshTransport(ShellTransport):
         """Open a session; reconnect first if the connection was lost while idle. Retries while sshd
         refuses: MaxSessions are open, and others will end.
 
-        Paramiko keeps the last refusal in one place for all threads: the second one gets an
+        Paramiko keeps the last refusal in one place for all threads, so that the second one gets an
         SSHException without a reason.
         """
         transport = self._transport()
@@ -162,7 +162,7 @@ class SshTransport(ShellTransport):
             return ConnectionFailed(
                 f"sshd opened no session within {deadlines.SESSION:g} s",
                 host=self._host.name,
-                hint="raise MaxSessions in /etc/ssh/sshd_config there (default 10)",
+                hint="raise MaxSessions in its /etc/ssh/sshd_config (default 10)",
                 detail=detail,
             )
         return ConnectionFailed(

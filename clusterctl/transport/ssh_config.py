@@ -1,6 +1,7 @@
 """~/.ssh/config applied to a target, as OpenSSH does: by asking `ssh -G`.
 
-Only on a machine without `ssh`, Paramiko reads the files, without `Include` and parts of `Match`.
+Only on a machine without `ssh` does Paramiko read the files, without `Include` and parts of
+`Match`.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _DEFAULT_IDENTITY = re.compile(r"~/\.ssh/id_(rsa|dsa|xmss|(ecdsa|ed25519)(_sk)?|
 
 @dataclass(frozen=True)
 class SshOptions:
-    """Options of one target by their names in lower case, each with its values in order: several
-    of `identityfile` and `certificatefile`, one of others."""
+    """Options of one target by lower-case name, each with its values in order: `identityfile` and
+    `certificatefile` may have several, others have one."""
 
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -142,7 +143,7 @@ def bad_ssh_config(file: Path, detail: str) -> UsageError:
 
 
 def _home() -> str:
-    """The home directory that OpenSSH uses, whatever $HOME says."""
+    """The home directory that OpenSSH uses, whatever $HOME is."""
     try:
         return pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:
@@ -150,7 +151,7 @@ def _home() -> str:
 
 
 class SshEndpoint:
-    """A target with values of ~/.ssh/config for fields that the inventory leaves unset.
+    """A target with values from ~/.ssh/config for fields that the inventory leaves unset.
     `connection` is not open yet."""
 
     def __init__(
@@ -204,7 +205,7 @@ class SshEndpoint:
         return str(self._path(named))
 
     def login_methods(self) -> list[str]:
-        """Methods of SSH that the options leave switched on."""
+        """Methods of SSH that the options leave enabled."""
         switches = {
             "publickey": "pubkeyauthentication",
             "password": "passwordauthentication",

@@ -25,7 +25,8 @@ class SshTarget:
         return self.ssh.connect_timeout or deadlines.CONNECT
 
     def argv(self, *command: str, terminal: bool = False) -> list[str]:
-        """OpenSSH's command line for the same connection. `terminal`: for a command too."""
+        """OpenSSH's command line for the same connection. `terminal`: allocate one even for a
+        command."""
         options = ["-t"] if terminal else []
         if self.ssh.port:
             options += ["-p", str(self.ssh.port)]
@@ -40,7 +41,8 @@ class SshTarget:
         return shlex.join(self.argv(*command))
 
     def copy_key_line(self) -> str:
-        """ssh-copy-id's command line, quoted for a shell, that lets the user's key log in there."""
+        """ssh-copy-id's command line, quoted for a shell, that authorizes the user's key on the
+        host."""
         options = ["-p", str(self.ssh.port)] if self.ssh.port not in (None, 22) else []
         if self.ssh.identity_file:
             options += ["-i", str(self.ssh.identity_file)]
@@ -69,7 +71,7 @@ def target_of(host: Host) -> SshTarget:
 def jump_target(jump: str, behind: Ssh, *, through: str | None = None) -> SshTarget:
     """Return the jump host `[user@]host[:port]`, with key file and known_hosts of `behind`.
 
-    `through` names further jump hosts on the way to it.
+    `through` names more jump hosts on the way to it.
     """
     user, _, place = jump.rpartition("@")
     address, port = split_port(place)

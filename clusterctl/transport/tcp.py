@@ -74,7 +74,7 @@ _CHUNK = 65536
 
 
 class Tunnel(Closing):
-    """Listens on 127.0.0.1 while entered; forwards each connection to `address:port`.
+    """Listens on 127.0.0.1 while entered, and forwards each connection to `address:port`.
 
     With `local_port` 0 the kernel chooses a port: see `port`. Raises UsageError when the port is
     taken.
@@ -104,7 +104,7 @@ class Tunnel(Closing):
         except OSError as error:
             raise UsageError(
                 f"port {self._wanted} of this machine is in use",
-                hint="choose another port, or 0 for any free one",
+                hint="choose a different port, or 0 for any free one",
                 detail=str(error),
             ) from error
         threading.Thread(

@@ -94,7 +94,7 @@ class FirewallScripts:
         if new in state.files:
             state.files[rules] = state.files.pop(new)
         elif self._digest(rules) != digest:
-            raise CommandFailed("confirming the rules failed: the host took them back")
+            raise CommandFailed("confirming the rules failed: the host rolled them back")
         state.about_to_change()
         state.files[listing] = (state.tables.loaded[table].encode(), 0o644)
         state.tables.wanted.add(unit)

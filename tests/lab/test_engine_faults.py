@@ -115,7 +115,7 @@ def test_a_leftover_container_of_another_tool_under_our_name(lab_bench: Bench) -
     )
     lab_bench.told(
         "gpu2",
-        "a container named clusterctl-lab already exists, and was not made by clusterctl",
+        "a container named clusterctl-lab already exists, and is not clusterctl's",
         "docker rename clusterctl-lab clusterctl-lab-old",
     )
 

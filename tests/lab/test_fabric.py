@@ -114,7 +114,7 @@ def test_an_mtu_black_hole_is_named(operator: Operator, inventory: str, on_host:
     finally:
         on_host("gpu2", f"iptables -D {BLACK_HOLE}")
     assert ran.status == 5, ran.text
-    assert "connect, and no data arrives: an MTU black hole" in ran.stderr
+    assert "connect, but no data arrives: an MTU black hole" in ran.stderr
 
 
 def test_a_worker_that_ray_lost_is_named(

@@ -133,7 +133,7 @@ def test_another_machine_that_has_the_address(lab_bench: Bench) -> None:
 def test_jumbo_frames_on_one_side_only(lab_bench: Bench) -> None:
     mtu = ("ip", "link", "set", "eth1", "mtu")
     lab_bench.break_network("gpu1", [*mtu, "9000"], [*mtu, "1500"])
-    lab_bench.told("gpu1", "its MTU on eth1 is 9000, and 1500 on ens3 of gpu2", "mtu 1500")
+    lab_bench.told("gpu1", "its MTU on eth1 is 9000, but 1500 on ens3 of gpu2", "mtu 1500")
 
 
 def test_a_path_that_swallows_large_packets(lab_bench: Bench) -> None:
@@ -151,7 +151,7 @@ def test_what_a_host_without_python_would_try_is_said_to_be_unverified(lab_bench
     lab_bench.break_network("gpu1", [*mtu, "1400"], [*mtu, "1500"])
     ran = lab_bench.check()
     assert ran.status == 0, ran.text
-    assert "gpu2: not proven: it has no Python 3.9" in ran.stdout
+    assert "gpu2: not tested: it has no Python 3.9" in ran.stdout
     assert "the MTU differs between hosts: 1400 on gpu1 (eth1); 1500 on gpu2 (ens3)" in ran.stdout
 
 
@@ -217,7 +217,7 @@ def test_packets_that_take_the_default_route(lab_bench: Bench) -> None:
     )
     lab_bench.told(
         "gpu1",
-        "packets to gpu2 (10.78.0.12) leave by eth0, not by eth1, which carries NCCL and Gloo",
+        "packets to gpu2 (10.78.0.12) leave through eth0, not eth1, which carries NCCL and Gloo",
         "sudo ip route replace 10.78.0.0/24 dev eth1 src 10.78.0.11",
     )
 
@@ -231,7 +231,7 @@ def test_an_interface_that_is_down(lab_bench: Bench) -> None:
 def test_a_cable_that_is_pulled(lab_bench: Bench) -> None:
     lab_bench.undo.callback(faults.plug_cable, "gpu2", "ens3")
     faults.pull_cable("gpu2", "ens3")
-    lab_bench.told("gpu2", "interface ens3 (nics.nccl, nics.gloo) is down", "look for the cable")
+    lab_bench.told("gpu2", "interface ens3 (nics.nccl, nics.gloo) is down", "check the cable")
 
 
 def test_a_stale_ray_head_on_the_port(lab_bench: Bench) -> None:
@@ -246,7 +246,8 @@ def test_a_stale_ray_head_on_the_port(lab_bench: Bench) -> None:
     )
     lab_bench.told(
         "gpu1",
-        "another Ray runs there already; a port that Ray needs is taken: 6379 (ray_ports.gcs)",
+        "another Ray is already running on it; a port that Ray needs is taken: 6379 "
+        "(ray_ports.gcs)",
         'users:(("gcs_server"',
         "pkill -x gcs_server",
     )

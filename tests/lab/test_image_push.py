@@ -138,7 +138,7 @@ def test_it_comes_to_all_hosts_at_once_and_a_second_push_moves_nothing(scene: Sc
     assert scene.holders() == list(HOSTS)
     again = scene.operator.ok(*scene.words(), "--json").json
     assert (again["changed"], again["sent"]) == (0, 0)
-    assert "nothing to move" in scene.operator.ok("image", "push", REFERENCE).stdout
+    assert "nothing to transfer" in scene.operator.ok("image", "push", REFERENCE).stdout
     changed = scene.operator.ok(*scene.words("changed"), "--json").json
     assert (changed["changed"], changed["sent"] < 0.03 * scene.size) == (3, True)
     for name in HOSTS:

@@ -264,7 +264,7 @@ def test_gateways_of_two_hosts_with_tls(
 
     (tmp_path / "gate.key").write_bytes(made("lab", ["10.77.0.11"])[1])
     refused = operator.run("bootstrap", str(inventory), "--yes")
-    assert "its key belongs to another certificate" in refused.stderr, refused.text
+    assert "its key belongs to a different certificate" in refused.stderr, refused.text
     assert both(chain.decode(), bob) == [200, 200]
 
 

@@ -497,7 +497,7 @@ def test_documents_that_cannot_be_read_are_named_and_mended(
         " head -c 50 /dev/urandom >services/other.json",
     )
     until(
-        lambda: "the supervisor follows what it held before" in operator.run("status").stdout,
+        lambda: "the supervisor follows the previous one" in operator.run("status").stdout,
         within=30,
         what="status names what cannot be read",
     )
@@ -556,7 +556,7 @@ def test_a_host_taken_out_of_the_inventory_while_it_serves_is_named(
         ran = operator.run(*words, str(without))
         assert ran.status == status, ran.text
         assert (
-            "gpu2: is not in the inventory, and its container still runs in this cluster at "
+            "gpu2: is not in the inventory, but its container still runs in this cluster at "
             "10.77.0.12, with rank 1 of tiny" in " ".join(ran.text.split())
         ), ran.text
         assert f"`clusterctl down --limit gpu2 -i {without}`" in ran.text, ran.text
@@ -599,7 +599,7 @@ def test_a_frozen_serve_does_not_bring_back_what_was_stopped_meanwhile(
         frozen.send_signal(signal.SIGCONT)
     _, told = frozen.communicate(timeout=120)
     assert frozen.returncode == 6, told
-    assert "tiny was stopped by someone else meanwhile, and is left as it is" in told
+    assert "tiny was stopped by someone else meanwhile, and was left as it is" in told
 
 
 def test_a_service_that_was_stopped_leaves_the_cluster(operator: Operator) -> None:

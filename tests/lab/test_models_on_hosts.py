@@ -66,7 +66,7 @@ def test_a_model_comes_to_all_hosts_and_is_listed(
         told = on_host(host, f"cd {MODELS}/Lab-1B && sha256sum *").stdout
         assert {line.split()[1]: line.split()[0] for line in told.splitlines()} == sums
     again = operator.ok("model", "push", str(tmp_path / "Lab-1B"))
-    assert "nothing to move: Lab-1B is on 2 hosts" in again.stdout
+    assert "nothing to transfer: Lab-1B is already on 2 hosts" in again.stdout
     listed = operator.ok("model", "ls", "--json").json["models"]
     (mine,) = (each for each in listed if each["name"] == "Lab-1B")
     assert mine["hosts"] == {"gpu1": "complete", "gpu2": "complete"}
@@ -114,7 +114,7 @@ def test_a_user_of_a_host_sends_no_file_that_is_not_theirs(
     )
     ran = operator.run("model", "push", "Theirs-1B", "--from", "host:gpu1", "--yes")
     assert ran.status == 6, ran.text
-    assert "only through a link of another user" in ran.stderr
+    assert "only through another user's link" in ran.stderr
     assert secret not in ran.text
     assert on_host("gpu2", f"grep -r '{secret}' {MODELS}").stdout == ""
     on_host("gpu1", f"rm -r {theirs} /root/secret")

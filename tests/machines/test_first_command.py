@@ -111,7 +111,7 @@ def test_the_machine_has_six_other_things_to_do(
 
 STAGES = (
     "$ clusterctl lab up",
-    "gpu1: made its disk",
+    "gpu1: created its disk",
     "$ clusterctl bootstrap",
     "\nContainer engine\n",
     "\nImage\n",

@@ -73,7 +73,7 @@ def main(_: None) -> None:
 
 
 class Prober:
-    """Executes the commands, one after the other."""
+    """Executes the commands in turn."""
 
     def __init__(self) -> None:
         self._listeners: List[Listeners] = []
@@ -105,7 +105,7 @@ class Prober:
         }
 
     def rates(self, order: Dict[str, Any]) -> Any:
-        """Send in every slot (time, source, to, port) of this host. Return the bit/s received by
+        """Send in each of this host's slots (time, source, to, port). Return the bit/s received by
         (lane, sender), once the slots of all hosts are over."""
         for moment, source, to, port in order["slots"]:
             time.sleep(max(0.0, moment - time.monotonic()))
@@ -160,7 +160,7 @@ class Listeners:
         threading.Thread(target=self._welcome, daemon=True).start()
 
     def greet(self, ip: str, port: int) -> int:
-        """Listen on one more port and return it; 0 takes a free ephemeral one. Raises OSError."""
+        """Listen on one more port and return it; 0 picks a free ephemeral one. Raises OSError."""
         found = listen(ip, port)
         self._sockets[found.fileno()] = found
         self._poll.register(found.fileno(), select.POLLIN)
@@ -213,7 +213,7 @@ class Listeners:
 
 
 def send(source: str, to: str, port: int, index: int, seconds: float) -> None:
-    """Connect to `to`, send the number `index` of this host, and then as much as possible for
+    """Connect to `to`, send the number `index` of this host, then as much as possible for
     `seconds`."""
     end = time.monotonic() + seconds
     try:
@@ -232,9 +232,9 @@ def send(source: str, to: str, port: int, index: int, seconds: float) -> None:
 
 
 def routes(wanted: List[Tuple[str, str]]) -> Dict[Tuple[str, str], str]:
-    """Return by (to, source) the NIC, or "" without a route; an empty dict if `ip` cannot do it. An
-    empty source stands for a program that binds no address.
-    Runs one `ip` for all: a hundred forks on each of a hundred hosts would slow them down."""
+    """Return the NIC by (to, source), or "" without a route; an empty dict if `ip` cannot tell. An
+    empty source stands for a program that binds no address. Runs `ip` once for all: a hundred forks
+    on each of a hundred hosts would slow them down."""
     lines = (
         f"route get {to} from {source}" if source else f"route get {to}" for to, source in wanted
     )
@@ -263,8 +263,8 @@ def routes(wanted: List[Tuple[str, str]]) -> Dict[Tuple[str, str], str]:
 
 
 def neighbours(wanted: List[Request]) -> Optional[Dict[Tuple[str, str], List[str]]]:
-    """Return by (source, to) the MAC of every machine that answers for the address `to`: several if
-    machines share it. Ethernet and IPv4 only; None without root."""
+    """Return, by (source, to), the MAC of every machine that answers for the address `to`: several
+    if it is in use twice. Ethernet and IPv4 only; None without root."""
     found: Dict[Tuple[str, str], List[str]] = {}
     for nic in sorted({one[0] for one in wanted}):
         try:
@@ -306,9 +306,9 @@ def _answered(
 
 
 def connections(wanted: List[Connect], greetings: Dict[Tuple[str, int], str]) -> Dict[Connect, str]:
-    """Return `ok`, `refused`, `no answer`, `no data` for a connection over which the greeting does
+    """Return `ok`, `refused`, `no answer`, `no data` for a connection on which the greeting does
     not arrive, or the system's error text. `greetings`: the text expected from (to, port). A
-    connection without an answer is tried again: packets are lost when many hosts begin together."""
+    connection without an answer is retried: packets are lost when many hosts start at once."""
 
     def connect(key: Connect) -> str:
         source, to, port = key
@@ -342,8 +342,8 @@ def connections(wanted: List[Connect], greetings: Dict[Tuple[str, int], str]) ->
 
 
 def echoes(wanted: List[Ask]) -> Optional[Dict[Ask, float]]:
-    """Return the round trip in seconds of each packet, without lost ones; None without root. On a
-    path that loses a large packet and carries a SMALL one, smaller STEPS are tried too."""
+    """Return the round trip in seconds of each packet that was not lost; None without root. On a
+    path that carries a SMALL packet but loses a large one, smaller STEPS are tried too."""
     found: Dict[Ask, float] = {}
     for source in sorted({one[0] for one in wanted}):
         asked = [one for one in wanted if one[0] == source]

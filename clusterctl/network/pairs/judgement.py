@@ -66,8 +66,8 @@ def problems(seen: PairResults, ports: Mapping[int, str]) -> list[RequirementsNo
 
 @dataclass(frozen=True)
 class PairFault:
-    """A fault of one direction. Slots in `summary` and `hint`: {nic} and {network} of the host that
-    is named, {others} for all its peers with the same fault, and of the first of them {other} (its
+    """A fault of one direction. Slots in `summary` and `hint`: {nic} and {network} of the named
+    host, {others} for all its peers with the same fault, and for the first of them {other} (its
     name), {other_nic}, {other_network} and {address}."""
 
     kind: str
@@ -91,8 +91,8 @@ def fault_of(
         carries = carried(link.lane)
         if link.route:
             summary = (
-                f"packets to {{others}} leave by {link.route}, not by {sender.nic}, which carries "
-                f"{carries}"
+                f"packets to {{others}} leave through {link.route}, not {sender.nic}, which "
+                f"carries {carries}"
             )
             return PairFault("other route", sender.host, link, summary, route)
         summary = f"has no route from {sender}, which carries {carries}, to {{others}}"
@@ -102,10 +102,11 @@ def fault_of(
     if strange and (len(strange) < len(link.neighbours) or link.broken):
         return PairFault(
             "taken address", receiver.host, link,
-            f"another machine has its address {receiver.ip}: {{others}} finds {strange[0]} there, "
-            f"and {receiver.nic} has {receiver.mac}",
+            f"another machine has its address {receiver.ip}: {{others}} finds {strange[0]} at it, "
+            f"but {receiver.nic} has {receiver.mac}",
             f"find the port of {strange[0]} in the switch's table of MAC addresses, and give that "
-            f"machine another address; who answers: sudo arping -D -I {receiver.nic} {receiver.ip}",
+            f"machine a different address; to see who answers: sudo arping -D -I {receiver.nic} "
+            f"{receiver.ip}",
         )  # fmt: skip
     if link.silent:
         if apart(link):
@@ -120,7 +121,7 @@ def fault_of(
         return PairFault(
             "stranger", receiver.host, link,
             f"another machine or a proxy answers at its address {receiver.ip} to {{others}}",
-            f"find who has the address too: sudo arping -D -I {receiver.nic} {receiver.ip}",
+            f"find out who else has the address: sudo arping -D -I {receiver.nic} {receiver.ip}",
         )  # fmt: skip
     shut = sorted(port for port, word in link.tcp.items() if word not in ("ok", "no data"))
     if shut:
@@ -143,8 +144,8 @@ def fault_of(
     if stuck or "no data" in link.tcp.values():
         return PairFault(
             "black hole", "", link,
-            "{nic} and {others} connect, and no data arrives: an MTU black hole, or a firewall "
-            "that inspects connections",
+            "{nic} and {others} connect, but no data arrives: an MTU black hole, or a "
+            "firewall that inspects connections",
             f"ping -M do -s {sender.mtu - 28} -I {{nic}} {{address}}",
         )  # fmt: skip
     if link.rate is not None and known and link.rate < RED * min(*known, CERTAIN):
@@ -158,25 +159,25 @@ def fault_of(
 
 
 def _opening(firewall: str, network: str) -> str:
-    """Return how to let a network in, by what rules over incoming connections. An accept in one
-    chain of nftables ends no other, so that a rule helps only where the refusing one is."""
+    """Return how to let a network in, by what filters incoming connections. An accept in one chain
+    of nftables does not end the others, so the rule belongs in the chain that refuses."""
     fixes = {
         "firewalld": f"sudo firewall-cmd --permanent --zone=trusted --add-source={network} && "
         "sudo firewall-cmd --reload",
         "ufw": f"sudo ufw allow from {network}",
         "iptables": f"sudo iptables -I INPUT -s {network} -j ACCEPT; to keep it: sudo "
         "netfilter-persistent save, or sudo service iptables save",
-        "nftables": f"put `ip saddr {network} accept` before the rule of the chain with `hook "
-        "input` that refuses it, in the file that nftables.service loads: systemctl cat nftables; "
-        "sudo nft list ruleset",
+        "nftables": f"in the file that nftables.service loads, put `ip saddr {network} accept` "
+        "before the refusing rule of the chain with `hook input`: systemctl cat nftables; sudo "
+        "nft list ruleset",
     }
     if firewall in fixes:
         return fixes[firewall]
     named = "; ".join(f"with {name}: {fixes[name]}" for name in ("firewalld", "ufw"))
     return (
-        "find who refuses it: systemctl is-active firewalld ufw; sudo nft list ruleset; sudo "
-        f"iptables -S INPUT; {named}; with iptables alone: sudo iptables -I INPUT -s {network} "
-        "-j ACCEPT; if nothing there does, it is a security group of the cloud or a device between"
+        "find out what refuses it: systemctl is-active firewalld ufw; sudo nft list ruleset; sudo "
+        f"iptables -S INPUT; {named}; with iptables alone: sudo iptables -I INPUT -s {network} -j "
+        "ACCEPT; if nothing does, it is the cloud's security group or a device in between"
     )
 
 
@@ -196,8 +197,8 @@ def _different_networks(link: HostLink) -> PairFault:
         "apart", "", link,
         f"its {carried(link.lane)} interface {{nic}} is in {{network}}, and {{other_nic}} of "
         "{other} in {other_network}: they do not reach each other directly",
-        f"name interfaces of one network under nics.{purpose} of both hosts in the inventory; "
-        "which there are: ip -br addr",
+        f"under nics.{purpose} of both hosts in the inventory, name interfaces of one network; to "
+        "list them: ip -br addr",
     )  # fmt: skip
 
 
@@ -210,14 +211,14 @@ def _lost_packets(link: HostLink, usual: int | None) -> PairFault | None:
     if lost[0] > receiver.mtu and usual == sender.mtu:
         return PairFault(
             "low MTU", receiver.host, link,
-            f"its MTU on {receiver.nic} is {receiver.mtu}, and {sender.mtu} on {{others}}: larger "
+            f"its MTU on {receiver.nic} is {receiver.mtu}, but {sender.mtu} on {{others}}: larger "
             "packets are lost",
             f"sudo ip link set {receiver.nic} mtu {sender.mtu}",
         )  # fmt: skip
     if lost[0] > receiver.mtu:
         return PairFault(
             "jumbo on one side", sender.host, link,
-            f"its MTU on {sender.nic} is {sender.mtu}, and {receiver.mtu} on {receiver.nic} of "
+            f"its MTU on {sender.nic} is {sender.mtu}, but {receiver.mtu} on {receiver.nic} of "
             "{other}: larger packets are lost",
             f"sudo ip link set {sender.nic} mtu {receiver.mtu}; or give all hosts, and the switch, "
             f"{sender.mtu}",
@@ -225,16 +226,16 @@ def _lost_packets(link: HostLink, usual: int | None) -> PairFault | None:
     passed = link.largest or SMALL
     return PairFault(
         "black hole", "", link,
-        f"packets of {lost[0]} bytes between {{nic}} and {{others}} are lost silently, "
+        f"packets of {lost[0]} bytes between {{nic}} and {{others}} are lost silently, while "
         f"{passed} bytes pass: an MTU black hole",
         f"sudo ip link set {{nic}} mtu {passed}, on all hosts; or raise the MTU of the switch or "
-        f"tunnel between to {lost[0]}",
+        f"tunnel in between to {lost[0]}",
     )  # fmt: skip
 
 
 def _of_group(faults: Sequence[PairFault]) -> Iterator[RequirementsNotMet]:
-    """Yield one problem per host, beginning with the host that is involved in most faulty pairs. A
-    problem covers all pairs of its host that no earlier problem covers."""
+    """Yield one problem per host, starting with the one in the most faulty pairs. A problem covers
+    all pairs of its host that no earlier problem covers."""
 
     def blamed(fault: PairFault) -> tuple[str, ...]:
         ends = (fault.link.sender.host, fault.link.receiver.host)
@@ -279,23 +280,23 @@ def _ends(link: HostLink, host: str) -> tuple[End, End]:
 
 
 def unproven(seen: PairResults) -> Iterator[str]:
-    """Yield what could not be tried, and what works but not as intended."""
+    """Yield what could not be tested, and what works but not as intended."""
     for host, why in seen.unverified.items():
-        yield f"{host}: not proven: {why}"
+        yield f"{host}: not tested: {why}"
     if any(link.echo is None for link in seen.links):
-        yield "packet sizes are not proven: raw sockets need root on the hosts"
+        yield "packet sizes were not tested: raw sockets need root on the hosts"
     for link in seen.links:
         nic, peer = link.sender.nic, link.receiver
         if link.unbound not in (None, "", nic):
             yield (
-                f"{link.sender.host} reaches {peer.nic} of {peer.host} by {link.unbound}, not by "
-                f"{nic}, unless a program binds its address, as NCCL does not: ip route get "
+                f"{link.sender.host} reaches {peer.nic} of {peer.host} through {link.unbound}, not "
+                f"{nic}, unless a program binds its address, which NCCL does not: ip route get "
                 f"{peer.ip}"
             )
 
 
 def notes(seen: PairResults) -> Iterator[str]:
-    """Yield the measured values, and what could not be measured."""
+    """Yield the measurements, and what could not be measured."""
     yield from unproven(seen)
     if seen.unrated:
         yield seen.unrated
@@ -312,5 +313,5 @@ def notes(seen: PairResults) -> Iterator[str]:
             # `between hosts, for Ray: round trip at most 0.10 ms, 9410 to 9420 Mbit/s`
             distant = trips and max(trips) > DISTANT
             yield f"between hosts, for {carried(links[0].lane)}: {', '.join(words)}" + (
-                "; a local network has less than 1 ms" if distant else ""
+                "; on a local network it is less than 1 ms" if distant else ""
             )

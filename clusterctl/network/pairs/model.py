@@ -68,7 +68,7 @@ class HostLink:
 
     @property
     def round_trip(self) -> float | None:
-        """The shortest measured round trip in seconds; None without one."""
+        """The shortest measured round trip in seconds; None if there is none."""
         return min((seen for seen in (self.echo or {}).values() if seen is not None), default=None)
 
     @property
@@ -128,8 +128,8 @@ def lanes(topology: Topology, facts: Mapping[str, HostFacts]) -> tuple[Lane, ...
 
 
 def _end(node: Node, name: str, facts: HostFacts) -> End | None:
-    """Return the node's end on the NIC `name`: the node IP if it is there, else the first address
-    of its family. None if there is no such address."""
+    """Return the node's end on the NIC `name`: the node IP if the NIC has it, else its first
+    address of the same family; None without one."""
     nic, six = facts.nic(name), ":" in node.node_ip
     offered = nic.addresses if nic else ()
     held = [a for a in offered if (":" in a.ip) == six and (not six or a.scope == "global")]
@@ -150,7 +150,8 @@ def _end(node: Node, name: str, facts: HostFacts) -> End | None:
 
 
 def default_route_notes(topology: Topology, facts: Mapping[str, HostFacts]) -> Iterator[str]:
-    """Note hosts whose default route, which programs use by default, is not NCCL's (vllm#27823)."""
+    """Note hosts whose default route, which programs use by default, does not use NCCL's NIC
+    (vllm#27823)."""
     strays = [
         f"{node.host} ({default}, not {' or '.join(node.nccl_nics)})"
         for node in topology.nodes
@@ -160,7 +161,7 @@ def default_route_notes(topology: Topology, facts: Mapping[str, HostFacts]) -> I
     ]
     if strays:
         yield (
-            f"the default route does not leave by the interface that carries NCCL on "
+            "the default route does not use the interface that carries NCCL on "
             f"{', '.join(strays)}: harmless here, since NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME "
-            "say which to take"
+            "name it"
         )

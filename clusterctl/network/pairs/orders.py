@@ -80,8 +80,8 @@ def packet_sizes(sender: End, receiver: End) -> tuple[int, ...]:
 
 
 def _others(table: Table, host: str) -> Iterator[tuple[int, End, End]]:
-    """Yield (lane, own end, peer's end) for every peer of `host`. Each host begins with another
-    peer, so that they do not all reach the same one first."""
+    """Yield (lane, own end, peer's end) for every peer of `host`. Each host starts with a different
+    peer, so that they do not all connect to the same one first."""
     at = table.hosts.index(host)
     peers = [*table.hosts[at + 1 :], *table.hosts[:at]]
     for number in held(table.lanes, host):
@@ -110,8 +110,8 @@ def read_rates(_host: str, answer: Any) -> Mapping[tuple[int, int], float]:
 
 
 def read_links(table: Table, host: str, answer: Any) -> list[HostLink]:
-    """Return the links that start at `host`, from its answer to `reach`. Raises TypeError,
-    ValueError or LookupError for a malformed answer."""
+    """Return the links from `host`, from its answer to `reach`. Raises TypeError, ValueError or
+    LookupError for a malformed answer."""
     routes = _keyed(answer["routes"], str)  # (to, source) to NIC
     neighbours = _keyed(answer["neighbours"] or (), list)  # (source, to) to MACs
     tcp = _keyed(answer["tcp"], str)  # (source, to, port) to the result
@@ -146,7 +146,7 @@ def read_links(table: Table, host: str, answer: Any) -> list[HostLink]:
 
 
 def _keyed(rows: Any, kind: Callable[[Any], Any]) -> dict[Any, Any]:
-    """Build a mapping from [key, value] rows, as JSON has no tuples for keys."""
+    """Build a mapping from [key, value] rows, since JSON cannot have tuples as keys."""
     return {tuple(key): kind(value) for key, value in rows}
 
 

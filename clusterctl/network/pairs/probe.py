@@ -1,8 +1,8 @@
-"""Try every pair of hosts: routes, ports, packet sizes, round trips, throughput and clocks.
+"""Test every pair of hosts: routes, ports, packet sizes, round trips, throughput and clocks.
 
-Each question goes to all hosts at once. Every pair is tried in both directions. Throughput is
-measured in rounds, in which each host sends to one and receives from one, at times set beforehand
-on each host's own clock.
+Each question goes to all hosts at once. Every pair is tested in both directions. Throughput is
+measured in rounds, in which each host sends to one host and receives from one, at times set
+beforehand on its own clock.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ IN_USE = (
 )
 
 NOT_SEEN = (
-    "throughput between hosts was not measured: without root, it is not known whether services run"
+    "throughput between hosts was not measured: without root, it is unknown whether services are "
+    "running"
 )
 
 NO_PYTHON = (
-    f"it has {python.MISSING}, which bootstrap installs: its connections, throughput and clock "
-    "are tested after that"
+    f"it has {python.MISSING}, which bootstrap installs: its connections, throughput and clock are "
+    "tested afterwards"
 )
 
 PROGRAM = python.Program("clusterctl.network.pairs", ("host_program",))
@@ -58,9 +59,9 @@ def probe_pairs(
     *,
     unrated: str = "",
 ) -> PairResults:
-    """Try every pair of the hosts in `facts`. `unrated`: if set, why throughput is not measured.
+    """Test every pair of the hosts in `facts`. `unrated`: why throughput is not measured, if so.
 
-    Changes nothing on hosts and leaves nothing there. A host that cannot take part is in
+    Changes nothing on hosts and leaves nothing behind. A host that cannot take part is in
     `PairResults.unverified`, with the reason; the others still try to reach it.
     """
     if len(facts) < 2:
@@ -86,7 +87,7 @@ def ray_ports(inventory: Inventory, *, head: bool = True) -> dict[int, str]:
 
 @contextmanager
 def _well_formed(host: str) -> Iterator[None]:
-    """Raise CommandFailed if an answer of the host does not have the expected form."""
+    """Raise CommandFailed if an answer of the host is malformed."""
     try:
         yield
     except MALFORMED as error:
@@ -167,7 +168,7 @@ class _Participants:
             return rated, ""
         return rated, (
             f"throughput was measured from every host to {planned.pairs_each} of {peers} others, "
-            "to save time; reachability and packet sizes to all"
+            "to save time; reachability and packet sizes were tested to all"
         )
 
     def _ask(
@@ -230,8 +231,8 @@ class PairProbeSession:
             ) from error
 
     def clocks(self, times: int = 3) -> tuple[Clock, float]:
-        """Return the seconds by which the host's clock and its monotonic clock are ahead of ours.
-        Uses the fastest of several measurements: half its round trip bounds the error."""
+        """Return how many seconds the host's clock and its monotonic clock are ahead of ours. Uses
+        the fastest of several measurements: half its round trip bounds the error."""
         found = []
         for _ in range(times):
             asked, started = time.time(), time.monotonic()

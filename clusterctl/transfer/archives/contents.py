@@ -1,4 +1,4 @@
-"""Contents of an image archive: its files, the images it holds, and which files are their blobs."""
+"""Contents of an image archive: its files, the images in it, and which files are their blobs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ArchiveFile(Protocol):
 
 class Members(dict[str, ArchiveFile]):
     """Files of an archive by normalized path: no leading `./`, links followed. Raises NotAnImage
-    for a missing one."""
+    for a missing file."""
 
     def __missing__(self, name: str) -> ArchiveFile:
         raise NotAnImage(f"{name} is missing")
@@ -102,7 +102,7 @@ class LocalFile:
 
 
 def tar_places(path: Path) -> dict[str, Location]:
-    """Return where each file of a tar is in it, without unpacking. Raises NotAnImage."""
+    """Return where each file is in a tar, without unpacking. Raises NotAnImage."""
     places: dict[str, Location] = {}
     links: dict[str, str] = {}
     with tarfile.open(path, "r:") as tar:
@@ -165,8 +165,8 @@ class SplitFile:
 
 
 def split_members(told: str, directory: Path) -> Members:
-    """Return the files of a stream that `split` wrote into `directory`, which may be on another
-    host. `told`: its output."""
+    """Return the files of a stream that `split` wrote into `directory`, possibly on another host.
+    `told`: the output of `split`."""
     found, links = Members(), {}
     for line in told.splitlines():
         match json.loads(line):
@@ -205,7 +205,7 @@ class _Entry:
 def read_archive(members: Members, reference: str | None, platform: str | None) -> ArchiveContents:
     """Find the image `reference` for `platform`; the only one if these are None.
 
-    Raises NotAnImage, and RequirementsNotMet that lists the images there are.
+    Raises NotAnImage, and RequirementsNotMet, listing the images in it.
     """
     if "index.json" in members:
         entry = _chosen(list(_layout_entries(members)), reference)
@@ -249,7 +249,7 @@ def _layout_entries(members: Members) -> Iterator[_Entry]:
 
 
 def _platforms(members: Members, blob: Blob) -> tuple[PlatformManifest, ...]:
-    """Return the images of an index that the archive holds: engines save only what they have."""
+    """Return those images of an index that are in the archive: engines save only what they have."""
     if blob.media_type not in INDEXES or _path(blob) not in members:
         return ()
 
@@ -310,7 +310,8 @@ def _from_layout(
 def _from_docker(
     members: Members, entry: _Entry, reference: str | None, platform: str | None
 ) -> ArchiveContents:
-    """Return the image. Plain layers, the usual ones, are not read: their digests are known."""
+    """Return the image. Uncompressed layers, the usual kind, are not read: their digests are
+    known."""
     name = reference or next(iter(entry.names), "the image")
     read = entry.docker or {}
     paths = texts(read.get("Layers"), "Layers of manifest.json")
@@ -335,7 +336,7 @@ def _from_docker(
 
 
 def _config_path(members: Members, manifest: Blob) -> str:
-    """Return the file of the config that a manifest of the archive names."""
+    """Return the config file that a manifest of the archive names."""
     read = document(members[_path(manifest)].read(), _path(manifest))
     return _path(blob_of(read.get("config")))
 

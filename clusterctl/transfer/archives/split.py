@@ -62,7 +62,7 @@ class TarStream:
         return b"".join(parts)
 
     def body(self, size: int) -> Iterator[bytes]:
-        """Yield a member's bytes, then skip the padding behind them."""
+        """Yield a member's bytes, then skip the padding after them."""
         left = size
         while left:
             chunk = self.exactly(min(left, CHUNK))
@@ -140,7 +140,7 @@ class Splitter:
     """Writes files to keep into `directory`, named by their SHA-256.
 
     `keep`: digits of the uncompressed layers to keep, None for all. Compressed files are always
-    kept: which layers they are is unknown.
+    kept, since it is unknown which layers they are.
     """
 
     def __init__(self, directory: str, keep: Optional[Set[str]], tell: Tell) -> None:
@@ -209,7 +209,7 @@ class Splitter:
 
 
 def codec(first: bytes) -> str:
-    """Return the compression of a file that begins with these bytes: gzip, zstd or `-`."""
+    """Return the compression of a file that starts with these bytes: gzip, zstd or `-`."""
     return next((name for magic, name in MAGIC.items() if first.startswith(magic)), PLAIN)
 
 
@@ -237,7 +237,7 @@ def still_true(told: str, directory: str, keep: Optional[Set[str]]) -> bool:
 
 
 def clean(directory: str) -> None:
-    """Remove part files of killed runs. Several processes may do so at once."""
+    """Remove part files of killed runs. Several processes may do this at once."""
     for name in os.listdir(directory):
         found = re.match(r"save-(\d+)-\w+\.part$", name)
         if not found:

@@ -176,13 +176,14 @@ class RegistryClient:
 
 
 def _start(response: httpx2.Response) -> int:
-    """Return the offset of the first byte: registries may send all when a range was requested."""
+    """Return the offset of the first byte: registries may ignore the requested range and send
+    everything."""
     if response.status_code == 200:
         return 0
     said = response.headers.get("Content-Range", "")
     first = said.removeprefix("bytes ").partition("-")[0]
     if not first.isdigit():
-        raise RegistryFailed(f"a range was requested, but the response is of {said!r}")
+        raise RegistryFailed(f"a range was requested, but the response has {said!r}")
     return int(first)
 
 
@@ -190,7 +191,7 @@ class Authorization:
     """Sends requests with credentials; after a 401, gets the credentials that the response demands
     and sends the request again.
 
-    It tries a login from a file, or none, and then a login that the user enters.
+    It tries a login from a file, or none, then one that the user enters.
     """
 
     def __init__(self, http: httpx2.Client, reference: Reference, logins: Logins) -> None:
@@ -228,7 +229,7 @@ class Authorization:
 
     def _renewed(self, response: httpx2.Response, used: str | None, *, again: bool) -> bool:
         """Get the credentials that `response` demands; False if nothing is left to try. `again`:
-        the current ones are new, and were refused."""
+        the current ones are new but were refused."""
         challenge = parse_challenges(response.headers.get_list("WWW-Authenticate"))
         if challenge is None:
             return False
@@ -348,8 +349,8 @@ def refused(registry: str, reference: str, status: int, *, tried: str | None) ->
     command = "docker login" if registry == DOCKER_HUB else f"docker login {registry}"
     if tried:
         return RequirementsNotMet(
-            f"{registry} refuses {reference} to the user {tried} (HTTP {status})",
-            hint=f"log in as a user who may read it: {command}",
+            f"{registry} refuses user {tried} access to {reference} (HTTP {status})",
+            hint=f"log in as a user with access: {command}",
         )
     return RequirementsNotMet(
         f"{registry} asks for a login for {reference}, or has no such image (HTTP {status})",
@@ -364,7 +365,7 @@ def answered(registry: str, reference: str, response: httpx2.Response) -> StepFa
     if status == 404:
         return NoSuchImage(
             f"{reference} does not exist: {registry} knows no such name or tag",
-            hint="check name and tag; each of a registry's images has its own tags",
+            hint="check the name and the tag: every image has its own tags",
             detail=words or None,
         )
     if status == 429:
@@ -422,7 +423,7 @@ def unreached(registry: str, error: httpx2.TransportError) -> RegistryFailed:
     if isinstance(error, httpx2.ProxyError):
         return RegistryFailed(
             f"the proxy refuses connections to {registry}",
-            hint="see HTTPS_PROXY and NO_PROXY: env | grep -i proxy",
+            hint="check HTTPS_PROXY and NO_PROXY: env | grep -i proxy",
             detail=words,
         )
     again: float | None = 1.0

@@ -1,4 +1,4 @@
-"""Registry logins from where `docker login` and `podman login` keep them: files, or credential
+"""Registry logins, from where `docker login` and `podman login` keep them: files or credential
 helpers. Never from argv."""
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Logins:
         return None
 
     def ask(self, registry: str) -> Login | None:
-        """Ask the user for a login; None if there is no answer."""
+        """Prompt the user for a login; None without an answer."""
         user = self._ask(f"user name for {registry}: ")
         password = self._ask(f"password or access token of {user} for {registry}: ") if user else ""
         return Login(user, password) if user and password else None
@@ -87,7 +87,7 @@ def _keys(registry: str) -> tuple[str, ...]:
 
 
 def _written(config: dict[str, Any], registry: str, path: Path) -> Login | None:
-    """Return the login in the file itself. Raises RequirementsNotMet for a damaged one."""
+    """Return the login in the file itself. Raises RequirementsNotMet if it is damaged."""
     entries = config.get("auths")
     for key in _keys(registry):
         entry = entries.get(key) if isinstance(entries, dict) else None

@@ -1,4 +1,4 @@
-"""The blobs known to this relay, and the threads that fetch them and retry after failures."""
+"""The relay's blobs, and the threads that fetch them and retry after failures."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ class Silent(Exception):
 
 
 class Nearer(Exception):
-    """Another upstream is preferred now; a host costs the source no bytes."""
+    """A nearer upstream is available: a host instead of the source."""
 
 
 class Fetch:
@@ -87,9 +87,9 @@ class Fetch:
         return True
 
     def _blame(self) -> None:
-        """Report the sender of wrong bytes, and exclude it if all bytes are from it. Bytes of an
-        earlier run are suspected first. Of several senders none is excluded: the next try may show
-        which one was wrong."""
+        """Report the sender of wrong bytes, and exclude it if it sent all of them. Bytes from an
+        earlier run are suspected first. If there were several senders, none is excluded: the next
+        try may show which one was wrong."""
         if self._resumed:
             self._say("wrong", "an earlier run", self._blob.digest)
             return
@@ -210,7 +210,7 @@ class Holdings:
             return self._blobs.get(digest)
 
     def ask(self, blob: Stored, segment: Segment) -> None:
-        """Start a fetch of the segment, unless it is here or a fetch of it runs."""
+        """Start fetching the segment, unless it is present or already being fetched."""
         if blob.claim(segment):
             threading.Thread(target=self._fetch, args=(blob, segment), daemon=True).start()
 
@@ -230,17 +230,17 @@ class Holdings:
             threading.Thread(target=self._work, daemon=True).start()
 
     def totals(self) -> Tuple[int, int]:
-        """Bytes present, and bytes in total, of the blobs that were requested."""
+        """Bytes present and total bytes of the requested blobs."""
         with self._lock:
             wanted = [blob for blob in self._blobs.values() if blob.wanted]
         return sum(blob.have for blob in wanted), sum(blob.size for blob in wanted)
 
     def waiting(self) -> str:
-        """Return the reason why one of the fetches waits; "" if none waits."""
+        """Return why a fetch is waiting; "" if none is."""
         return next(iter(list(self._waits.values())), "")
 
     def remove_cached(self) -> None:
-        """Remove all blobs that were not placed as files of a model."""
+        """Remove all blobs except those placed as files of a model."""
         with self._lock:
             blobs = [blob for blob in self._blobs.values() if not blob.placed]
         for blob in blobs:
@@ -258,7 +258,7 @@ class Holdings:
             self._fetch(*taken)
 
     def _next(self) -> Optional[Tuple[Stored, Segment]]:
-        """Claim a segment of the first blob in the queue that has one to fetch."""
+        """Claim a segment of the first blob in the queue that still has one to fetch."""
         while self._queue:
             for segment in self._queue[0].segments:
                 if self._queue[0].claim(segment):

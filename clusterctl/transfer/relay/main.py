@@ -23,7 +23,8 @@ FORSAKEN = 40.0
 
 
 class Relay:
-    """One run: commands add blobs, start the servers, then set upstreams and wanted blobs."""
+    """One run: commands add blobs, start the servers, then set the upstreams and the blobs to
+    fetch."""
 
     def __init__(self, commands: BinaryIO, told: BinaryIO) -> None:
         self._commands, self._told = commands, told
@@ -67,7 +68,7 @@ class Relay:
         """Do nothing: any frame shows that the controller is alive."""
 
     def _on_start(self, token: str, stall: str, address: str, engine: str, peer: str) -> None:
-        """Start to serve. `engine` and `peer`: ports to reuse if they are free, 0 for any."""
+        """Start serving. `engine` and `peer`: ports to reuse if they are free, 0 for any."""
         self._token = token
         self._roster.stall = float(stall)
         Handover.expected = hashlib.sha256(f"Bearer {token}".encode()).digest()
@@ -90,7 +91,7 @@ class Relay:
         self._holdings.add(blob)
 
     def _on_origin(self, digest: str, size: str, path: str, cached: str) -> None:
-        """Add the blob at `path`; if it is not there, add a blob to be fetched to `cached`."""
+        """Add the blob at `path`; if it is missing, add a blob to fetch to `cached`."""
         try:
             self._holdings.add_whole(digest, int(size), path)
         except OSError as error:
@@ -119,7 +120,7 @@ class Relay:
         self._holdings.remove_cached()
 
     def _peer(self, name: str, address: str, port: str, start: str) -> Upstream:
-        """Return the same object for the same relay, and a new one after the relay's restart."""
+        """Return the same object for the same relay, and a new one after the relay restarts."""
         key = (name, address, port, start)
         if key not in self._peers:
             standing = self._standing(name)

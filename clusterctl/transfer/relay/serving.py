@@ -35,7 +35,7 @@ NOT_TLS = b"HTTP/1.0 400 Bad Request\r\nConnection: close\r\n\r\n"
 
 
 class Hung(Exception):
-    """The reader closed the connection, or took nothing for SLOWEST seconds."""
+    """The reader closed the connection, or read nothing for SLOWEST seconds."""
 
 
 class Delivery:
@@ -111,7 +111,7 @@ class Delivery:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves one connection: one request after the other."""
+    """Serves one connection, one request after the other."""
 
     server: "Server"
     protocol_version = "HTTP/1.1"
@@ -154,7 +154,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def send_error(self, code: int, *_: Any) -> None:
-        """Answer input that is not a request, without the page that http.server would write."""
+        """Answer input that is not a request, without http.server's error page."""
         self.close_connection = True
         self.say(code)
 
@@ -163,8 +163,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def user_of(connection: socket.socket) -> Optional[int]:
-    """Return the user ID of the other end of a TCP connection over 127.0.0.1; None if it is not
-    known."""
+    """Return the user ID of the other end of a TCP connection over 127.0.0.1; None if unknown."""
     ours, theirs = connection.getsockname()[1], connection.getpeername()[1]
     ends = ["0100007F:%04X" % port for port in (theirs, ours)]
     with open("/proc/net/tcp", encoding="ascii") as table:
@@ -176,9 +175,9 @@ def user_of(connection: socket.socket) -> Optional[int]:
 
 
 class Registry(Handler):
-    """Serves one image to the host's container engine, as an OCI registry. Other users than root
-    and this process's are refused. Paths begin with a random word, so that only clients that were
-    given the reference can pull; it is in the arguments of the pull, for all users to see."""
+    """Serves one image to the host's container engine, as an OCI registry. Users other than root
+    and this process's own are refused. Paths begin with a random word, so that only clients with
+    the reference can pull; but all users can see it in the arguments of the pull."""
 
     holdings: Holdings
     repository = ""  # the random word first
@@ -237,7 +236,7 @@ class Registry(Handler):
 
 
 class Handover(Handler):
-    """Serves other relays: ranges of blobs, to clients with the token of this run. The body has no
+    """Serves ranges of blobs to other relays that have the token of this run. The body has no
     Content-Length, since it is framed: see wire."""
 
     holdings: Holdings
@@ -265,8 +264,8 @@ class Handover(Handler):
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """Serves every connection in a thread of its own, until the process ends. (HTTPServer would
-    look up the name of its address.)"""
+    """Serves each connection in its own thread, until the process ends. (HTTPServer would look up
+    the name of its address.)"""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -280,8 +279,8 @@ class Server(socketserver.ThreadingTCPServer):
         self._meeting = threading.Lock()
 
     def get_request(self) -> Tuple[socket.socket, Any]:
-        """Accept a connection. After a failure, such as for lack of descriptors, pause: the server
-        would try again at once, and for as long as that lasts."""
+        """Accept a connection. Pause after a failure, such as a lack of descriptors: the server
+        would retry in a busy loop."""
         try:
             return super().get_request()
         except OSError:
@@ -296,12 +295,12 @@ class Server(socketserver.ThreadingTCPServer):
         super().process_request(request, client_address)
 
     def is_known(self, request: socket.socket) -> None:
-        """Note that the client knows the secret of this run, and may take its time."""
+        """Note that the client has the secret of this run, and may take its time."""
         with self._meeting:
             self._strangers.pop(request, None)
 
     def service_actions(self) -> None:
-        """Turn away those who are slow to say what they want; called twice a second."""
+        """Disconnect clients that are slow to send a request; called twice a second."""
         before = time.monotonic() - self.head_limit
         with self._meeting:
             for request in [each for each, since in self._strangers.items() if since < before]:
@@ -317,7 +316,7 @@ class Server(socketserver.ThreadingTCPServer):
         return int(self.socket.getsockname()[1])
 
     def shutdown_request(self, request: Any) -> None:
-        """Close without a TCP reset, which would discard bytes that the reader has not read yet."""
+        """Close without a TCP reset, which would discard bytes that the client has not read yet."""
         self.is_known(request)
         until = time.monotonic() + FAREWELL
         try:
@@ -334,7 +333,7 @@ class Server(socketserver.ThreadingTCPServer):
 
 
 def serve(address: str, port: int, handler: Type[Handler]) -> Server:
-    """Listen at `port`, or at a free port when it is taken. Raises OSError."""
+    """Listen on `port`, or on a free port if it is taken. Raises OSError."""
     try:
         server = Server(address, port, handler)
     except OSError:

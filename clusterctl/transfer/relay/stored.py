@@ -1,6 +1,6 @@
-"""A blob on this host while it arrives: its bytes, its part file, and waiting for more.
+"""A blob that is arriving on this host: its bytes, its part file, and waiting for more.
 
-A part file is resumed from the bytes of an earlier relay, and renamed when it is complete.
+A part file resumes from the bytes of an earlier relay, and is renamed when it is complete.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ Wait = Callable[[str], None]
 
 
 class Restarted(Exception):
-    """The bytes of the segment read so far were wrong; they will be fetched again."""
+    """The segment's bytes so far were wrong, and will be fetched again."""
 
 
 class Unavailable(Exception):
@@ -34,7 +34,7 @@ class Unavailable(Exception):
 
 
 class Segment:
-    """A range of bytes with a digest of its own, fetched from one upstream at a time."""
+    """A range of bytes with its own digest, fetched from one upstream at a time."""
 
     def __init__(self, index: int, start: int, size: int, digest: str) -> None:
         self.index, self.start, self.size = index, start, size
@@ -47,14 +47,14 @@ class Segment:
     @property
     def visible(self) -> int:
         """Bytes that may be passed on. The last byte is held back until the digest is verified, so
-        that no reader gets a complete blob that is wrong."""
+        that no reader gets a complete but wrong blob."""
         return self.have if self.done else min(self.have, self.size - 1)
 
 
 class Stored:
-    """One blob. `digest` is 64 hexadecimal digits. `pieces`: the digest of every `piece_size`
-    bytes, which are a segment each; without pieces, the whole blob is one segment. Raises
-    ValueError if the number of pieces does not fit the size."""
+    """One blob. `digest` is 64 hexadecimal digits. `pieces`: the digests of every `piece_size`
+    bytes, each a segment; without pieces, the whole blob is one segment. Raises ValueError if the
+    number of pieces does not fit the size."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Stored:
             self.changed.notify_all()
 
     def drop(self, segment: Segment) -> None:
-        """Discard the segment's bytes, which were wrong."""
+        """Discard the segment's wrong bytes."""
         with self.changed:
             segment.have = 0
             segment.done = False
@@ -149,7 +149,7 @@ class Stored:
 
     def completed(self) -> None:
         """Mark the blob as complete at `path`, and keep that file open: slower hosts still read it
-        when the model is moved into place, or replaced and removed."""
+        while the model is moved into place, or replaced and removed."""
         with self.changed:
             with contextlib.suppress(OSError):
                 descriptor = open_file(self.path)
@@ -169,7 +169,7 @@ class Stored:
             self.changed.notify_all()
 
     def wait(self, position: int, turn: int, seconds: float) -> int:
-        """Return the bytes that can be read at `position`; 0 when none came within `seconds`.
+        """Return how many bytes can be read at `position`; 0 if none arrived within `seconds`.
 
         Raises Restarted when the bytes of round `turn` were discarded, Unavailable when this host
         cannot hold the blob.
@@ -190,9 +190,9 @@ class Stored:
 
 
 class PartFile:
-    """Writes one blob. The file is locked: only one relay of a host writes it at a time.
+    """Writes one blob. The file is locked, so that only one relay of a host writes it at a time.
 
-    Its directory is opened once, and names in it are never followed if they are links.
+    Its directory is opened once, and links in it are never followed.
     """
 
     def __init__(self, blob: Stored) -> None:
@@ -206,7 +206,7 @@ class PartFile:
         self._name = os.path.basename(blob.path)
 
     def open(self, wait: Wait) -> None:
-        """Open the part file for writing and resume from the bytes already in it. Raises OSError.
+        """Open the part file for writing, and resume from the bytes in it. Raises OSError.
 
         `wait` is called with the reason about once a second while another relay holds the lock.
         """
@@ -244,7 +244,7 @@ class PartFile:
         return _hash_range(self._open_descriptor(), segment.start, segment.have)
 
     def note(self, segment: Segment) -> None:
-        """Write the segment's progress to the journal, if it changed enough or is done."""
+        """Write the segment's progress to the journal if it is done or has changed enough."""
         with self._noting:
             before = self._noted.get(segment.index, 0)
             worth = segment.done or not before <= segment.have < before + NOTED_EVERY
@@ -299,7 +299,7 @@ class PartFile:
         return self._descriptor
 
     def _locked(self, wait: Wait) -> int:
-        """Open and lock the part file, again if the previous holder renamed it meanwhile."""
+        """Open and lock the part file; do it again if the previous holder renamed it meanwhile."""
         while True:
             descriptor = self._open(".part", os.O_RDWR | os.O_CREAT)
             try:
@@ -319,7 +319,7 @@ class PartFile:
             return False
         if not stat.S_ISREG(found.st_mode) or found.st_size != self._blob.size:
             return False
-        wait("the check of %s, which is here already" % self._blob.path)
+        wait("the verification of %s, which is already present" % self._blob.path)
         descriptor = self._open("", os.O_RDONLY)
         try:
             return all(
@@ -330,7 +330,7 @@ class PartFile:
             os.close(descriptor)
 
     def _read_journal(self, usable: bool) -> None:
-        """Adopt the segments' state from the journal. Verified ones are trusted only if the machine
+        """Load the segments' state from the journal. Verified ones are trusted only if the machine
         has not rebooted since: it may have crashed before the bytes were on disk."""
         segments = self._blob.segments
         boot, rows = "unknown", []
@@ -359,7 +359,7 @@ class PartFile:
 
 
 def sweep(folder: str, before: float) -> None:
-    """Remove cached blobs that were last written before `before`, in seconds since 1970."""
+    """Remove cached blobs last written before `before`, in Unix seconds."""
     try:
         names = os.listdir(folder)
     except OSError:

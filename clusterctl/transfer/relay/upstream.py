@@ -1,5 +1,5 @@
-"""Upstreams to read from, and the choice among them: the nearest host before this one in the chain
-first, the source at the other end of stdin last."""
+"""Upstreams to read from, and the choice among them: first the nearest preceding host of the chain,
+last the source at the other end of stdin."""
 
 import socket
 import threading
@@ -32,7 +32,7 @@ LONG_REST = 30.0
 
 
 class UpstreamFailed(Exception):
-    """The upstream cannot deliver; the text is the reason. `for_now`: it may be back soon."""
+    """The upstream cannot deliver; the text is the reason. `for_now`: it may recover soon."""
 
     def __init__(self, reason: str, for_now: bool = True) -> None:
         super().__init__(reason)
@@ -40,11 +40,11 @@ class UpstreamFailed(Exception):
 
 
 class WrongSoFar(Exception):
-    """The upstream found that the bytes it passed on were wrong, and starts again."""
+    """The upstream found that the bytes it passed on were wrong, and starts over."""
 
 
 class Standing:
-    """State of an upstream over all its streams. Times are from time.monotonic."""
+    """State of an upstream across all its streams. Times are from time.monotonic."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
@@ -89,7 +89,7 @@ class Upstream:
 
     def pieces(self, digest: str, start: int, size: int, tick: float) -> Iterator[Any]:
         """Yield the bytes as they come, and b"" at least every `tick` seconds of silence, so that
-        the reader can decide to leave. Raises UpstreamFailed, WrongSoFar."""
+        the reader can decide to give up. Raises UpstreamFailed, WrongSoFar."""
         raise NotImplementedError
 
 
@@ -169,8 +169,8 @@ class _Patient:
 
     def _what_there_is(self, view: memoryview) -> memoryview:
         """After a timeout, return the bytes that have arrived, without waiting. If there are some,
-        fewer than AT_ONCE come at a time (slow network, or before Linux 4.18 a kernel buffer that
-        does not grow): later reads return after one byte."""
+        fewer than AT_ONCE arrive at a time (a slow network, or a kernel buffer that does not grow,
+        before Linux 4.18), and later reads return after one byte."""
         self._wake_for(1)
         tick = self._stream.gettimeout()
         self._stream.settimeout(0.0)
@@ -206,7 +206,7 @@ class _Stream:
 
 
 class Source(Upstream):
-    """The controller's source, through stdin and stdout. `tell` writes a frame."""
+    """The controller's source, over stdin and stdout. `tell` writes a frame."""
 
     def __init__(self, standing: Standing, tell: Callable[[bytes, int, bytes], None]) -> None:
         super().__init__(SOURCE, standing)
@@ -284,7 +284,8 @@ class Roster:
         self._told_of_detour = False
 
     def set(self, upstreams: List[Upstream]) -> None:
-        """Set the upstreams, preferred first. An object that was there before keeps its state."""
+        """Set the upstreams, preferred first. Objects that were already in the list keep their
+        state."""
         with self._lock:
             before, self._upstreams = self._upstreams, upstreams
             for place, upstream in enumerate(upstreams):
@@ -298,10 +299,11 @@ class Roster:
             return list(self._upstreams)
 
     def choose(self, without: Collection[str]) -> Optional[Upstream]:
-        """Return the first upstream that is not in `without` nor resting. None: wait, then retry.
+        """Return the first upstream that is neither in `without` nor resting. None: wait, then
+        retry.
 
-        The source is used in place of a host only after that host has been gone for a stall time: a
-        killed relay is back sooner, and bytes that leave the source twice cost more than the wait.
+        The source replaces a host only after that host has been gone for the stall time: a killed
+        relay is back sooner, and sending bytes from the source twice costs more than the wait.
         """
         with self._lock:
             now = self._clock()
@@ -318,7 +320,7 @@ class Roster:
             return None
 
     def failed(self, upstream: Upstream, for_now: bool) -> None:
-        """Let a failed upstream rest. `for_now`: it broke a moment ago and may be back soon."""
+        """Let a failed upstream rest. `for_now`: it just broke, and may recover soon."""
         with self._lock:
             now = self._clock()
             if for_now:
@@ -333,14 +335,14 @@ class Roster:
             self._failed_at.pop(upstream.name, None)
 
     def is_first_detour(self) -> bool:
-        """Return True on the first call only: users need one message."""
+        """Return True on the first call only: users need just one message."""
         with self._lock:
             first, self._told_of_detour = not self._told_of_detour, True
             return first
 
     def has_better(self, upstream: Upstream, joined: float) -> bool:
-        """Whether an upstream was preferred to `upstream` after time `joined`, or `upstream` is not
-        to be used any more."""
+        """Whether a better upstream appeared after time `joined`, or `upstream` must no longer be
+        used."""
         with self._lock:
             for other in self._upstreams:
                 if other is upstream:
@@ -350,8 +352,8 @@ class Roster:
             return bool(self._upstreams)
 
     def patience(self, upstream: Upstream) -> float:
-        """Seconds of silence after which to leave `upstream`: few if there is another host to ask,
-        since that costs the source nothing."""
+        """Seconds of silence after which to give up `upstream`: few if there is another host, which
+        costs the source nothing."""
         with self._lock:
             others = [each for each in self._upstreams if each.name not in (upstream.name, SOURCE)]
             is_spare = upstream.name != SOURCE and any(

@@ -4,9 +4,9 @@ A frame has a kind, a stream number and a payload. Text payloads are lines of ta
 tabs, newlines and % are written as %XX.
 
 A body between relays is a series of lengths, each with that many bytes. Length 0 is a sign of life
-of a relay that waits itself; RESTART means that all bytes so far were wrong. The client does not
-use http.client, since that reads ahead and cannot be read again after a timeout: the reader of a
-body must know every second whether bytes still come.
+from a relay that is itself waiting; RESTART means that all bytes so far were wrong. The client does
+not use http.client, which reads ahead and cannot be read again after a timeout: the reader of a
+body must know every second whether bytes still arrive.
 """
 
 import re
@@ -18,7 +18,7 @@ RESTART = 0xFFFFFFFF
 
 
 class StillThere(bytes):
-    """Marker among pieces of a body: no byte came, but the other side is alive."""
+    """Marker among pieces of a body: no byte arrived, but the other side is alive."""
 
 
 STILL_THERE = StillThere()

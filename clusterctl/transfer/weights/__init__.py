@@ -1,6 +1,6 @@
 """Model weights: from a directory, a host or a hub to every host.
 
-Read `delivery` first: it runs a push or a pull from start to end. `receiver` is the hosts' side.
+Read `delivery` first: it runs a push or a pull from start to finish. `receiver` is the hosts' side.
 
 - Where a model comes from: `model_sources` (the argument of `model push`), `directory` (of this
   machine), `hub` with `huggingface` and `modelscope`, `downloads` and its program `host_fetch`

@@ -1,11 +1,11 @@
 """Compare the model files of hosts by hash, so that ranks on several hosts load the same bytes.
 
-The hash of a file is known from the manifest that a push wrote, or from an earlier look, as long
-as neither the file's content nor its inode changed since. Known hashes are stored on the host.
+A file's hash is known from the manifest that a push wrote, or from an earlier run, unless the
+file's content or inode has changed since. Known hashes are stored on the host.
 
-Files that are small or have a known hash are compared by it. Those that would take minutes to hash
-are compared by samples of their bytes: another version of a model differs in them, and so does a
-file that was only partly written.
+Files that are small or have a known hash are compared by hash. Files that would take minutes to
+hash are compared by samples of their bytes, which differ in another version of a model and in a
+partly written file.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class HeldModel:
         return name in self.known and self.known[name] == self.in_manifest.get(name)
 
     def learned(self, found: Mapping[str, str]) -> HeldModel:
-        """Return a copy with further hashes, by path."""
+        """Return a copy with more hashes, by path."""
         return replace(self, known={**self.known, **found})
 
 
@@ -90,7 +90,7 @@ def look_at(
     transport: Transport, path: str, *, kept: str = KEPT, timeout: float = deadlines.HELD_LOOK
 ) -> HeldModel:
     """List the files and known hashes of the directory `path`. Changes nothing, reads no weights.
-    Raises as `run_as_root`."""
+    Raises what `run_as_root` raises."""
     # Of a snapshot in a Hugging Face cache, the manifest is in the model's cache entry.
     root = path.partition("/snapshots/")[0]
     argv = (*script("look", "held"), path, root, kept_file(path, kept))
@@ -127,7 +127,7 @@ def hash_now(
     transport: Transport, path: str, files: Mapping[str, HostFile], say: Say, *, samples: int = 0
 ) -> dict[str, str]:
     """Hash `files` of the directory `path`, or only `samples` MiB of each, and return their sha256
-    by path; unreadable files are left out. Raises as `hashes`."""
+    by path; unreadable files are left out. Raises what `hashes` raises."""
     absolute = {f"{path}/{name}": name for name in files}
     size = samples * MIB * len(files) if samples else _size(files)
     found = hashes(transport, list(absolute), size, samples=samples, say=say)
@@ -135,7 +135,7 @@ def hash_now(
 
 
 def keep(transport: Transport, path: str, held: HeldModel, *, kept: str = KEPT) -> None:
-    """Store the known hashes on the host. Raises as `run_as_root`."""
+    """Store the known hashes on the host. Raises what `run_as_root` raises."""
     lines = [f"{digest}\t{held.files[name].stamp}\t{name}" for name, digest in held.known.items()]
     file = kept_file(path, kept)
     doing = f"writing {file}"
@@ -154,9 +154,9 @@ class DifferingFile:
 
 
 def differing_files(hosts: Mapping[str, HeldModel], head: str) -> list[DifferingFile]:
-    """Return every file whose bytes differ between hosts, once for each host that has the wrong
-    bytes. A manifest decides which bytes are right; without one the majority does, and of two hosts
-    `head`. Files that only some hosts have are not reported. Pure."""
+    """Return every file that differs between hosts, once for each host that has the wrong bytes. A
+    manifest decides which bytes are right; without one, the majority does, or `head` if there are
+    two hosts. Files that only some hosts have are not reported. Pure."""
     found: list[DifferingFile] = []
     for path in sorted({path for held in hosts.values() for path in held.files}):
         having = {name: held for name, held in hosts.items() if path in held.files}

@@ -1,4 +1,4 @@
-"""Deliver a model to hosts, for `model push` and `model pull`: look, plan, ask, lock, transfer."""
+"""Deliver a model to hosts, for `model push` and `model pull`: inspect, plan, ask, lock, send."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def deliver(
 
 
 class _ModelDelivery:
-    """A model, its transfer to the hosts of `to`, and the stage that makes it."""
+    """A model, its transfer to the hosts in `to`, and the stage that runs it."""
 
     def __init__(
         self,
@@ -126,8 +126,8 @@ class _ModelDelivery:
         return plan_stages(self.stages, self.views)
 
     def fetch(self) -> int:
-        """Get the model from its hub, if it comes from one. Return the number of hosts of `to` that
-        have it now."""
+        """Get the model from its hub, if it comes from one. Return how many hosts in `to` have it
+        now."""
         if self.supply.fetch is None:
             return 0
         self._use(self.supply.fetch())

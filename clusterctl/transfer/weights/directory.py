@@ -67,18 +67,18 @@ class Tree:
 def read_tree(directory: Path, name: str | None = None) -> Tree:
     """List the files of a plain directory, or of the newest snapshot of a Hugging Face cache entry.
 
-    Links in a plain directory are followed, out of it only to weights; a cache entry keeps its own
-    (snapshots to blobs).
-    `name` is the name on hosts; default: the directory's own. Raises UsageError when the directory
-    does not exist, cannot be read or holds a file that cannot be sent.
+    Links in a plain directory are followed, but out of it only to weights; a cache entry keeps its
+    links (from snapshots to blobs). `name` is the name on hosts; default: the directory's name.
+    Raises UsageError when the directory does not exist, cannot be read or holds a file that cannot
+    be sent.
     """
     directory = directory.expanduser()
     if not directory.is_dir():
         what = "is not a directory" if directory.exists() else "does not exist"
         raise UsageError(
             f"{directory} {what}",
-            hint="give a directory of this machine; a model on the Hub comes by: "
-            "clusterctl model pull ORGANIZATION/NAME",
+            hint="name a directory on this machine; for a model on the Hub: clusterctl model "
+            "pull ORGANIZATION/NAME",
         )
     directory = directory.resolve()
     if (directory / "snapshots").is_dir():
@@ -93,13 +93,13 @@ def read_tree(directory: Path, name: str | None = None) -> Tree:
 
 
 def _leading_out(files: Iterable[TreeFile], directory: Path, own: Path) -> Iterator[UsageError]:
-    """Yield an error for each file of `directory` that a link brings in from outside of `own`, but
-    for weights, which some keep elsewhere: who wrote the model could name any file of this user's.
+    """Yield an error for each file of `directory` that is linked from outside `own`, except
+    weights, which some keep elsewhere: a model's author could otherwise read any file of this user.
     """
     for file in files:
         if not file.source.is_relative_to(own) and not file.source.name.endswith(WEIGHT_SUFFIXES):
             yield UsageError(
-                f"{file.path} is a link to {file.source}, outside of the model: it is not sent",
+                f"{file.path} is a link to {file.source}, outside the model, so it is not sent",
                 hint="if it belongs to the model, copy it: "
                 + shlex.join(
                     ("cp", "--remove-destination", str(file.source), str(directory / file.path))
@@ -141,7 +141,7 @@ def _cache_entry(entry: Path, name: str | None) -> Tree:
 def _files(
     directory: Path, below: str = "", within: frozenset[Path] = frozenset()
 ) -> Iterator[TreeFile]:
-    """Yield files of a directory. `within`: real paths of those around it, to detect loops."""
+    """Yield the files of a directory. `within`: real paths of its parents, to detect loops."""
     within |= {(directory / below).resolve()}
     try:
         with os.scandir(directory / below) as found:
@@ -184,7 +184,7 @@ def _tree_file(path: str, source: Path) -> TreeFile:
 
 
 def faults(tree: Tree) -> list[ClusterctlError]:
-    """Return the reasons why vLLM could not load the tree. Reads only the first bytes of files."""
+    """Return why vLLM could not load the tree. Reads only the first bytes of files."""
     model = {file.path: file for file in tree.files}
     if tree.links:  # as vLLM sees it: through the links of a snapshot
         blobs = {file.path.rpartition("/")[2]: file for file in tree.files}
@@ -259,7 +259,7 @@ def shortfall(path: Path) -> int:
 
 
 def unhashed(tree: Tree, cache: HashCache) -> int:
-    """Bytes that `manifest_of` will have to read: those of files whose hash is not cached."""
+    """Bytes that `manifest_of` will have to read: of files without a cached hash."""
     total = 0
     for file in tree.files:
         with suppress(OSError):  # raised by `manifest_of`
@@ -273,10 +273,10 @@ def manifest_of(
     tree: Tree, *, cache: HashCache | None = None, say: Callable[[int], None] = lambda _: None
 ) -> Manifest:
     """Hash the files of `tree`, one thread per core (hashlib releases the GIL). `say` is called
-    with the bytes hashed so far, without those of files with a cached hash.
+    with the bytes hashed so far, except files with a cached hash.
 
-    Raises StepFailed, for all files together, when one cannot be read, changed while it was read,
-    or does not match the sha256 that is its name in a Hugging Face cache.
+    Raises StepFailed, for all files together, when one cannot be read, changes while it is read, or
+    does not match its name in a Hugging Face cache, a sha256.
     """
     total, lock, given_up = 0, threading.Lock(), threading.Event()
     kept = cache or HashCache()
@@ -324,7 +324,7 @@ def manifest_of(
 
 
 def changed(path: Path) -> StepFailed:
-    """Return the error for a file that was written to while it was read."""
+    """Return the error for a file that was modified while it was read."""
     return StepFailed(
         f"{path} changed while it was read",
         hint="wait until nothing writes to it, then run the same command again",
@@ -333,7 +333,7 @@ def changed(path: Path) -> StepFailed:
 
 class FilesSource:
     """A BlobSource over a directory. Reading a file that changed since it was hashed raises
-    StepFailed: hosts would reject its pieces one by one without knowing the reason."""
+    StepFailed: hosts would reject its pieces one by one without knowing why."""
 
     def __init__(self, tree: Tree, manifest: Manifest) -> None:
         sources = {file.path: file for file in tree.files}
@@ -355,7 +355,7 @@ class FilesSource:
             raise changed(file.source)
 
     def changes(self) -> Sequence[StepFailed]:
-        """Return an error for every file that was written to or removed since it was hashed."""
+        """Return an error for every file that was modified or removed since it was hashed."""
         return [
             changed(file.source) for digest, file in self._files.items() if not self._same(digest)
         ]

@@ -1,13 +1,13 @@
 """Download a model from a hub: to this machine, or by a host's own Python to that host.
 
-The same program downloads here and there (`host_fetch`): each file resumes where it stopped, can be
-read from the first byte on, and is verified by hash at its end. huggingface_hub does not download
-them, since it starts every interrupted file from the beginning (file_download.py:
-`_download_to_tmp_and_move`), can be read only at the end, and supports no other hub
+The same program (`host_fetch`) downloads on both: each file resumes where it stopped, can be read
+while it arrives, and is verified by hash at the end. huggingface_hub is not used, since it restarts
+every interrupted file from the beginning (file_download.py: `_download_to_tmp_and_move`), makes
+files readable only at the end, and supports no other hub
 (docs/decisions/0008-hubs-and-their-clients.md).
 
-On a host it is sent over the SSH session and ends with it. Credentials are sent on its stdin, so
-they appear in no argv, environment or file there.
+On a host, the program is sent over the SSH session and ends with it. Credentials are sent on its
+stdin, so they appear in no argv, environment or file on the host.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def download_directory(listing: Listing) -> Path:
 @contextmanager
 def only_one(directory: Path, model_id: str) -> Iterator[None]:
     """Hold a lock on `directory` until the end of the block or of the process: two pulls would
-    write the same files, and the first to end would remove the other's.
+    write the same files, and the first to finish would remove the other's.
 
     Raises LockHeld, naming the holder; StepFailed when the lock file cannot be written.
     """
@@ -120,7 +120,7 @@ def _held(file: BinaryIO, model_id: str) -> LockHeld:
     except (ValueError, TypeError):  # the holder has not written its record yet
         return LockHeld(
             f"another clusterctl is downloading {model_id} on this machine",
-            hint=f"see which: fuser -v {file.name}",
+            hint=f"to find it: fuser -v {file.name}",
         )
     return LockHeld(
         f"{model_id} is being downloaded on this machine by {holder}",
@@ -129,8 +129,8 @@ def _held(file: BinaryIO, model_id: str) -> LockHeld:
 
 
 class Downloads:
-    """The BlobSource of a model that is downloaded below `directory`: a blob can be read from its
-    first byte on. Files from an earlier run and from the cache of the hub's own client are reused.
+    """The BlobSource of a model that is downloaded below `directory`: a blob can be read while it
+    arrives. Files from an earlier run and from the cache of the hub's own client are reused.
 
     Small files are downloaded completely first (`begin`), since Hugging Face publishes no SHA-256
     of them. The download of a large file starts with its first read: one that all hosts have is
@@ -216,7 +216,7 @@ class Downloads:
         return [error for error in ended if isinstance(error, ClusterctlError)]
 
     def stop(self) -> None:
-        """Start no further file, and stop running downloads at their next bytes."""
+        """Start no more files, and stop running downloads at their next bytes."""
         self._stopped.set()
         for arrival in self._arrivals.values():
             arrival.stopped.set()
@@ -233,7 +233,7 @@ class Downloads:
             return self._begun[file.path]
 
     def _bring(self, file: HubFile) -> Hashed:
-        """Download the file unless it is there, and return its hashes."""
+        """Download the file unless it is present, and return its hashes."""
         path, arrival = self._directory / file.path, self._arrivals[file.path]
         try:
             hashed = self._kept(file, path)
@@ -253,8 +253,8 @@ class Downloads:
         return hashed
 
     def _kept(self, file: HubFile, path: Path) -> Hashed | None:
-        """Return the hashes of the file if an earlier run or the hub's own client downloaded it, as
-        far as its hash or its size tells."""
+        """Return the hashes of the file if an earlier run or the hub's own client downloaded it,
+        judging by its hash or size."""
         path.parent.mkdir(parents=True, exist_ok=True)
         cached = self._hub.cached(self._listing, file)
         if cached and not path.exists():
@@ -271,7 +271,8 @@ class Downloads:
 
 
 def trust_here(ca: str) -> None:
-    """Let downloads of this process trust `ca` (PEM), and certifi's CAs if the machine has none."""
+    """Make downloads in this process trust `ca` (PEM), and certifi's CAs if the machine has
+    none."""
     if not host_fetch.TRUST.get_ca_certs():
         host_fetch.TRUST.load_verify_locations(certifi.where())
     host_fetch.reach(ca, {})
@@ -284,7 +285,7 @@ def git_name(path: Path) -> str:
 
 
 def require_room(listing: Listing, hub: Hub, directory: Path) -> None:
-    """Raise RequirementsNotMet when this machine's disk has no room for the download."""
+    """Raise RequirementsNotMet if this machine's disk has no room for the download."""
     had = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
     cached = sum(file.size for file in listing.files if hub.cached(listing, file))
     missing = listing.size - max(had, cached) + SPARE
@@ -321,7 +322,7 @@ CREDENTIALS = frozenset({"authorization", "cookie"})
 
 
 class HostTransport(httpx2.BaseTransport):
-    """Sends the requests of this machine's HTTP client from a host, which follows redirects."""
+    """Sends this machine's HTTP requests from a host, which follows redirects."""
 
     def __init__(
         self,
@@ -351,7 +352,7 @@ class HostTransport(httpx2.BaseTransport):
                 host=self._transport.host.name,
                 hint=UNTRUSTED
                 if "certificate" in said["failed"]
-                else "does the host have internet access? A proxy is named by packages.proxy",
+                else "does the host have internet access? Set a proxy with packages.proxy",
             )
         # The body is already decoded and complete, so these headers no longer apply.
         framing = {"transfer-encoding", "content-length", "content-encoding"}
@@ -371,9 +372,8 @@ def download_on_host(
     """Have the host download all files of `listing` below `directory` (owned by root). Return their
     hashes by path.
 
-    `told` is called with the bytes present. `outside`: how the host reaches
-    the hub. Raises the errors of all files together; what arrived
-    is kept, and the next call resumes there.
+    `told` is called with the bytes present. `outside`: how the host reaches the hub. Raises the
+    errors of all files together; what arrived is kept, and the next call resumes from it.
     """
     by_path = {file.path: file for file in listing.files}
     asked = {

@@ -1,4 +1,4 @@
-"""Hash large files, here and on hosts: in parallel, and again only after a change."""
+"""Hash large files, here and on hosts, in parallel, and again only after a change."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Hashed:
 
 @dataclass(frozen=True)
 class Stamp:
-    """Identity, size and time of a file: while they are equal, an earlier hash is still valid."""
+    """Identity, size and time of a file: while they stay the same, an earlier hash is valid."""
 
     device: int
     inode: int

@@ -1,9 +1,9 @@
-"""Download files from a hub, resumed and verified, here or as a program on a host; there it can
+"""Download files from a hub, resumed and verified, here or as a program on a host; on a host it can
 also send a single request.
 
-Python 3.9, standard library only. The argument of `main`, which comes over stdin since the headers
-are secret, has CA certificates in PEM as "ca" and the variables of a proxy as "proxy", which may
-both be empty, and is one of
+Python 3.9, standard library only. The argument of `main`, sent on stdin since the headers are
+secret, has CA certificates in PEM as "ca" and a proxy's variables as "proxy" (both may be empty),
+and is one of
 
     {"headers": {...}, "url": URL}
         one request, answered as {"status", "headers", "body"} or {"failed": TEXT}
@@ -12,9 +12,8 @@ both be empty, and is one of
         files to download below the directory; hashes may be empty, and every `piece` bytes are
         hashed separately
 
-Downloads print lines of JSON: {"have": BYTES} once a second, and for every file
-{"done": PATH, "sha256", "pieces"}, {"refused": PATH, "status", "code", "message"} or
-{"failed": PATH, "text"}.
+Downloads print lines of JSON: {"have": BYTES} once a second, and for every file {"done": PATH,
+"sha256", "pieces"}, {"refused": PATH, "status", "code", "message"} or {"failed": PATH, "text"}.
 """
 
 import hashlib
@@ -43,7 +42,7 @@ LARGEST_REFUSAL = 64 << 10
 
 
 class Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, without credentials if the target is another server."""
+    """Follows redirects, without credentials if the target is a different server."""
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):  # type: ignore[no-untyped-def]
         # 308 is 307 for a GET, and unknown to urllib before Python 3.11.
@@ -91,11 +90,11 @@ def reach(ca: str, proxy: dict[str, str]) -> None:
 
 
 class FetchFault(Exception):
-    """The file did not arrive; the message is the reason."""
+    """The file did not arrive; the message says why."""
 
 
 def reason_of(error: Exception) -> str:
-    """Why a request failed, in a few words."""
+    """Return in a few words why a request failed."""
     return str(getattr(error, "reason", None) or error) or type(error).__name__
 
 
@@ -240,8 +239,8 @@ def download(files: list[File], headers: dict[str, str], piece: int) -> None:
 
 
 def enter(directory: str) -> None:
-    """Make `directory` the current one, as enter.sh does: from here on only what was entered
-    counts. The one around it must be ours, so that nobody else can put a link in its place."""
+    """Make `directory` the current one, as enter.sh does, so that later paths are relative to it.
+    Its parent must be ours, so that no other user can replace it with a link."""
     around, name = os.path.split(directory)
     at = os.open(around, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     os.fchdir(at)

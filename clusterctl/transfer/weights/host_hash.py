@@ -1,9 +1,9 @@
 """Hash files, on this machine and as a program on a host. Python 3.9, standard library only.
 
 The argument of `main` is {"paths": [...], "piece": BYTES, "samples": COUNT, "every": SECONDS}. It
-prints lines of JSON: {"at": BYTES}, read so far in all files, every so many seconds, and for every
-file that can be read {"path", "sha256", "pieces"}, the last with the SHA-256 of every `piece`
-bytes. If `samples` is not 0, only so many MiB of each file are hashed, spread evenly over it.
+prints lines of JSON: every so many seconds {"at": BYTES}, read so far in all files, and for every
+readable file {"path", "sha256", "pieces"}, the last with the SHA-256 of every `piece` bytes. If
+`samples` is not 0, only that many MiB of each file are hashed, spread evenly over it.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ def hash_file(
     """Return the SHA-256 of a file and of every `piece` bytes of it (of none if 0), in one read.
     `file`: its path, or a descriptor, which is closed.
 
-    `told` is called with the bytes of each read. The digests `more` are updated with all bytes.
+    `told` is called with the bytes of each read. The digests in `more` are updated with all bytes.
     """
     whole, part, pieces, filled = hashlib.sha256(), hashlib.sha256(), [], 0
     with open(file, "rb", buffering=0) as opened:
@@ -43,8 +43,8 @@ def hash_file(
 
 
 def hash_samples(file: int, samples: int, told: Callable[[int], None]) -> str:
-    """Return the SHA-256 of `samples` MiB (2 or more) of a larger file, its first and last among
-    them. `file`: a descriptor, which is closed."""
+    """Return the SHA-256 of `samples` MiB (2 or more) of a larger file, including its first and
+    last. `file`: a descriptor, which is closed."""
     whole = hashlib.sha256()
     with open(file, "rb") as opened:
         last = os.fstat(file).st_size - READ

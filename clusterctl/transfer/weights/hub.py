@@ -77,8 +77,8 @@ class Listing:
 
     def manifest(self, name: str, hashed: Mapping[str, Hashed] | None = None) -> Manifest:
         """Return the manifest of the model in a directory `name`. `hashed`: hashes of downloaded
-        files, by path. Any other file gets the sha256 that the hub publishes, or without one git's
-        SHA-1 as a placeholder, which matches no file on a host."""
+        files, by path. Other files get the sha256 that the hub publishes, else git's SHA-1 as a
+        placeholder, which matches no file on a host."""
         files = []
         for file in self.files:
             known = (hashed or {}).get(file.path)
@@ -105,7 +105,7 @@ class Hub(Protocol):
         """Return the error for a response that is neither a listing nor a file, with a hint."""
 
     def cached(self, listing: Listing, file: HubFile) -> Path | None:
-        """Return the file in the cache of the hub's own client on this machine, if it is there."""
+        """Return the file in the hub's own client's cache on this machine, if any."""
 
     def require_downloadable(self, listing: Listing, *, here: bool = True) -> None:
         """Raise RequirementsNotMet for files that the hub does not serve over plain HTTP. `here`:
@@ -121,17 +121,17 @@ def endpoint_of(given: str | None, default: str) -> str:
 
 
 def may_carry_token(endpoint: str) -> bool:
-    """Whether nobody on the way to the hub can read a token: it is reached by https, or here."""
+    """Whether a token may be sent: only over https, or to localhost."""
     parts = urlsplit(endpoint)
     return parts.scheme == "https" or parts.hostname in ("localhost", "127.0.0.1", "::1")
 
 
 def needed(listing: Listing, include: str | None = None) -> Listing:
-    """Keep the files that vLLM reads, with the weights in one format, safetensors if possible.
+    """Keep the files that vLLM reads, with the weights in a single format, preferably safetensors.
 
-    `include` is a pattern that the paths of weights must match. Raises RequirementsNotMet when
-    the repository has no weights, or several quantizations to choose from; StepFailed for a file
-    that would be written outside the model's directory.
+    `include` is a pattern that the paths of weights must match. Raises RequirementsNotMet when the
+    repository has no weights, or several quantizations to choose from; StepFailed for a file that
+    would end up outside the model's directory.
     """
     try:  # hosts write these paths as root, and name blobs by these hashes
         listing.manifest("model")
@@ -184,7 +184,7 @@ LARGEST_REFUSAL = 64 << 10
 
 NO_ROUTE = (
     "does this machine have internet access? HTTPS_PROXY is honored, HF_ENDPOINT names a mirror; "
-    "or let a host that has it download: clusterctl model pull ... --on HOST"
+    "or let a host that has access download it: clusterctl model pull ... --on HOST"
 )
 
 UNTRUSTED = "name its CA in the inventory: packages.ca"
@@ -223,7 +223,7 @@ def _client(through: httpx2.BaseTransport | None = None, ca: str = "") -> httpx2
 
 
 def _limit(answer: httpx2.Response) -> None:
-    """Bound the bytes read of a response: a server, or a proxy, may send one that never ends."""
+    """Limit the bytes read from a response: a server or a proxy may send one that never ends."""
     leave_unread(answer)
     if not isinstance(answer.stream, httpx2.SyncByteStream) or answer.has_redirect_location:
         return
@@ -260,7 +260,8 @@ class _Limited(httpx2.SyncByteStream):
 def refusal_of_file(
     hub: Hub, listing: Listing, url: str, status: int, headers: Mapping[str, str | None]
 ) -> ClusterctlError:
-    """Return the error for a file that the hub refused. `headers`: those that name the reason."""
+    """Return the error for a file that the hub refused. `headers`: the response's, which give the
+    reason."""
     answer = httpx2.Response(
         status,
         headers={name: value for name, value in headers.items() if value},

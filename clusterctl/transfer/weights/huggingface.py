@@ -66,7 +66,7 @@ class HuggingFace:
         if huggingface_hub.is_offline_mode():
             raise RequirementsNotMet(
                 "HF_HUB_OFFLINE is set, so the Hub cannot be asked",
-                hint="unset HF_HUB_OFFLINE, or copy a directory: clusterctl model push DIRECTORY",
+                hint="unset HF_HUB_OFFLINE, or push a directory: clusterctl model push DIRECTORY",
             )
         wanted = revision or DEFAULT_REVISION
         api = huggingface_hub.HfApi(
@@ -97,7 +97,7 @@ class HuggingFace:
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise StepFailed(
                     f"{self.endpoint} did not respond like the Hugging Face Hub",
-                    hint="check HF_ENDPOINT, and that no proxy's login page answers in its place",
+                    hint="check HF_ENDPOINT, and that no proxy's login page answers instead",
                     detail=repr(error),
                 ) from error
         return Listing("hf", model_id, commit, files)
@@ -107,13 +107,13 @@ class HuggingFace:
         page, status = f"{self.endpoint}/{model_id}", answer.status_code
         log_in = "run `hf auth login`, or set HF_TOKEN"
         if not may_carry_token(self.endpoint):
-            log_in = f"{log_in}; and reach the hub by https, since no token is sent over http"
+            log_in = f"{log_in}; and use https for the hub, since no token is sent over http"
         said = answer.headers.get("x-error-message")
         try:
             hf_raise_for_status(answer)
         except GatedRepoError:
             return RequirementsNotMet(
-                f"{model_id} is gated: its terms have to be accepted first",
+                f"{model_id} is gated: you have to accept its terms first",
                 hint=f"accept them at {page}, and {log_in}",
                 detail=said,
             )
@@ -136,17 +136,19 @@ class HuggingFace:
         )
 
     def cached(self, listing: Listing, file: HubFile) -> Path | None:
-        """See Hub. Finds files of this commit that `hf download` or vLLM downloaded here."""
+        """See Hub. Finds files of this commit that `hf download` or vLLM downloaded to this
+        machine."""
         found = huggingface_hub.try_to_load_from_cache(
             listing.model_id, file.path, revision=listing.revision
         )
         return Path(found) if isinstance(found, str) else None
 
     def newest(self, model_id: str, path: str) -> Path:
-        """Return a small file of the model's default branch in the cache of `hf`, below a directory
-        named for its commit; it is downloaded there unless that commit's is.
+        """Return a small file of the model's default branch from the cache of `hf`, in a directory
+        named after its commit, downloading it if needed.
 
-        Raises RequirementsNotMet for a gated model, StepFailed when the file does not come."""
+        Raises RequirementsNotMet for a gated model, StepFailed if the download fails.
+        """
         disable_progress_bars()
         with hub_errors(self, model_id, DEFAULT_REVISION):
             try:
@@ -164,7 +166,7 @@ class HuggingFace:
                 raise
             except (LocalEntryNotFoundError, OSError) as error:
                 raise StepFailed(
-                    f"{path} of {model_id} did not come from {self.endpoint}",
+                    f"{path} of {model_id} could not be downloaded from {self.endpoint}",
                     hint="check HF_ENDPOINT, and that HF_HOME is a directory you can write to",
                     detail=repr(error.__cause__ or error),
                 ) from error
@@ -180,21 +182,21 @@ class HuggingFace:
                 f"{large[0]} of {listing.model_id} is larger than 50 GB, which the Hub serves only "
                 "to its own client",
                 hint=f"hf download {listing.model_id} --revision {listing.revision} "
-                f"{' '.join(large)}   and then run this again: it takes them from the cache",
+                f"{' '.join(large)}   and then run this again: it uses the cache",
             )
 
 
 _FILE = "config.json"
 
 _INSTEAD = (
-    "HF_ENDPOINT names a mirror and HTTPS_PROXY a proxy; or download config.json elsewhere, and "
-    "name that file: clusterctl fit ./config.json"
+    "set HF_ENDPOINT to a mirror or HTTPS_PROXY to a proxy; or download config.json elsewhere, "
+    "and pass that file: clusterctl fit ./config.json"
 )
 
 
 @dataclass(frozen=True)
 class HubConfig:
-    """The config.json of a model on the Hub, or the copy that this machine kept of it."""
+    """The config.json of a model on the Hub, or this machine's copy of it."""
 
     config: Mapping[str, Any]
     origin: str  # Where this copy is from, with its commit
@@ -202,11 +204,11 @@ class HubConfig:
 
 
 def config_on_hub(model_id: str) -> HubConfig:
-    """Return the model's current config.json; the last one kept here if the Hub does not answer.
+    """Return the model's current config.json, or the cached one if the Hub does not answer.
 
-    It is kept, by commit, in the cache of the Hub's own client (HF_HOME). Raises
-    RequirementsNotMet, with a hint, for a model that is not there, is gated or has no config.json,
-    and if HF_HUB_OFFLINE is set; StepFailed when the Hub cannot be reached.
+    The cache is that of the Hub's own client (HF_HOME), by commit. Raises RequirementsNotMet, with
+    a hint, for a model that does not exist, is gated or has no config.json, and if HF_HUB_OFFLINE
+    is set; StepFailed when the Hub cannot be reached.
     """
     hub = HuggingFace()
     if huggingface_hub.is_offline_mode():
@@ -235,7 +237,7 @@ def _downloaded(hub: HuggingFace, listing: Listing) -> Path:
     if _FILE not in files:
         raise RequirementsNotMet(
             f"{listing.model_id} has no config.json on {hub.endpoint}",
-            hint="name the model that it was made from, or a config.json: clusterctl fit ./FILE",
+            hint="name the model that it was derived from, or a config.json: clusterctl fit ./FILE",
         )
     if QUANTIZATION_FILE in files:
         hub.newest(listing.model_id, QUANTIZATION_FILE)
@@ -248,7 +250,7 @@ def _kept(model_id: str, why_not: RequirementsNotMet | StepFailed) -> HubConfig:
     if not isinstance(found, str):
         raise why_not
     file = Path(found)
-    origin = f"this machine's cache, commit {file.parent.name[:12]}, as the Hub did not answer"
+    origin = f"this machine's cache, commit {file.parent.name[:12]}, since the Hub did not answer"
     return HubConfig(_read(file, model_id), origin, None)
 
 

@@ -1,7 +1,8 @@
 """Manifest of a model's directory: its files with their sizes and hashes. Pure.
 
-Manifests come from hosts, and listings from hubs; root of other hosts writes what they name. So
-none exists whose files could end up outside of the model's directory, or be more than data there.
+Manifests come from hosts and listings from hubs, and root on other hosts writes the files that they
+name. So a Manifest whose files could end up outside the model's directory, or be anything but data,
+cannot be created.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ class WeightFile:
 
 @dataclass(frozen=True)
 class WeightLink:
-    """A symbolic link, such as those from snapshots to blobs in a Hugging Face cache."""
+    """A symbolic link, such as from a snapshot to a blob in a Hugging Face cache."""
 
     path: str
     target: str  # Relative to the directory of `path`
 
     @property
     def leads_to(self) -> str:
-        """The path below the model's directory that it leads to; it begins with `/` or `..` if
-        that is outside."""
+        """The path that it leads to, below the model's directory; starts with `/` or `..` if
+        outside."""
         return posixpath.normpath(posixpath.join(posixpath.dirname(self.path), self.target))
 
 
@@ -67,7 +68,7 @@ class Manifest:
     origin: str = ""
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless the names stay apart from each other and inside the directory."""
+        """Raise ValueError unless names are distinct and stay inside the directory."""
         if inside(self.name).count("/") >= MOST_PARTS or self.name.startswith("."):
             raise ValueError(f"{self.name!r} is not the name of a model's directory")
         if _has_control(self.origin):
@@ -75,12 +76,12 @@ class Manifest:
         files, names = {file.path for file in self.files}, set[str]()
         for path in (*(file.path for file in self.files), *(link.path for link in self.links)):
             if inside(path) in names or _is_ours(path):
-                raise ValueError(f"{path!r} stands for two files")
+                raise ValueError(f"{path!r} is the path of two files")
             names.add(path)
         directories = {path.rpartition("/")[0] for path in names} - {""}
         while directories:
             if both := names & directories:
-                raise ValueError(f"{min(both)!r} is a directory and also a file")
+                raise ValueError(f"{min(both)!r} is both a directory and a file")
             directories = {path.rpartition("/")[0] for path in directories} - {""}
         for file in self.files:
             for digest in (file.sha256, *file.chunks):
@@ -90,7 +91,7 @@ class Manifest:
                 raise ValueError(f"{file.path!r} has size {file.size} and mode {file.mode:o}")
         for link in self.links:
             if inside(link.leads_to) not in files:
-                raise ValueError(f"{link.path!r} leads to {link.target!r}, no file of the model")
+                raise ValueError(f"{link.path!r} leads to {link.target!r}, not a file of the model")
 
     @property
     def size(self) -> int:
@@ -156,7 +157,7 @@ def parse(text: str) -> Manifest:
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a manifest of a model: {error!r}") from error
     if identity != manifest.identity:
-        raise ValueError("the manifest was cut short or changed by hand")
+        raise ValueError("the manifest was truncated or edited by hand")
     return manifest
 
 
@@ -180,8 +181,7 @@ def _text(value: object) -> str:
 
 
 def plain_mode(mode: int) -> int:
-    """Return the mode that a file of a model gets on hosts: whether it is executable is all that
-    its owner says."""
+    """Return the mode that a model's file gets on hosts: only the executable bit is taken over."""
     return 0o755 if mode & 0o111 else 0o644
 
 
@@ -193,13 +193,13 @@ def inside(path: str) -> str:
 
 
 def _has_control(text: str) -> bool:
-    """Whether scripts that read lines, or terminals, could take a character for more than a part of
-    a name: control characters, halves of characters, separators of lines."""
+    """Whether the text has characters that terminals or line-reading scripts could misinterpret:
+    control characters, surrogates, line separators."""
     odd = {"Cc", "Cs", "Zl", "Zp"}
     return not text.isprintable() and any(unicodedata.category(each) in odd for each in text)
 
 
 def _is_ours(path: str) -> bool:
-    """Whether that is the name of a file that placing a model makes by itself."""
+    """Whether it is the name of a file that clusterctl itself creates beside a model."""
     name = path.rpartition("/")[2]
     return name.startswith(".clusterctl-") or name.endswith((".part", ".part.pieces"))

@@ -1,4 +1,4 @@
-"""Find the model for `model push`: a directory on this machine, or one on a host."""
+"""Find the model for `model push`: a directory on this machine or on a host."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def require_name(name: str) -> None:
 def of_directory(
     directory: Path, name: str | None, sink: EventSink, *, whole: bool = True
 ) -> Supply:
-    """Read a directory of this machine and hash the files whose hash is not cached.
+    """Read a directory on this machine, and hash the files without a cached hash.
 
-    Raises UsageError and RequirementsNotMet with all reasons why it is not a model, if it is to be
-    a `whole` one and not an adapter.
+    Raises UsageError and RequirementsNotMet with all reasons why it is not a model, unless it is an
+    adapter and not a `whole` model.
     """
     tree = read_tree(directory, name)
     if whole:
@@ -71,8 +71,8 @@ def of_directory(
 
 
 def of_host(asked: str, models: str, view: HostView, name: str | None, sink: EventSink) -> Supply:
-    """Find a model on a host, and hash it there if it has no valid manifest. `asked`: a directory's
-    name, a path, or a name of the catalogue. Raises RequirementsNotMet if it is not there."""
+    """Find a model on a host, and hash it if it has no valid manifest. `asked`: a directory's name,
+    a path, or a name of the catalogue. Raises RequirementsNotMet if it is not there."""
     candidates = [f"{models}/{asked}"]
     with suppress(UsageError):  # any directory may be named
         candidates += resolve(asked, models).candidates
@@ -86,7 +86,7 @@ def of_host(asked: str, models: str, view: HostView, name: str | None, sink: Eve
         raise RequirementsNotMet(f"{asked} is not on {host}", hint="clusterctl model ls", host=host)
     manifest = tree.manifest
     if manifest is None or tree.lacking:
-        text = f"hashing {tree.path} there: {tree.size / GIB:.1f} GiB"
+        text = f"hashing {tree.path} on it: {tree.size / GIB:.1f} GiB"
         sink(StepProgress(view.host.name, "hash", text))
         manifest = _hashed(view, directory, tree, sink)
         sink(StepFinished(view.host.name, "hash", "unchanged", 0.0))
@@ -96,7 +96,7 @@ def of_host(asked: str, models: str, view: HostView, name: str | None, sink: Eve
 
 
 def _hashed(view: HostView, directory: str, tree: HostTree, sink: EventSink) -> Manifest:
-    """Hash the tree on the host, and write its manifest there. Raises RequirementsNotMet for an
+    """Hash the tree on the host, and write its manifest to it. Raises RequirementsNotMet for an
     incomplete model, StepFailed for a file that changes while it is hashed."""
     path = f"{directory}/{tree.path}"
     whole = next(iter(look_for(view.transport, [path])), None)
@@ -119,7 +119,7 @@ def _hashed(view: HostView, directory: str, tree: HostTree, sink: EventSink) -> 
         hashed = found.get(f"{path}/{p}")
         if hashed is None:
             raise StepFailed(
-                f"{path}/{p} cannot be read, or only through a link of another user",
+                f"{path}/{p} cannot be read, or only through another user's link",
                 host=view.host.name,
                 hint=f"clusterctl exec --limit {view.host.name} -- ls -l {path}",
             )

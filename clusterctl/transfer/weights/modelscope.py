@@ -3,8 +3,8 @@
 GET /api/v1/models/{id}/repo/files?Revision=&Recursive= lists entries with Path, Size, Sha256 and
 Type (`blob` or `tree`); a file is at /api/v1/models/{id}/repo?Revision=&FilePath=. A listing is
 silently cut at 3000 entries. A token is sent both as the cookie `m_session_id` and as a bearer
-token. ModelScope's own client does the same (modelscope_hub: _legacy_api.py, constants.py).
-That client is not used: it cannot send requests through a host, and only one listing is needed.
+token. ModelScope's own client does the same (modelscope_hub: _legacy_api.py, constants.py). That
+client is not used, since it cannot send requests through a host, and only a listing is needed.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ MOST_ENTRIES = 3000
 
 
 class ModelScope:
-    """modelscope.cn, or another site with its API (MODELSCOPE_ENDPOINT)."""
+    """modelscope.cn, or a different site with its API (MODELSCOPE_ENDPOINT)."""
 
     def __init__(self, endpoint: str | None = None, token: str | None = None) -> None:
-        """Use MODELSCOPE_API_TOKEN where `token` is None. The token of `modelscope login` is a
-        pickle (modelscope_hub: config.py), and is not read."""
+        """Use MODELSCOPE_API_TOKEN if `token` is None. The token of `modelscope login` is a pickle
+        (modelscope_hub: config.py), and is not read."""
         env = os.environ
         self.endpoint = endpoint or endpoint_of(
             env.get("MODELSCOPE_ENDPOINT") or env.get("MODELSCOPE_DOMAIN"),
@@ -89,13 +89,12 @@ class ModelScope:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StepFailed(
                 f"{self.endpoint} did not respond like ModelScope",
-                hint="check MODELSCOPE_ENDPOINT, and that no proxy's login page answers in its "
-                "place",
+                hint="check MODELSCOPE_ENDPOINT, and that no proxy's login page answers instead",
                 detail=repr(error),
             ) from error
         if len(entries) >= MOST_ENTRIES:
             raise StepFailed(
-                f"{model_id} has {MOST_ENTRIES} files or more, and ModelScope lists no more",
+                f"{model_id} has {MOST_ENTRIES} files or more, which is all that ModelScope lists",
                 hint="download it with ModelScope's own client, then: "
                 "clusterctl model push DIRECTORY",
             )
@@ -115,7 +114,7 @@ class ModelScope:
         if answer.status_code == 404 or (answer.status_code == 200 and document):
             return RequirementsNotMet(
                 f"{model_id} is not on ModelScope, or has no revision {revision} there",
-                hint=f"organizations may have other names there; look it up: {page}",
+                hint=f"organizations may have different names on it; check: {page}",
                 detail=said,
             )
         return StepFailed(
@@ -134,7 +133,7 @@ class ModelScope:
 
 
 def _document(answer: httpx2.Response) -> dict[str, Any]:
-    """Return the answer's JSON object; {} where it has none."""
+    """Return the answer's JSON object; {} if it has none."""
     try:
         found = json.loads(answer.content)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which models hosts hold: ask a host in one round trip, and parse its answer."""
+"""Which models hosts have: query a host in one round trip, and parse its answer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SLASH = "@"  # Stands for `/` in the name of a staging directory; no hub allows 
 @dataclass(frozen=True)
 class HostFile:
     """A file as its host reports it. Times are text in UTC, to the nanosecond, and compare as text
-    with others of the same host."""
+    within one host."""
 
     size: int  # Bytes
     stamp: str = ""  # Inode, size and both times: differs after any change
@@ -63,7 +63,7 @@ class HostTree:
 
     @cached_property
     def lacking(self) -> tuple[str, ...]:
-        """Paths of files and links of the manifest that are missing or were written to since."""
+        """Paths of the manifest's files and links that are missing or were modified since."""
         if self.manifest is None:
             return ()
         files = [file.path for file in self.manifest.files if not self.holds(file)]
@@ -71,8 +71,8 @@ class HostTree:
         return (*files, *(link.path for link in links))
 
     def holds(self, file: WeightFile) -> bool:
-        """Whether this file of the tree's manifest is unchanged: same size, not written to since
-        the manifest, and, if it was hashed, the same sha256 (a write may set the time back)."""
+        """Whether this file of the tree's manifest is unchanged: same size, not modified since the
+        manifest, and, if it was hashed, the same sha256 (a write may set the time back)."""
         seen = self.files.get(file.path)
         if seen is None or seen.size != file.size or seen.written > self.sealed:
             return False
@@ -95,9 +95,9 @@ class HostModels:
         return next((tree for tree in self.trees if tree.path == path), None)
 
     def contents(self, name: str) -> Mapping[str, str]:
-        """Return {sha256: absolute path} of unchanged files that a manifest lists: all of model
-        `name`, and only the large ones of other models. Small files may be edited in place, and a
-        hard link would change both models."""
+        """Return {sha256: absolute path} of unchanged files in manifests: all of model `name`, and
+        only large ones of other models, since small files may be edited in place, and a hard link
+        would change both models."""
         return {
             file.sha256: f"{self.directory}/{tree.path}/{file.path}"
             for tree in sorted(self.trees, key=lambda each: each.path == name)
@@ -114,7 +114,7 @@ def model_staged_in(name: str) -> str:
 
 def script(name: str, called: str = "") -> tuple[str, ...]:
     """Return the command that runs `name`.sh of this package; arguments may be added. `called`: the
-    script's `$0`, where one script does several things."""
+    script's `$0`, if one script does several things."""
     folder = resources.files(__package__)
     parts = [folder.joinpath(f"{part}.sh").read_text(encoding="utf-8") for part in ("enter", name)]
     return ("sh", "-c", "".join((reach(), *parts)), called or name)
@@ -142,7 +142,7 @@ def run_as_root(
 
 
 def look_at_models(transport: Transport, directory: str, *, kept: str = KEPT) -> HostModels:
-    """List the models under `directory`. Changes nothing. Raises as `run_as_root`."""
+    """List the models under `directory`. Changes nothing. Raises what `run_as_root` raises."""
     argv = (*script("look"), directory, str(IDLE_AFTER), kept)
     answer = run_as_root(
         transport, argv, doing=f"reading {directory}", timeout=deadlines.MODELS_LOOK
@@ -211,7 +211,7 @@ class Holding:
 
 
 def holdings(hosts: Mapping[str, HostModels]) -> list[Holding]:
-    """Return all models that are, or are being put, on some host, sorted by name."""
+    """Return all models that are on a host, or on the way to one, sorted by name."""
     names = {tree.path for found in hosts.values() for tree in found.trees}
     names |= {model_staged_in(way) for found in hosts.values() for way in found.incoming}
     rows = []

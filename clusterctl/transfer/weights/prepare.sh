@@ -17,7 +17,7 @@ exec 6<.
 fetch() (
     # shellcheck disable=SC2154  # set by reach
     reach "$2" && [ -f "./$name" ] || {
-        echo "$2 cannot be read, or only through a link of another user" >&2
+        echo "$2 cannot be read, or only through another user's link" >&2
         exit 1
     }
     [ "$1" = take ] && ln -f "./$name" "$3" 2>/dev/null && exit

@@ -1,4 +1,4 @@
-"""Receive a model on hosts: files are staged beside the other models, and renamed once complete."""
+"""Receive a model on hosts: files are staged next to other models, and renamed once complete."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Supply:
 
 
 class WeightsReceiver:
-    """Puts the model of `supply` into the models directory of the hosts of `views`."""
+    """Puts the model of `supply` into the models directory of the hosts in `views`."""
 
     what = "model"
 
@@ -83,8 +83,7 @@ class WeightsReceiver:
         return None if nothing_to_do else _change(self._supply, found)
 
     def settle(self, view: HostView) -> bool:
-        """Remove what interrupted runs left of a complete model. Return False for an incomplete
-        one."""
+        """Remove what interrupted runs left behind if the model is complete, else return False."""
         found = self._needs.get(view.host.name)
         if found is None or not found.complete:
             return False
@@ -92,8 +91,8 @@ class WeightsReceiver:
         return True
 
     def prepare(self, first: HostView, say_on: Callable[[str], Say]) -> Sending:
-        """Have every host stage the files of the model that it has elsewhere. A host where that
-        fails is set aside; raises the errors when no other host needs the model."""
+        """Have every host stage the files of the model that it has elsewhere. Hosts where that
+        fails are set aside; raises their errors if no other host needs the model."""
         del first
         ready = fan_out(self._views, lambda view: self._stage(view, say_on(view.host.name)))
         needs = values(ready)
@@ -155,7 +154,7 @@ class WeightsReceiver:
         """Do nothing: staging directories were renamed to model directories, so none is left."""
 
     def _need(self, view: HostView, host: HostModels) -> Need:
-        """Return what the host lacks. The holder lacks no content, but may have it under other
+        """Return what the host lacks. The holder lacks no content, but may have it under different
         names."""
         found = need(self._supply.manifest, host)
         holder = self._supply.holder

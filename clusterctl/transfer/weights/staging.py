@@ -1,4 +1,4 @@
-"""Decide what a host needs of a model, stage it beside the others, and rename it once complete."""
+"""Decide what a host needs of a model, stage it next to the others, and rename it once complete."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HEADROOM = 64 << 20
 
 @dataclass(frozen=True)
 class Need:
-    """The contents of one manifest that one host has, and those that it lacks."""
+    """The contents of a manifest that a host has, and those that it lacks."""
 
     state: State
     # Files that the host already has in some model: sha256 to absolute path.
@@ -59,7 +59,7 @@ class Need:
 
     @property
     def least(self) -> int:
-        """Bytes to send if all `unverified` files turn out to be right."""
+        """Bytes to send if all `unverified` files turn out to be correct."""
         doubtful = set(self.unverified.values())
         return sum(blob.size for blob in self.brought if blob.hex not in doubtful)
 
@@ -69,7 +69,7 @@ class Need:
         return {f"sha256:{digest}": path for digest, path in self.linked.items()}
 
     def had(self, paths: Mapping[str, str]) -> Need:
-        """Return this need for a host that also has the contents `paths`: sha256 to absolute
+        """Return this need for a host that also has the contents in `paths`: sha256 to absolute
         path."""
         wanted = {blob.hex for blob in self.brought}
         more = {digest: path for digest, path in paths.items() if digest in wanted}
@@ -124,8 +124,8 @@ def need(manifest: Manifest, host: HostModels) -> Need:
 
 
 def no_room(manifest: Manifest, found: Need, host: HostModels) -> RequirementsNotMet | None:
-    """Return an error if the model does not fit on the disk, else None. Staged bytes of an earlier
-    attempt count as present; a replaced directory is removed only after the new one is complete."""
+    """Return an error if the model does not fit on the disk, else None. Bytes staged by an earlier
+    attempt count as present; a replaced directory is removed only once the new one is complete."""
     if found.complete:
         return None
     if host.read_only:
@@ -160,8 +160,8 @@ def places(manifest: Manifest, directory: str) -> dict[str, FilePlace]:
 
 
 def prepare(transport: Transport, manifest: Manifest, found: Need, directory: str) -> None:
-    """Make the staging directory, and link or copy what the host already has into it.
-    Idempotent. Raises as `run_as_root`."""
+    """Create the staging directory, and link or copy into it what the host already has. Idempotent.
+    Raises what `run_as_root` raises."""
     directories = {str(PurePosixPath(file.path).parent) for file in manifest.files} - {"."}
     lines = [f"dir\t{path}" for path in sorted(directories)]
     size, firsts = 0, manifest.firsts
@@ -175,15 +175,15 @@ def prepare(transport: Transport, manifest: Manifest, found: Need, directory: st
 
 
 def rename_staged(transport: Transport, staged: str, manifest: Manifest, directory: str) -> None:
-    """Rename the directory `staged` to the staging directory of `manifest`. Raises as
-    `run_as_root`."""
+    """Rename the directory `staged` to the staging directory of `manifest`. Raises what
+    `run_as_root` raises."""
     argv = (*script("rename"), staged, staging_path(manifest, directory))
     _run(transport, argv, doing=f"beginning {manifest.name}")
 
 
 def settle(transport: Transport, manifest: Manifest, directory: str) -> None:
-    """Rename the staged tree to the model's directory. Raises CommandFailed when a file is
-    incomplete; a former directory of that name is removed only after the new one is in place."""
+    """Rename the staged tree to the model's directory. Raises CommandFailed if a file is
+    incomplete. A previous directory of that name is removed only once the new one is in place."""
     firsts = manifest.firsts
     lines = [
         f"same\t{firsts[file.sha256].path}\t{file.path}"
@@ -200,7 +200,7 @@ def settle(transport: Transport, manifest: Manifest, directory: str) -> None:
 
 
 def clear(transport: Transport, found: Need, directory: str) -> None:
-    """Remove staging directories of this model that earlier, interrupted runs left behind."""
+    """Remove this model's staging directories from earlier, interrupted runs."""
     argv = (*script("remove"), f"{directory}/{INCOMING}", *found.leftovers)
     size = sum(found.leftovers.values())
     _run(transport, argv, doing="removing leftover staging directories", size=size)
@@ -214,6 +214,7 @@ def _run(
     size: int = 0,
     lines: Iterable[str] = (),
 ) -> None:
-    """Run a command that copies, syncs or removes `size` bytes. Raises as `run_as_root`."""
+    """Run a command that copies, syncs or removes `size` bytes. Raises what `run_as_root`
+    raises."""
     limit = deadlines.PLACING + size / WRITTEN_PER_SECOND
     run_as_root(transport, argv, doing=doing, timeout=limit, lines=lines)

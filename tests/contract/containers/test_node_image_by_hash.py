@@ -158,7 +158,7 @@ def test_a_wheel_with_another_hash_is_refused_and_nothing_stays(
     engine: Engine, base: str, index: str
 ) -> None:
     before = images(engine)
-    with pytest.raises(StepFailed, match="another hash than clusterctl's lock") as refused:
+    with pytest.raises(StepFailed, match="a different hash than clusterctl's lock") as refused:
         make_node_image(engine.driver(), base, pip_index=index, say=lambda _: None)
     assert f"ray=={RAY}" in str(refused.value.detail)
     assert images(engine) == before

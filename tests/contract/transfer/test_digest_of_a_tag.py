@@ -233,7 +233,7 @@ def test_check_notes_that_the_tag_has_moved_since(site: Site, registry: Registry
     assert ask_registry(site.survey())() == []
     registry.push(NEW)
     (note,) = ask_registry(site.survey())()
-    assert f"the hosts have {OLD_DIGEST}, and {registry.address} has {NEW_DIGEST} now" in note
+    assert f"the hosts have {OLD_DIGEST}, but {registry.address} now has {NEW_DIGEST}" in note
     assert f"`image: {site.reference}@{OLD_DIGEST}`" in note
     assert ask_registry(site.survey(f"{site.reference}@{OLD_DIGEST}"))() == []
 

@@ -97,7 +97,8 @@ def test_a_step_goes_on_from_what_is_there_and_says_so(
     assert file.read_text().split() == ["part"] * PARTS
     said = [event.text for event in events if isinstance(event, StepProgress)]
     assert said == [
-        f"the connection broke, time {n}: going on from what is there" for n in range(1, PARTS)
+        f"the connection broke, time {n}: continuing from the current state"
+        for n in range(1, PARTS)
     ]
     assert lock_is_free(sshd, dialer, tmp_path)
     transport.close()

@@ -143,7 +143,7 @@ def test_a_name_that_is_not_there_yet(transport: Transport, tmp_path: Path) -> N
     file.touch()
     with file.open() as taken:
         fcntl.flock(taken, fcntl.LOCK_EX)
-        with pytest.raises(LockHeld, match="a run that has not written its name yet"):
+        with pytest.raises(LockHeld, match="a run that has not recorded its name yet"):
             ClusterLock(transport, "demo", "c", directory=str(tmp_path)).__enter__()
 
 

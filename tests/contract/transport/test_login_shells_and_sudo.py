@@ -62,7 +62,7 @@ def test_an_account_without_a_shell(sshd: Sshd, make_person: MakePerson, tmp_pat
     with pytest.raises(ConnectionFailed) as caught:
         transport.run(["true"])
 
-    assert "ended with status 1 before the command began" in caught.value.summary
+    assert "ended with status 1 before the command started" in caught.value.summary
     assert "not available" in (caught.value.detail or "")
     transport.close()
 
@@ -75,7 +75,7 @@ def test_a_start_up_file_that_exits(start_sshd: StartSshd, dialer: Dialer) -> No
     with pytest.raises(ConnectionFailed) as caught:
         transport.run(["true"])
 
-    assert "ended with status 0 before the command began" in caught.value.summary
+    assert "ended with status 0 before the command started" in caught.value.summary
     assert caught.value.detail == "log in as admin rather than root"
     transport.close()
 

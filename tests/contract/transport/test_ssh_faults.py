@@ -40,7 +40,7 @@ def test_nothing_listens(dialer: Dialer, closed_port: int) -> None:
 
     error = unreachable(host, dialer)
 
-    assert error.summary == f"127.0.0.1:{closed_port} refused the connection: no sshd listens there"
+    assert error.summary == f"127.0.0.1:{closed_port} refused the connection: no sshd listens on it"
     assert error.hint == f"ssh -p {closed_port} root@127.0.0.1 true"
 
 

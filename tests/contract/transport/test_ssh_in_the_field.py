@@ -67,7 +67,7 @@ def test_a_code_after_the_key_is_asked_in_the_servers_words(tmp_path: Path) -> N
 
 def test_a_code_that_nobody_can_type_is_named(tmp_path: Path) -> None:
     error = refused(Factors(["publickey", "keyboard-interactive"]), tmp_path)
-    assert f"accepted {tmp_path / 'key'}, and wants keyboard-interactive as well" in error.summary
+    assert f"accepted {tmp_path / 'key'}, but requires keyboard-interactive" in error.summary
     assert "'Verification code:'" in error.summary
     assert "on a terminal" in str(error.hint)
     assert "neither" not in error.summary

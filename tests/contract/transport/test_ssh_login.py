@@ -133,7 +133,7 @@ def test_a_user_who_confirms_a_new_key_gets_in_by_password(
     )
 
     (asked,) = ask.asked
-    assert asked.startswith("gpu1 is new and showed ssh-ed25519 SHA256:")
+    assert asked.startswith("gpu1 is new and presented ssh-ed25519 SHA256:")
 
 
 def test_nobody_is_asked_when_a_key_opens(sshd: Sshd, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_wrong_password_is_tried_once(sshd: Sshd, person: Person, tmp_path: Pa
     assert f"127.0.0.1:{sshd.port} accepted neither a key nor a password" in caught.value.summary
     hint = caught.value.hint or ""
     assert hint.startswith(f"ssh-copy-id -p {sshd.port} ")
-    assert f"{person.name}@127.0.0.1 brings your key there" in hint
+    assert f"{person.name}@127.0.0.1 copies your key to it" in hint
     assert f"{person.name}@127.0.0.1 true" in hint
     assert "password: Authentication failed" in (caught.value.detail or "")
     assert "not it" not in str(vars(caught.value))

@@ -62,7 +62,7 @@ def test_images_of_hosts_are_listed_and_silent_hosts_named(
 def test_a_log_that_is_not_there_is_an_error(clusterctl: Run, inventory: Path) -> None:
     ran = clusterctl("-i", str(inventory), "logs", "chat")
     assert ran.returncode == 2
-    assert "no log is named chat; logs: none" in ran.stderr
+    assert "there is no log chat; logs: none" in ran.stderr
 
 
 def test_every_host_without_its_journal_is_named(clusterctl: Run, inventory: Path) -> None:

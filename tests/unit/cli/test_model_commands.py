@@ -49,7 +49,7 @@ def test_ls_lists_what_answers_and_names_what_does_not(
         (("push", ".", "--name", "../x"), "is not a valid name of a model directory"),
         (("pull", "qwen3-9b"), "qwen3-9b is not a model on a hub; did you mean"),
         (("pull", "/data/models/x"), "/data/models/x is not a model on a hub"),
-        (("pull", "qwen3-8b", "--source", "nexus"), "--source nexus is not known"),
+        (("pull", "qwen3-8b", "--source", "nexus"), "--source nexus is unknown"),
         (("pull", "qwen3-8b", "--on", "gpu9"), "--on gpu9 is not a host of the inventory"),
     ],
 )
@@ -82,7 +82,7 @@ def test_what_was_done_in_one_sentence() -> None:
     )
     again = PushedModel(MODEL, "/data/models/Tiny-1B", ("a",), 0, 0, 0.4)
     assert pushed_sentence(again) == (
-        "nothing to move: Tiny-1B is on 1 host at /data/models/Tiny-1B already"
+        "nothing to transfer: Tiny-1B is already on 1 host at /data/models/Tiny-1B"
     )
     assert pushed_document(again)["sent"] == 0
 

@@ -15,7 +15,7 @@ def test_a_plan_that_is_not_whole_shows_all_problems_and_writes_nothing(
     assert ran.returncode == 4, ran.stderr
     assert "not the whole plan" in ran.stderr
     assert "error: gone: " in " ".join(ran.stderr.split())
-    assert f"note: {file} is not written" in ran.stderr
+    assert f"note: {file} was not written" in ran.stderr
     assert not file.exists()
 
 

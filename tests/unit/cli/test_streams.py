@@ -138,7 +138,7 @@ def test_a_log_that_cannot_be_written_is_said_once_and_stops_nothing(
         text=True,
     )
     assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
-    assert ran.stderr == "note: the log is not kept on: No space left on device\n"
+    assert ran.stderr == "note: the log stopped: No space left on device\n"
 
 
 def test_an_inventory_that_cannot_be_remembered_is_said_and_stops_nothing(

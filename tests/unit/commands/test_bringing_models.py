@@ -60,7 +60,7 @@ def test_a_file_whose_hash_no_hub_publishes_is_named() -> None:
     files = (HubFile("a", 1, "u", "0" * 64), HubFile("b", 1, "u"), HubFile("c", 1, "u", "", "1"))
     told = list[Event]()
     note_unhashed(Listing("hf", "Org/Tiny", "c", files), told.append)
-    assert told == [Note("b: the hub publishes no hash of it, only its size is checked")]
+    assert told == [Note("b: the hub publishes no hash of it, so only its size is checked")]
 
 
 def test_a_name_that_leads_out_of_the_models_directory_is_refused() -> None:

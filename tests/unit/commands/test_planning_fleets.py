@@ -73,7 +73,7 @@ def test_unlisted_services_are_named_and_stop_only_with_prune() -> None:
     assert found.changes.lines == ()
 
     alone = decide(cluster, pair)
-    assert alone.changes.notes == ("qwen is not in the file, and is left as it is",)
+    assert alone.changes.notes == ("qwen is not in the file, so it stays as it is",)
     pruned = decide(cluster, pair, prune=True, b="2")
     assert [line for line in pruned.changes.lines if "stop" in line] == [
         "qwen: stop qwen on gpu1, after its running requests",
@@ -96,7 +96,7 @@ def test_a_pruned_service_whose_hosts_are_dead_leaves_the_gateway() -> None:
     found = decide_all(surveyed(cluster, only_on_gpu2(cluster)), [], prune=True)
     assert found.changes.lines == ("qwen: take it out of the gateway",)
     assert found.changes.notes == (
-        "qwen: its replica on gpu2 starts again with that host: then --prune once more",
+        "qwen: its replica on gpu2 will start again with that host: then run --prune again",
     )
 
 

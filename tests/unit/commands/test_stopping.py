@@ -62,7 +62,7 @@ def test_a_replica_on_a_host_that_left_the_inventory_is_named() -> None:
     assert left_running(cluster.survey(two), "qwen") == []
     (note,) = left_running(cluster.survey(replace(two, members=members)), "qwen")
     assert note.host == "gpu9"
-    assert "is not in the inventory: its replica of qwen runs on" in note.text
+    assert "is not in the inventory: its replica of qwen keeps running" in note.text
 
 
 class Lock:

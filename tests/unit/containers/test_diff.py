@@ -107,7 +107,7 @@ def test_values_of_the_environment_are_never_shown() -> None:
 
 def test_another_fingerprint_without_a_visible_difference_is_still_made_anew() -> None:
     old = replace(made_from(SPEC), labels={CLUSTER_LABEL: "demo", FINGERPRINT_LABEL: "0"})
-    assert compare(SPEC, old) == Recreate(("created by another version of clusterctl",))
+    assert compare(SPEC, old) == Recreate(("created by a different version of clusterctl",))
 
 
 def test_a_container_with_the_engines_default_privileges_is_made_anew() -> None:

@@ -34,7 +34,7 @@ from clusterctl.containers.failures import engine_error, explain
         ),
         (
             'could not select device driver "" with capabilities: [[gpu]]',
-            "Docker cannot hand GPUs to containers: the NVIDIA container toolkit is missing",
+            "Docker cannot give GPUs to containers: the NVIDIA container toolkit is missing",
         ),
         (
             "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=all",

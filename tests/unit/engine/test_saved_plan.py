@@ -52,7 +52,7 @@ def test_other_files_behind_the_same_paths_are_named(
     path.write_text("two")
     with pytest.raises(RequirementsNotMet) as raised:
         require_same(read(file), Plan((ENGINE,)), whole, inventory)
-    assert f"what {key} of the inventory names was changed" in str(raised.value.detail)
+    assert f"what {key} in the inventory names has changed" in str(raised.value.detail)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_what_was_not_planned_is_named(inventory: Path) -> None:
     assert moved(inventory, (ENGINE,), ENGINE, IMAGE) == "gpu1: Image: bring vllm:1"
     other = PlannedChange("Image", "gpu1", "image", Change("bring vllm:2"))
     said = moved(inventory, (IMAGE,), other)
-    assert said == "gpu1: Image: bring vllm:2, where the plan had: bring vllm:1"
+    assert said == "gpu1: Image: bring vllm:2; the plan had: bring vllm:1"
 
 
 def test_a_service_is_stopped_only_if_the_plan_says_so(inventory: Path) -> None:

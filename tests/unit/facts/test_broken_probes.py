@@ -116,7 +116,7 @@ def test_a_path_that_df_refuses_leaves_the_others_in_place() -> None:
             1,
             "WARNING: infoROM is corrupted at gpu 0000:01:00.0",
         ),
-        ("gpus 3\n", 0, "nvidia-smi ended with 3 and said nothing"),
+        ("gpus 3\n", 0, "nvidia-smi exited with status 3 and printed nothing"),
     ],
 )
 def test_what_nvidia_smi_complains_of(said: str, gpus: int, error: str) -> None:

@@ -66,7 +66,7 @@ def test_two_kinds_of_processor(like: Like) -> None:
 
 def test_one_machine_under_two_names(like: Like) -> None:
     (problem,) = found(like("a"), like("a"))
-    assert str(problem) == "h1: is the same machine as h0: machine ID and boot ID are equal"
+    assert str(problem) == "h1: is the same machine as h0: same machine ID and boot ID"
 
 
 def test_cloned_machines_are_two(like: Like) -> None:

@@ -34,7 +34,7 @@ def pair(*docker: NicFacts, second: str = "172.17.0.5") -> dict[str, HostFacts]:
 def test_a_bridge_that_hides_another_host_is_a_problem_with_a_free_address() -> None:
     (problem,) = container_network_problems(inventory("172.16.0.5", "172.17.0.5"), pair(DOCKER0))
     assert problem.host == "a"
-    assert "172.17.0.0/16 (docker0), and hides b (172.17.0.5)" in problem.summary
+    assert "172.17.0.0/16 (docker0), which hides b (172.17.0.5)" in problem.summary
     assert '"bip": "172.30.213.1/24"' in str(problem.hint)
 
 

@@ -57,7 +57,7 @@ def with_engine(facts: HostFacts, **changes: Any) -> HostFacts:
         ({"client": "/snap/bin/docker"}, "its Docker is a snap", "sudo snap remove docker"),
         ({"remapped": True}, "its Docker remaps users", "userns-remap"),
         ({"desktop": True}, "its Docker is Docker Desktop", "docker-desktop"),
-        ({"default_runtime": "runsc"}, "its Docker starts containers by runsc", "default-runtime"),
+        ({"default_runtime": "runsc"}, "Docker starts containers with runsc", "default-runtime"),
         ({"rootless": True}, "its Docker runs rootless", "dockerd-rootless-setuptool.sh uninstall"),
         ({"hung": True, "running": False}, "its Docker daemon does not answer",
          "sudo systemctl restart docker"),

@@ -208,7 +208,7 @@ def test_nvswitches_without_their_manager(
     said: Said, section: dict[str, tuple[int, str]], fabric: str
 ) -> None:
     summary, hint = only(said(gpus=(0, smi(fabric=fabric)), **section))
-    assert summary.startswith("has NVSwitches, and NVIDIA's fabric manager is not ready")
+    assert summary.startswith("has NVSwitches, but NVIDIA's fabric manager is not ready")
     assert "systemctl enable --now nvidia-fabricmanager" in hint
 
 

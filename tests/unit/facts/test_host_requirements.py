@@ -53,9 +53,9 @@ def test_a_host_that_keeps_its_promises_has_no_problem(healthy: HostFacts) -> No
 def test_no_root_and_no_sudo(captured: Captured) -> None:
     facts = captured("rhel-9-podman").facts
     problem = found(facts)[0]
-    assert str(problem) == "gpu1: ops is not root and cannot become root by sudo"
+    assert str(problem) == "gpu1: ops is not root and cannot become root with sudo"
     assert problem.hint == (
-        "as root there: usermod -aG sudo ops; or set CLUSTERCTL_SUDO_PASSWORD, or ssh.user: root"
+        "as root on it: usermod -aG sudo ops; or set CLUSTERCTL_SUDO_PASSWORD, or ssh.user: root"
     )
     assert problem.detail == "sudo: a password is required"
 
@@ -234,7 +234,7 @@ def test_ports_that_ray_needs(healthy: HostFacts) -> None:
         "ports that Ray needs are taken: 6379 (ray_ports.gcs), 8265 (ray_ports.dashboard)"
     )
     assert problem.hint == (
-        "see by whom: sudo ss -ltnp 'sport = :6379 or sport = :8265'; end it, or set ray_ports: "
+        "to see by what: sudo ss -ltnp 'sport = :6379 or sport = :8265'; end it, or set ray_ports: "
         "{gcs: 6386, dashboard: 8266}"
     )
 
@@ -251,7 +251,7 @@ def test_offered_ports_are_free_on_all_hosts(healthy: HostFacts) -> None:
 def test_ports_are_not_judged_without_root(healthy: HostFacts) -> None:
     """This very cluster may use them: its container is not seen."""
     (problem,) = found(replace(healthy, root=False, listening_ports=(6379,)))
-    assert "cannot become root by sudo" in problem.summary
+    assert "cannot become root with sudo" in problem.summary
 
 
 def test_ray_passes_over_busy_ports_of_its_workers(healthy: HostFacts) -> None:
@@ -351,7 +351,7 @@ def test_an_engine_that_starts_no_container_with_gpus_again_is_noted(healthy: Ho
     specs = ("/etc/cdi/nvidia.yaml",)
     facts = replace(healthy, engine=with_cdi, cdi_specs=specs, systemd=True)
     text = noted(facts, gpus)
-    assert "Docker 26.1.5+dfsg1 does not give containers their GPUs when it starts them" in text
+    assert "Docker 26.1.5+dfsg1 does not give containers their GPUs when it restarts them" in text
     assert "a unit that bootstrap adds to systemd starts the node container" in text
     assert "run clusterctl bootstrap" in noted(replace(facts, systemd=False), gpus)
     for other in (

@@ -43,7 +43,7 @@ def test_a_plain_host_has_its_interfaces_in_order() -> None:
         (nic("eth9"), "has no address"),
         (nic("eth9", "fd00::1/64"), "has IPv6 only"),
         (nic("eth9", "169.254.3.4/16"), "has a link-local address only"),
-        (nic("macvlan0", "10.9.0.1", kind="virtual"), "virtual, and there are physical ones"),
+        (nic("macvlan0", "10.9.0.1", kind="virtual"), "virtual, while there are physical ones"),
         (nic("lan0", "10.9.0.1", kind="bridge"), "a bridge without members"),
     ],
     ids=lambda value: value.name if isinstance(value, NicFacts) else None,

@@ -313,7 +313,7 @@ def test_an_unreadable_or_missing_config_is_said() -> None:
         )
 
     assert "has no config.json" in str(caught.value.errors[0])
-    assert "only through a link of another user" in str(caught.value.errors[1])
+    assert "only through another user's link" in str(caught.value.errors[1])
     assert caught.value.errors[1].hint == (
         f"name the model by its real path: clusterctl exec --limit c -- realpath {PATH}"
     )

@@ -13,7 +13,7 @@ from tests.unit.network.test_fabric_verdict import verdict
     [
         ({"gpub": [2, 3]}, [("gpub", "rank 2, 3 had not reported")]),
         ({"gpua": [], "gpub": []}, [("gpua", "it had not reported"), ("gpub", "it had not")]),
-        ({}, [("gpua", "no host is known to be behind")]),
+        ({}, [("gpua", "no host is known to lag behind")]),
     ],
 )
 def test_a_gate_that_takes_too_long_names_whom_it_waited_for(

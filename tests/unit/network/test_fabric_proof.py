@@ -180,7 +180,7 @@ def test_a_failed_gate_makes_what_is_kept_void_and_names_the_host() -> None:
 @pytest.mark.parametrize(
     ("stderr", "kind", "said"),
     [
-        ("python3: can't open file '/opt/x'", RequirementsNotMet, "from another version"),
+        ("python3: can't open file '/opt/x'", RequirementsNotMet, "without a fabric gate"),
         ("Error: No such container", StepFailed, "ended without a report"),
     ],
 )
@@ -229,7 +229,7 @@ def test_a_gate_that_says_nothing_more_is_given_up_and_its_last_words_told(
     mute = Mute(CommandResult((), 0, said, ""))
     monkeypatch.setattr(lab.head, "open_channel", lambda *_, **__: mute)
 
-    with pytest.raises(StepFailed, match="reported nothing of gpu1, gpu2") as caught:
+    with pytest.raises(StepFailed, match="reported nothing about gpu1, gpu2") as caught:
         ensure_proven(lab.ground, lab.events.append, again=True)
 
     assert caught.value.detail == "last message: 2 ranks import torch"

@@ -127,7 +127,7 @@ def test_an_environment_that_does_not_reach_rays_processes() -> None:
     found = judge(report("two-h200-over-sockets"), topology(), wanted, {}, "demo.yaml")
     (error,) = found.errors
     assert str(error) == (
-        "gpub: a process that Ray starts there has GLOO_SOCKET_IFNAME=ens2, but needs "
+        "gpub: a process that Ray starts on it has GLOO_SOCKET_IFNAME=ens2, but needs "
         "GLOO_SOCKET_IFNAME=ens3"
     )
     assert error.hint == "clusterctl bootstrap demo.yaml"
@@ -157,7 +157,7 @@ def test_the_rank_that_did_not_join_is_named() -> None:
     assert str(error) == (
         "gpub: the all-reduce over Gloo failed: rank 1 did not join (not within 15 s)"
     )
-    assert error.hint == "clusterctl check demo.yaml tries ens2 of gpub with every other host"
+    assert error.hint == "clusterctl check demo.yaml tests ens2 of gpub with every other host"
 
 
 def test_pairs_name_the_host_that_fails_with_everybody() -> None:
@@ -184,7 +184,7 @@ def test_what_a_library_could_not_reach_is_named_by_host_nic_and_port() -> None:
     )
     ((host, said),) = errors(found)
     assert host == "gpua"
-    assert said.endswith("what it could not reach is gpub's ens2, 10.9.0.2 port 40123")
+    assert said.endswith("it could not reach gpub's ens2, 10.9.0.2 port 40123")
 
 
 def test_wrong_sums_are_an_error() -> None:

@@ -63,7 +63,8 @@ def test_a_pair_as_it_should_be_has_no_problem() -> None:
 def test_packets_that_leave_by_another_interface() -> None:
     found = the_one(link(A, B, route="eth0"), link(B, A))
     assert str(found) == (
-        "gpu1: packets to gpu2 (10.78.0.12) leave by eth0, not by eth1, which carries NCCL and Gloo"
+        "gpu1: packets to gpu2 (10.78.0.12) leave through eth0, not eth1, which carries NCCL and "
+        "Gloo"
     )
     assert found.hint == "sudo ip route replace 10.78.0.0/24 dev eth1 src 10.78.0.11"
 
@@ -71,7 +72,7 @@ def test_packets_that_leave_by_another_interface() -> None:
 def test_programs_that_bind_no_address_may_leave_by_another_interface() -> None:
     seen = PairResults((link(A, B, unbound="eth0"), link(B, A, unbound=B.nic)), {}, {})
     assert problems(seen, PORTS) == []
-    assert next(notes(seen)).startswith("gpu1 reaches eth2 of gpu2 by eth0, not by eth1, unless")
+    assert next(notes(seen)).startswith("gpu1 reaches eth2 of gpu2 through eth0, not eth1, unless")
 
 
 def test_no_route_is_told_once_though_both_are_silent() -> None:
@@ -111,7 +112,7 @@ def test_another_machine_that_has_the_address_is_told_once_with_its_mac(
     found = the_one(link(A, TAKEN, neighbours=neighbours, tcp=tcp), link(TAKEN, A, **SILENT))
     assert str(found) == (
         "gpu2: another machine has its address 10.78.0.12: gpu1 (10.78.0.11) finds "
-        "02:00:00:00:00:99 there, and eth2 has 02:00:00:00:00:02"
+        "02:00:00:00:00:99 at it, but eth2 has 02:00:00:00:00:02"
     )
     assert "switch's table of MAC addresses" in (found.hint or "")
 
@@ -195,7 +196,7 @@ def test_jumbo_frames_on_one_side() -> None:
     lost = {84: 0.0001, 1500: 0.0001, 9000: None}
     found = the_one(link(big, B, echo=lost, largest=1500), link(B, big))
     assert str(found) == (
-        "gpu1: its MTU on eth1 is 9000, and 1500 on eth2 of gpu2: larger packets are lost"
+        "gpu1: its MTU on eth1 is 9000, but 1500 on eth2 of gpu2: larger packets are lost"
     )
     assert (found.hint or "").startswith("sudo ip link set eth1 mtu 1500")
 
@@ -206,7 +207,7 @@ def test_an_mtu_that_only_one_host_has_is_mended_there() -> None:
     found = the_one(link(A, small, echo=lost, largest=500), link(small, A))
     assert (
         str(found)
-        == "gpu2: its MTU on eth2 is 500, and 1500 on gpu1 (10.78.0.11): larger packets are lost"
+        == "gpu2: its MTU on eth2 is 500, but 1500 on gpu1 (10.78.0.11): larger packets are lost"
     )
     assert found.hint == "sudo ip link set eth2 mtu 1500"
 
@@ -232,7 +233,7 @@ def test_a_transfer_that_sticks_where_echo_is_forbidden() -> None:
 def test_connections_that_carry_nothing_while_services_forbid_a_transfer() -> None:
     stuck = {EPHEMERAL: "no data", 6380: "ok"}
     found = the_one(link(A, B, tcp=stuck, rate=None, rated=False), link(B, A))
-    assert "connect, and no data arrives: an MTU black hole" in found.summary
+    assert "connect, but no data arrives: an MTU black hole" in found.summary
     alone = link(A, B, tcp={EPHEMERAL: "no data"}, echo=dict.fromkeys((84, 1500)), rated=False)
     assert "no data arrives" in the_one(alone).summary
 
@@ -270,8 +271,8 @@ def test_what_was_measured_and_what_not_is_noted() -> None:
         (link(A, B, rate=940.4), link(B, A, echo=None)), {}, {"gpu3": "it has no python3"}
     )
     assert list(notes(seen)) == [
-        "gpu3: not proven: it has no python3",
-        "packet sizes are not proven: raw sockets need root on the hosts",
+        "gpu3: not tested: it has no python3",
+        "packet sizes were not tested: raw sockets need root on the hosts",
         "between hosts, for NCCL and Gloo: round trip at most 0.10 ms, 940 to 9400 Mbit/s",
     ]
 
@@ -282,7 +283,7 @@ def test_what_was_measured_and_what_not_is_noted() -> None:
         ("firewalld", "sudo firewall-cmd --permanent --zone=trusted --add-source=10.78.0.0/24 && "),
         ("ufw", "sudo ufw allow from 10.78.0.0/24"),
         ("iptables", "sudo iptables -I INPUT -s 10.78.0.0/24 -j ACCEPT; to keep it: "),
-        ("nftables", "put `ip saddr 10.78.0.0/24 accept` before the rule of the chain"),
+        ("nftables", "put `ip saddr 10.78.0.0/24 accept` before the refusing rule"),
         ("", "systemctl is-active firewalld ufw; sudo nft list ruleset; sudo iptables -S INPUT; "),
     ],
 )

@@ -83,7 +83,7 @@ def test_a_host_that_asks_for_its_own_name_is_told_what_to_write() -> None:
     assert "its own name rack7 is looked up at a name server, which takes more than 6 s" in said(
         own
     )
-    assert "add rack7 to /etc/hosts" in said(own)
+    assert "add rack7 to its /etc/hosts" in said(own)
 
 
 def test_a_container_that_asks_others_for_the_clusters_names() -> None:
@@ -98,7 +98,7 @@ def test_a_container_that_asks_others_for_the_clusters_names() -> None:
 def test_a_container_that_takes_a_node_for_another_machine() -> None:
     wrong = answer(names={**answer().names, "gpu1": (["127.0.1.1"], QUICK)})
     assert said(answer(), wrong) == (
-        "gpu1: in its container, gpu1 is at 127.0.1.1, and not only at 10.0.0.1"
+        "gpu1: in its container, gpu1 resolves to 127.0.1.1, not only to 10.0.0.1"
     )
 
 

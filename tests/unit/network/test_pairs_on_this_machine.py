@@ -102,11 +102,11 @@ def test_two_hosts_try_everything_both_ways() -> None:
 
 
 def test_the_loopback_is_found_out() -> None:
-    """Both addresses are this machine's: packets leave by lo, whatever the facts say."""
+    """Both addresses are this machine's: packets leave through lo, whatever the facts say."""
     kinds = {problem.summary.split(",")[0] for problem in problems(seen(), {})}
     assert kinds == {
-        f"packets to b ({IPS['b']}) leave by lo",
-        f"packets to a ({IPS['a']}) leave by lo",
+        f"packets to b ({IPS['b']}) leave through lo",
+        f"packets to a ({IPS['a']}) leave through lo",
     }
 
 
@@ -114,7 +114,7 @@ def test_the_gate_names_a_broken_link_before_anything_else() -> None:
     by_name = {name: facts(ip) for name, ip in IPS.items()}
     with transports() as reached, pytest.raises(Problems) as caught:
         require_links(GateScope(inventory(), topology(), reached, by_name), ignore)
-    assert all("leave by lo" in str(error) for error in caught.value.errors)
+    assert all("leave through lo" in str(error) for error in caught.value.errors)
 
 
 def test_a_host_without_python_is_told_and_tried_by_the_others() -> None:

@@ -64,7 +64,7 @@ def test_the_link_layer_that_both_have() -> None:
             (device("m0"),),
             (device("m0", "Ethernet"),),
             {},
-            "some hosts have InfiniBand, others Ethernet",
+            "some hosts have InfiniBand and others Ethernet",
         ),
         (
             (device("m0"),),

@@ -99,7 +99,7 @@ def test_different_nics_for_nccl_and_gloo() -> None:
     ("host", "settings", "words"),
     [
         (head(node_ip="10.7.0.1"), {}, "node_ip 10.7.0.1 is on none of its interfaces"),
-        (head(), {"network": {"subnet": "10.7.0.0/24"}}, "has no address there"),
+        (head(), {"network": {"subnet": "10.7.0.0/24"}}, "has no address in it"),
         (head(), {"network": {"subnet": "10.0.0.0/8"}}, "has 10.0.0.1 on eth0, 10.9.0.1 on ens2"),
         (head(nics=Nics(control="eth5")), {}, "nics.control names eth5, which does not exist"),
         (head(address="10.0.0.1", nics=Nics(nccl="eth5")), {}, "nics.nccl names eth5"),

@@ -75,7 +75,7 @@ def test_a_file_that_is_gone_when_it_is_read(tmp_path: Path) -> None:
 def test_a_bundle_that_was_copied_in_part(tmp_path: Path) -> None:
     path = fill(tmp_path / "b", "docker.io_1_amd64.deb", "runc_1_amd64.deb", sums=True)
     (path / "runc_1_amd64.deb").unlink()
-    with pytest.raises(UsageError, match=r"SHA256SUMS names runc_1_amd64\.deb, which is not there"):
+    with pytest.raises(UsageError, match=r"SHA256SUMS names runc_1_amd64\.deb, which is missing"):
         open_bundles(path)
 
 

@@ -42,7 +42,7 @@ def test_it_waits_until_the_contract_holds_and_says_what_for() -> None:
 
     assert found == state(A, B)
     assert passing.said == [
-        "waiting for Ray: the head's supervisor has reported nothing yet",
+        "waiting for Ray: the head's supervisor has not reported anything yet",
         "waiting for Ray: b: has not joined Ray",
     ]
 

@@ -79,7 +79,7 @@ def test_services_that_nobody_could_name_are_not_none() -> None:
     rows = tuple(replace(row, reachable=False) for row in _status("gpu").hosts)
     stream = io.StringIO()
     screen(stream).print(status_screen(replace(_status("gpu"), hosts=rows)))
-    assert "Services are not known: no answer from gpu0, gpu1." in stream.getvalue()
+    assert "Services are unknown: no answer from gpu0, gpu1." in stream.getvalue()
     assert "No services." not in stream.getvalue()
 
 

@@ -138,5 +138,5 @@ def test_a_plan_says_what_is_known_and_what_disrupts() -> None:
     assert "? " in text
     assert "image: not known yet: the engine" in text
     assert "!  recreate (old → new)" in text
-    assert plan_lines(Plan(())) == ["Nothing to change: every host is as the inventory says."]
+    assert plan_lines(Plan(())) == ["Nothing to change: every host matches the inventory."]
     assert [c["known"] for c in plan_document(plan)["changes"]] == [True, False, True]

@@ -88,7 +88,7 @@ def test_purge_waits_for_the_clusters_own_containers(host: FakeHost, view: HostV
     """They are there when `down --purge` is planned, and gone when its turn comes."""
     apply(view)
     host.engine.containers["x"] = foreign("clusterctl-demo", cluster="demo")
-    assert EngineAbsent("demo").check(view) == Unknown("clusterctl-demo must go first")
+    assert EngineAbsent("demo").check(view) == Unknown("clusterctl-demo must be removed first")
 
 
 def test_purge_leaves_the_engine_to_another_cluster(host: FakeHost, view: HostView) -> None:

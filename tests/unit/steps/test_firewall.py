@@ -71,7 +71,7 @@ def test_rules_that_were_taken_back_are_not_confirmed_by_a_connection_that_comes
         host.tables.shut = False
 
     second = Firewall("demo", replace(ADMITTED, addresses=()), pause=while_the_timer_fires)
-    with pytest.raises(CommandFailed, match="took them back"):
+    with pytest.raises(CommandFailed, match="rolled them back"):
         second.apply(view, Change("close"))
     assert first.check(view) is None
 
@@ -166,7 +166,7 @@ cmp rules other
         capture_output=True, text=True,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    assert "took them back" in ran.stderr
+    assert "rolled them back" in ran.stderr
 
 
 @needs_nft

@@ -94,8 +94,8 @@ def test_the_spelling_of_an_address_does_not_matter() -> None:
 @pytest.mark.parametrize(
     ("file", "content", "why"),
     [
-        ("key", made("demo", ["other"])[1], "its key belongs to another certificate"),
-        ("key", b"none", "its key is no private key"),
+        ("key", made("demo", ["other"])[1], "its key belongs to a different certificate"),
+        ("key", b"none", "its key is not a private key"),
         ("certificate", b"none", "no certificate in PEM format"),
         ("certificate", None, "No such file"),
     ],
@@ -107,7 +107,7 @@ def test_what_the_gateway_cannot_use_is_refused(
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(RequirementsNotMet, match=why) as refused:
         step(given).check(fake_view(bare(), facts()))
-    assert "leave both out" in str(refused.value.hint)
+    assert "remove both" in str(refused.value.hint)
 
 
 def test_a_certificate_is_valid_from_one_day_to_another() -> None:

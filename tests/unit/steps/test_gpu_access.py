@@ -45,7 +45,7 @@ def test_a_host_that_is_ready(made: Cluster) -> None:
 def test_nothing_can_be_told_before_the_engine_is_there(made: Cluster) -> None:
     made.head.engine.running = False
     found = GpuAccess().check(made.head_view)
-    assert found == Unknown("the container engine must come first")
+    assert found == Unknown("the container engine must be installed first")
 
 
 def test_cdi_that_is_on_needs_no_restart(made: Cluster) -> None:
@@ -80,7 +80,7 @@ def test_a_restart_names_the_containers_it_stops(made: Cluster, docker: str, wha
     made.head.gpus.offered = False
     made.head.engine.containers["x"] = foreign("training")
     assert check(made) == Change(
-        f"switch {what} on in Docker and restart it, which stops training", disruptive=True
+        f"enable {what} in Docker and restart it, which stops training", disruptive=True
     )
 
 

@@ -149,7 +149,7 @@ def test_room_is_asked_of_all_hosts_before_anything_is_sent(site: Site) -> None:
 
 def test_an_image_for_another_processor_is_refused_before_it_is_sent(site: Site) -> None:
     arm = made_image(BASE, platform="linux/arm64")
-    with pytest.raises(RequirementsNotMet, match="made for linux/arm64, and the host is linux/am"):
+    with pytest.raises(RequirementsNotMet, match="built for linux/arm64, but the host is linux/a"):
         site.ship(from_archive(arm)).check(site.made.head_view)
 
 

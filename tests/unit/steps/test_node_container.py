@@ -98,7 +98,7 @@ def test_one_that_lost_its_gpus_is_made_anew(made: Cluster) -> None:
 
 @pytest.mark.parametrize(
     ("labels", "whose"),
-    [({}, "was not made by clusterctl"), ({"cluster": "other"}, "belongs to cluster other")],
+    [({}, "is not clusterctl's"), ({"cluster": "other"}, "belongs to cluster other")],
 )
 def test_somebody_elses_container_of_that_name_is_not_touched(
     made: Cluster, labels: dict[str, str], whose: str
@@ -118,7 +118,7 @@ def test_somebody_elses_container_is_told_before_there_is_an_image(made: Cluster
     def no_image(_: HostView) -> ContainerSpec:
         raise StepFailed("the image is not there")
 
-    with pytest.raises(RequirementsNotMet, match="was not made by clusterctl"):
+    with pytest.raises(RequirementsNotMet, match="is not clusterctl's"):
         NodeContainer("demo", no_image, made.engines, settle=0).check(made.head_view)
 
 

@@ -115,7 +115,7 @@ def test_a_derivative_of_ubuntu_takes_the_codename_of_its_base() -> None:
     assert docker(target).suite == "noble stable"
     unknown = target_of("linuxmint", ("ubuntu", "debian"), "22", "wilma")
     assert unknown is not None
-    with pytest.raises(RequirementsNotMet, match="does not know which release it equals"):
+    with pytest.raises(RequirementsNotMet, match="does not know which release it corresponds to"):
         docker(unknown)
 
 

@@ -33,7 +33,7 @@ def test_each_host_names_the_others_and_its_own_network(made: Cluster) -> None:
 
 def test_a_host_outside_of_its_network_is_named_before_anything_changes(made: Cluster) -> None:
     step = VirtualAddress("demo", shared_address(made)._address, {"gpu1": made.head_view.facts})
-    with pytest.raises(RequirementsNotMet, match="in the network of none of its interfaces"):
+    with pytest.raises(RequirementsNotMet, match="not in the network of any of its interfaces"):
         step.check(made.head_view)
 
 

@@ -76,7 +76,7 @@ def test_an_address_outside_the_clusters_subnet_is_not_taken_for_the_node_ip() -
 
 def test_two_places_that_are_one_are_told_apart() -> None:
     """Silent hosts are held to it too: Ray would wait for GPUs for ever."""
-    with pytest.raises((RequirementsNotMet, Problems), match=r"10\.0\.0\.2 is also the one of"):
+    with pytest.raises((RequirementsNotMet, Problems), match=r"10\.0\.0\.2 is also that of"):
         topology_of(survey_of(inventory(node_ip="10.0.0.2"), ANSWERS))
 
 

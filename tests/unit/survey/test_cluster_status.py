@@ -249,7 +249,7 @@ def test_a_service_of_an_older_clusterctl_is_a_problem_and_shown_where_it_answer
             {"state": state("gpu2", time=1100.0)},
             "gpu2: the supervisor last wrote 100 s ago",
         ),
-        ("gpu2", {"state": None}, "gpu2: the supervisor has written no state yet"),
+        ("gpu2", {"state": None}, "gpu2: the supervisor has not written any state yet"),
         ("gpu1", {"state": state("gpu1", nodes=[ray("gpu1")])}, "gpu2: not in Ray"),
         (
             "gpu2",
@@ -265,12 +265,12 @@ def test_a_service_of_an_older_clusterctl_is_a_problem_and_shown_where_it_answer
             "gpu2",
             {"state": state("gpu2", broken_nics=[BrokenNic("ens3", "gloo, nccl", "down")])},
             "gpu2: interface ens3, which carries Gloo and NCCL, is down: it lost its link, or was "
-            "switched off",
+            "turned off",
         ),
         (
             "gpu2",
             {"state": state("gpu2", broken_nics=[BrokenNic("ens3", "nccl", "missing")])},
-            "gpu2: interface ens3, which carries NCCL, is not there: it was renamed or removed",
+            "gpu2: interface ens3, which carries NCCL, does not exist: it was renamed or removed",
         ),
         (
             "gpu2",
@@ -338,9 +338,9 @@ def test_a_full_run_directory_is_named_as_the_reason_for_silence(facts: HostFact
         state=state("gpu1", time=900.0),
     )
     survey = survey_of(INVENTORY, reports)
-    told = "/run/clusterctl/demo is on a file system that is full: the supervisor cannot report"
+    told = "/run/clusterctl/demo is on a full file system, so the supervisor cannot report"
     assert f"gpu1: {told}" in assess(survey).problems
-    with pytest.raises(RequirementsNotMet, match="file system that is full"):
+    with pytest.raises(RequirementsNotMet, match="full file system"):
         survey.require_supervised_head()
 
 
@@ -359,7 +359,7 @@ def test_a_deleted_configuration_is_lost_to_the_container_that_had_it(facts: Hos
     reports["gpu2"] = replace(reports["gpu2"], state=state("gpu2", unreadable=[gone]))
     survey = survey_of(INVENTORY, reports)
     assert survey.config_deleted == {"gpu2": "1"}
-    told = "gpu2: node.json was deleted; the supervisor follows what it held before"
+    told = "gpu2: node.json was deleted; the supervisor follows the previous one"
     assert assess(survey).problems == (told,)
 
 
@@ -441,7 +441,7 @@ def test_a_document_that_cannot_be_read_is_named_and_what_serves_is_shown(
     assert new.startswith("gpu1: services/new.json cannot be read (Expecting value")
     assert new.endswith("; the supervisor follows nothing")
     assert tiny.startswith("gpu1: services/tiny.json cannot be read (Unterminated string")
-    assert tiny.endswith("; the supervisor follows what it held before")
+    assert tiny.endswith("; the supervisor follows the previous one")
     assert status.hints == ("clusterctl bootstrap .",)
     assert "service tiny · ready" in screen(status)
 
@@ -462,7 +462,7 @@ def test_a_host_that_left_the_inventory_and_still_runs_is_named(facts: HostFacts
     status = assess(survey_of(without, {"gpu1": healthy(facts)["gpu1"]}))
     (problem,) = status.problems
     assert problem == (
-        "gpu2: is not in the inventory, and its container still runs in this cluster at 10.0.0.2, "
+        "gpu2: is not in the inventory, but its container still runs in this cluster at 10.0.0.2, "
         "with rank 1 of tiny"
     )
     (hint,) = status.hints
@@ -486,11 +486,11 @@ def test_a_secret_that_is_not_the_heads_is_named_with_what_mends_it(facts: HostF
     status = assess(survey_of(INVENTORY, reports))
     assert set(status.problems) == {
         *(
-            f"gpu1: {each.name} was started with another api.key than the head has: `clusterctl "
-            f"restart {each.name}` gives it this one"
+            f"gpu1: {each.name} was started with a different api.key than the head's; to use "
+            f"the head's: clusterctl restart {each.name}"
             for each in old
         ),
         f"gpu2: {empty}",
-        "gpu2: its ray.token is another one than the head's",
+        "gpu2: its ray.token differs from the head's",
     }
     assert status.hints == ("clusterctl bootstrap .",)

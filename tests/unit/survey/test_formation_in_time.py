@@ -17,11 +17,11 @@ def state(ray: str, detail: str) -> NodeState:
     [
         (
             state("waiting", "for the head's GCS at 10.0.0.1:6379 (no answer)"),
-            "its supervisor says that Ray there is waiting: for the head's GCS at 10.0.0.1:6379 "
+            "its supervisor says that its Ray is waiting: for the head's GCS at 10.0.0.1:6379 "
             "(no answer)",
         ),
-        (state("up", ""), "its supervisor says that Ray there is up"),
-        (None, "its supervisor has reported nothing"),
+        (state("up", ""), "its supervisor says that its Ray is up"),
+        (None, "its supervisor has not reported anything"),
     ],
 )
 def test_its_own_supervisor_says_why(seen: NodeState | None, words: str) -> None:

@@ -46,7 +46,7 @@ def test_ray_that_is_not_ours_is_named() -> None:
     host = FakeTransport().on(SS, stdout=listening("gcs_server", 6379))
     name_listeners([error], {"a": host})
     assert error.summary == (
-        "another Ray runs there already; a port that Ray needs is taken: 6379 (ray_ports.gcs)"
+        "another Ray is already running on it; a port that Ray needs is taken: 6379 (ray_ports.gcs)"
     )
     assert error.detail == 'LISTEN 0 128 *:6379 *:* users:(("gcs_server",pid=4242,fd=7))'
     assert "pkill -x gcs_server" in (error.hint or "")

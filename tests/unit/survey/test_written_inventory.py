@@ -153,7 +153,7 @@ def test_every_choice_is_explained_with_its_figures() -> None:
     text = inventory_text(WISHES, found(TWO, BY_SSH))
     assert (
         """\
-# Subnets in which every host has an address, the best for tensors first:
+# Subnets in which every host has an address, best for tensors first:
 #   10.1.0.0/24 (100 Gbit/s, MTU 9000) <- tensors (NCCL, Gloo)
 #   10.0.0.0/24 (1 Gbit/s, MTU 1500) <- Ray and the API
 # Why there: 10.1.0.0/24 (100 Gbit/s, MTU 9000), faster than 10.0.0.0/24 (1 Gbit/s, MTU 1500).
@@ -264,5 +264,5 @@ def test_hosts_with_addresses_of_the_internet_get_a_firewall(
     text = inventory_text(options, found(facts, addresses, options))
     (tmp_path / "i.yaml").write_text(text)
     assert load(tmp_path / "i.yaml").network.firewall
-    assert "Addresses of the Internet: a 8.8.1.8, b 8.8.2.8." in text
+    assert "Public addresses: a 8.8.1.8, b 8.8.2.8." in text
     assert "firewall" not in inventory_text(WISHES, found(TWO, BY_SSH))

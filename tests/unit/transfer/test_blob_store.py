@@ -53,7 +53,7 @@ def test_what_is_there_is_not_fetched(store: BlobStore) -> None:
 
 @pytest.mark.parametrize("wrong", [DATA[:-1] + b"x", DATA + b"more"])
 def test_wrong_bytes_are_thrown_away(store: BlobStore, wrong: bytes) -> None:
-    with pytest.raises(WrongBytes, match="arrived with another digest"):
+    with pytest.raises(WrongBytes, match="arrived with a different digest"):
         store.fill(BLOB, lambda offset: pieces(offset, wrong))
     assert not store.part(BLOB.digest).exists()
     store.fill(BLOB, pieces)

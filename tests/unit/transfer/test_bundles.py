@@ -88,7 +88,7 @@ def test_wrong_bytes_leave_no_file(opened: Opened, image: MadeImage, tmp_path: P
     path = tmp_path / "out" / "bundle.tar"
     path.parent.mkdir()
     path.write_bytes(b"the bundle of yesterday")
-    with pytest.raises(StepFailed, match="read as bytes that do not match it"):
+    with pytest.raises(StepFailed, match="does not match the bytes that were read"):
         write_bundle([Lying(opened(image))], path, say=print)
     assert path.read_bytes() == b"the bundle of yesterday"
     assert list(path.parent.iterdir()) == [path]

@@ -113,7 +113,7 @@ def test_room_is_for_packed_and_unpacked_and_for_what_waits() -> None:
 def test_another_processor_and_layers_an_engine_cannot_unpack() -> None:
     arm = replace(CONTENT, platform="linux/arm64/v8")
     assert found(stock(), arm) == [
-        "acme/image:1 is made for linux/arm64/v8, and the host is linux/amd64"
+        "acme/image:1 is built for linux/arm64/v8, but the host is linux/amd64"
     ]
     assert found(stock(platform="linux/arm64"), arm) == []
     packed = tuple(replace(layer, media_type="application/x.tar+zstd") for layer in LAYERS)

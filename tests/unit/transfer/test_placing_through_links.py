@@ -299,7 +299,7 @@ def test_nothing_is_read_that_is_not_the_users(
         for word in ("take", "copy"):
             done = run_script("prepare", home / INCOMING / "m.0", stdin=f"{word}\t{file}\tx\n")
             assert done.returncode == 1
-            assert "only through a link of another user" in done.stderr
+            assert "only through another user's link" in done.stderr
         with pytest.raises(OSError, match="link that another user"):
             Holdings(Roster(1.0), print).add_whole("0" * 64, len(SECRET), file)
     assert run_script("seal", snapshot, stdin="{}").returncode == (1 if by == "model" else 0)

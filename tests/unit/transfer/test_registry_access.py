@@ -76,7 +76,7 @@ def test_a_wrong_login_is_said_without_its_password(
 ) -> None:
     server.demand, server.login = demand, ("ann", "secret")
     log_in(home, server.address, "bob", "hunter2")
-    with pytest.raises(RequirementsNotMet, match="to the user bob") as raised:
+    with pytest.raises(RequirementsNotMet, match="refuses user bob") as raised:
         pulled(server.add("acme/vllm:1", image))
     error = raised.value
     assert "hunter2" not in f"{error.summary}{error.hint}{error.detail}"

@@ -87,7 +87,7 @@ def test_a_host_without_the_key_gets_it_by_ssh_copy_id(ssh: Ssh, line: str) -> N
     found = explain(rejected, target, "10.0.0.1:22")
 
     assert found.hint == (
-        f"{line} brings your key there; then this works: {target.command_line('true')}"
+        f"{line} copies your key to it; then this works: {target.command_line('true')}"
     )
 
 
