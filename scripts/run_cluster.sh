@@ -9,7 +9,7 @@
 #
 # The node's address is VLLM_HOST_IP if given with -e or --env-file, else the one that leads to
 # HEAD_ADDRESS. With a file ~/.ray/auth_token, the same on all hosts, nobody without it can use the
-# cluster. Several nodes of one host, for tests, need a name, an address and GPUs each:
+# cluster. Several nodes on one host, for tests, each need a name, an address and GPUs:
 # --name node2 -e VLLM_HOST_IP=ADDRESS --gpus device=1
 #
 #   RUN_CLUSTER_DRY_RUN=1   print the docker command, one argument a line, and do nothing

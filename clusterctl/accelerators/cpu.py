@@ -1,6 +1,6 @@
 """No accelerator: each device that the inventory declares is a rank on the host's CPUs.
 
-For the lab, and for trials without GPUs.
+For the lab, and for experiments without GPUs.
 """
 
 # ruff: noqa: ARG002 - the Protocol has the arguments, and a CPU needs none of them
@@ -33,7 +33,7 @@ class Cpu:
     counted = False
     device = "CPU device"
     gpu_probe = NVIDIA  # GPUs on a host are shown, but not used
-    inventory_note = "One CPU stands for one device: for trying things out."
+    inventory_note = "One CPU stands for one device, for experiments."
     usual_image = 6 * 2**30  # The lab's takes 2.6 GB unpacked, plus its base image
     environment: Mapping[str, str] = MappingProxyType({})
     gpu_listing = GpuListing()

@@ -76,7 +76,7 @@ class Accelerator(DeviceRequirements, Protocol):
         containers."""
 
     def fetched(self, packages: Packages) -> str:
-        """Return what `host_steps` fetch, and from where; empty for nothing."""
+        """Return what `host_steps` download, and from where; "" for nothing."""
 
     def image_proof(
         self, spec_for: Callable[[HostView], ContainerSpec], engines: Engines, file: str
@@ -92,7 +92,7 @@ class Accelerator(DeviceRequirements, Protocol):
 
     def purge_steps(self, own: str) -> tuple[Step, ...]:
         """Return the steps with which `down --purge` undoes `host_steps`, unless another cluster
-        uses the host. `own`: this cluster's directory there."""
+        uses the host. `own`: this cluster's directory on it."""
 
     # Planning: devices that a model may use, and vLLM's arguments on them.
 

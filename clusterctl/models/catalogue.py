@@ -1,11 +1,11 @@
 """The models with an alias: their Hub id, their public config.json, the vLLM flags that they need,
 and their variants by precision. The data is in catalogue.json, where each model is one line;
 `scripts/recipes.py` takes releases, variants and flags from vllm-project/recipes, and
-`scripts/catalogue.py` makes the `config` of a new one, which is what of its config.json affects
-memory. So `fit` works without weights and without a network.
+`scripts/catalogue.py` creates the `config` of a new one: the part of its config.json that affects
+memory.
 
-Where each figure is from, and of which date, stands under `sources`. `own_code` is as in vLLM's
-tests/models/registry.py.
+So `fit` works without weights and without a network. `sources` has the origin and date of each
+figure. `own_code` is as in vLLM's tests/models/registry.py.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _RUNS_FROM = {"fp8": 75, "mxfp8": 80, "nvfp4": 80, "mxfp4": 80, "int4": 75, "int
 
 
 def config_file(hub_id: str) -> Path:
-    """Return the file of clusterctl with the sizes in that model's config.json, if it has one."""
+    """Return clusterctl's file with the sizes in that model's config.json, if there is one."""
     return Path(__file__).parent / "configs" / f"{hub_id.replace('/', '--')}.json"
 
 
 def gpu_class(capability: int) -> GpuClass | None:
-    """Return the name that recipes give to GPUs of that compute capability, times ten."""
+    """Return the recipes' name for GPUs of that compute capability, times ten."""
     return "blackwell" if capability >= 100 else "hopper" if capability == 90 else None
 
 
@@ -59,7 +59,7 @@ class ModelFlag:
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """One model of the catalogue, or a variant of one in another precision."""
+    """A model in the catalogue, or a variant of it in another precision."""
 
     alias: str
     hub_id: str
@@ -82,7 +82,7 @@ class CatalogueEntry:
 
     @cached_property
     def config(self) -> Config:
-        """The keys of its config.json that affect memory; empty if none could be had."""
+        """The keys of its config.json that affect memory; empty if it was not available."""
         if self.given:
             return self.given
         file = config_file(self.hub_id)
@@ -94,12 +94,12 @@ class CatalogueEntry:
 
     @cached_property
     def shape(self) -> ModelShape:
-        """The model's shape. Raises UsageError if no config.json of it could be had."""
+        """The model's shape. Raises UsageError if the catalogue has no config.json of it."""
         if not self.config:
             raise UsageError(
                 f"the catalogue has no config.json of {self.hub_id}, which planning needs",
-                hint=f"clusterctl fit {self.hub_id} reads it on the Hub, where that is reached; "
-                "or give a directory with config.json",
+                hint=f"clusterctl fit {self.hub_id} reads it from the Hub, if reachable; or pass "
+                "a directory with config.json",
             )
         return describe(self.config, self.hub_id, whole=False)
 
@@ -114,11 +114,12 @@ class CatalogueEntry:
         return (self, *self.variants)
 
     def runs_on(self, capability: int) -> bool:
-        """Return whether vLLM has kernels for its format on GPUs of that capability, times ten."""
+        """Return whether vLLM has kernels for its format on GPUs of that compute capability, times
+        ten."""
         return capability >= _RUNS_FROM.get(self.precision, 0)
 
     def computes_on(self, capability: int) -> bool:
-        """Return whether those GPUs compute in its format, rather than decompress weights."""
+        """Return whether those GPUs compute in its format, instead of decompressing weights."""
         return capability >= _COMPUTES_FROM.get(self.precision, 0)
 
     @property
@@ -131,8 +132,8 @@ class CatalogueEntry:
         return (self.alias, *self.other_names)
 
     def tokens(self, version: Version | None, capability: int = 0) -> tuple[str, ...]:
-        """Return the flags that this vLLM accepts, and those for GPUs of that capability, times
-        ten, as tokens of a command line."""
+        """Return the flags that this vLLM accepts, including those for GPUs of that compute
+        capability, times ten, as command-line tokens."""
         known = (flag.tokens for flag in self.flags if flag.known_to(version))
         of_class = self.gpu_flags.get(gpu_class(capability) or "", ())
         return tuple(token for tokens in (*known, of_class) for token in tokens)
@@ -195,7 +196,7 @@ CATALOGUE = _catalogue()
 
 
 def _editions() -> Iterator[CatalogueEntry]:
-    """Yield all models, then the variants that are not listed as models of their own."""
+    """Yield all models, then the variants that are not listed as models themselves."""
     yield from CATALOGUE
     listed = {entry.hub_id.casefold() for entry in CATALOGUE}
     for entry in CATALOGUE:
@@ -218,7 +219,7 @@ def by_hub_id(hub_id: str) -> CatalogueEntry | None:
 
 
 def by_directory(name: str) -> CatalogueEntry | None:
-    """Return the entry for a directory of that name, judging by the name alone."""
+    """Return the entry for a directory of that name, judging only by the name."""
     folded = name.casefold()
     found = (entry for entry in EDITIONS if entry.directory.casefold() == folded)
     return next(found, None) or by_alias(name)

@@ -1,5 +1,5 @@
 """Read the description of a model from a directory: config.json and safetensors headers, but never
-the weights. The only module here that reads files."""
+the weights. The only module in this package that reads files."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def not_planned(model: str) -> UsageError:
     """Return the error for a model in llama.cpp's format."""
     return UsageError(
         f"{model} is GGUF, llama.cpp's format, whose memory is not planned: each of its tensors "
-        "has a format of its own",
-        hint="plan with the config.json of the model that it was made from; vLLM 0.28 and newer "
-        "need a plugin to serve it",
+        "has its own format",
+        hint="plan with the config.json of the model that it was converted from; vLLM 0.28 and "
+        "newer need a plugin to serve it",
     )
 
 
@@ -56,7 +56,7 @@ QUANTIZATION_FILE = "hf_quant_config.json"  # ModelOpt's, beside a config.json t
 
 
 def with_quantization(config: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Return the config with ModelOpt's description of the quantization, which vLLM reads where
+    """Return the config with ModelOpt's description of the quantization, which vLLM reads if
     config.json has none. Raises UsageError if the file is not JSON."""
     if config.get("quantization_config") or not file.is_file():
         return config

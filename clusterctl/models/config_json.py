@@ -30,12 +30,12 @@ _OWN_CONFIG = "copy the model's own config.json from the Hub next to its weights
 
 
 def describe(config: Config, name: str = "", *, whole: bool = True) -> ModelShape:
-    """Return the shape that a parsed config.json describes. `whole`: it is all of the file, and not
-    only the keys of the catalogue.
+    """Return the shape that a parsed config.json describes. `whole`: it is the whole file, not only
+    the keys in the catalogue.
 
     An unknown architecture is described from its keys, and `assumptions` lists the guesses. Raises
-    UsageError with every key that is missing or not a positive number, if they are not enough to
-    compute the weights.
+    UsageError with every key that is missing or not a positive number, if the weights cannot be
+    computed without them.
     """
     named = architecture_of(config)
     architecture = named or str(config.get("model_type") or "unknown")
@@ -267,13 +267,13 @@ def _divided(kind: str) -> Divided:
 
 
 def _whole(config: Config) -> Config:
-    """Return the section that has the encoders beside the language model."""
+    """Return the section that has the encoders next to the language model."""
     thinker = config.get("thinker_config")  # Qwen's Omni and ASR models
     return thinker if isinstance(thinker, Mapping) else config
 
 
 def _ears(audio: object, text: Config) -> Tower | None:
-    """Return the encoder of audio, which is built as Whisper's."""
+    """Return the audio encoder, which is built like Whisper's."""
     if not isinstance(audio, Mapping):
         return None
     hidden = first(audio, "d_model", "hidden_size")
@@ -343,7 +343,7 @@ def longest_context(text: Mapping[str, Any]) -> tuple[int, str | None]:
 def _tables(
     text: Mapping[str, Any], traits: Family, layers: Sequence[DecoderLayer]
 ) -> tuple[RotaryTable, ...]:
-    """Return the tables that depend on positions alone."""
+    """Return the tables that depend only on positions."""
     if traits.positions:  # learned
         return (RotaryTable(longest_context(text)[0], text["hidden_size"]),)
     return rotary_tables(text, layers) if traits.rotary else ()

@@ -1,8 +1,8 @@
 """Properties of architectures that config.json lacks, from the model files of vLLM 0.33.
 
-Only what config.json leaves open, and what weighs: `scripts/prove_formula.py` compares the weights
-and the cache of each with vLLM's. An architecture that is not here is treated as a Llama, with a
-wider margin of error, and the plan notes that.
+Only what config.json leaves open and what matters for memory: `scripts/prove_formula.py` compares
+the weights and the cache of each with vLLM's. An architecture that is not listed is treated as a
+Llama, with a wider margin of error, and the plan notes that.
 """
 
 from __future__ import annotations

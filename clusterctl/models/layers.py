@@ -71,7 +71,7 @@ _RECURRENT = frozenset({"linear_attention", "mamba", "recurrent", "conv", "mamba
 
 
 def kinds_of(text: Config, traits: Family) -> list[str]:
-    """Return the kind of every layer, from whichever key of config.json has it."""
+    """Return the kind of every layer, from whichever key of config.json specifies it."""
     count = text["num_hidden_layers"]
     for key in ("layer_types", "layers_block_type"):
         kinds = text.get(key)
@@ -135,15 +135,15 @@ def layers_of(
 
 
 def _of_layer(text: Config, index: int) -> Config:
-    """Return the keys with those that the layer has for itself (Gemma 4 in Transformers 5)."""
+    """Return the keys, with the layer's own overriding them (Gemma 4 in Transformers 5)."""
     own = text.get("per_layer_config")
     found = own.get(f"{index:02}", own.get(str(index))) if isinstance(own, Mapping) else None
     return {**text, **found} if isinstance(found, Mapping) else text
 
 
 def _bulk(parts: Sequence[Mapping[Part, Quantization | None]]) -> Quantization | None:
-    """Return how experts are stored, else dense blocks, else attention: in the last layer that is
-    quantised there, since the first and last ones often are not."""
+    """Return how experts are stored, else dense blocks, else attention: in the last layer where
+    they are quantised, since the first and last layers often are not."""
     for part in ("experts", "mlp", "state", "attention", "shared"):
         found = [by_part[part] for by_part in parts if by_part.get(part)]
         if found:
@@ -318,7 +318,7 @@ def _shared_from(text: Config) -> int:
 
 
 def _has_experts(text: Config, index: int, kind: str) -> bool:
-    """Return whether that layer has experts, in a model that has some."""
+    """Return whether that layer has experts, in a mixture of experts."""
     if kind in ("moe", "mlp"):
         return kind == "moe"
     given, freq = text.get("mlp_layer_types"), text.get("moe_layer_freq")
@@ -388,7 +388,7 @@ def _experts_count(text: Config) -> int:
 
 
 def _shared_width(text: Config) -> int:
-    """Return the width of the shared experts together, or 0."""
+    """Return the total width of the shared experts, or 0."""
     number = first(text, "n_shared_experts", "num_shared_experts")
     each = first(text, "moe_shared_expert_intermediate_size", "shared_intermediate_size")
     if text.get("attention_chunk_size") and not text.get("hybrid_layer_pattern"):

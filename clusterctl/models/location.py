@@ -1,7 +1,7 @@
 """Find the weights: the path that every host has, or the hosts that lack the model.
 
-vLLM opens the model by the same path on every rank, so all hosts of the cluster must have it there,
-with the same config.json.
+vLLM opens the model under the same path on every rank, so all hosts of the cluster must have it
+there, with the same config.json.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def locate(
 ) -> ModelLocation:
     """Return the path and properties of the model that all hosts in `findings` have.
 
-    With `random_weights` the user asked for `--load-format dummy`, so a config.json is enough, as
+    With `random_weights`, the user requested `--load-format dummy`, so a config.json is enough, as
     it is for a directory with a RANDOM_WEIGHTS file. `head` is the preferred source of copies,
     `models` the inventory's models directory.
 
@@ -82,8 +82,8 @@ def locate(
 
 
 def likeliest_path(model: Model, findings: Findings) -> str | None:
-    """Return the path at which most hosts have the model, weights before a config.json alone; None
-    if no host has any."""
+    """Return the path at which most hosts have the model, preferring weights to a config.json
+    alone; None if no host has any."""
     complete: Counter[str] = Counter()
     known: Counter[str] = Counter()
     for found in findings.values():
@@ -102,7 +102,7 @@ def likeliest_path(model: Model, findings: Findings) -> str | None:
 
 def copy_from(model: Model, models: str, path: str, source: str | None) -> str:
     """Return the command that copies the model in `path` to the hosts that lack it: from the host
-    `source`, or, if that is None, from a hub or a directory of this machine."""
+    `source`, or, if that is None, from a hub or a directory on this machine."""
     if source is None:
         path = model.candidates[0]
     # The name for `model push`; empty for a path outside the models directory.
@@ -111,7 +111,7 @@ def copy_from(model: Model, models: str, path: str, source: str | None) -> str:
     if source is not None and name:
         return f"clusterctl model push {name} --from host:{source}"
     if source is not None:
-        return f"clusterctl ssh {source}, then there: rsync -a --partial {path}/ HOST:{path}/"
+        return f"clusterctl ssh {source}, then on it: rsync -a --partial {path}/ HOST:{path}/"
     if model.hub_id is not None and not model.asked.startswith("/"):
         return f"clusterctl model pull {model.asked}"
     return (
@@ -141,7 +141,7 @@ def _problems(
         return [
             UsageError(
                 f"{path} has a config.json but no weights on any host",
-                hint="put the weights there, or serve random ones: add -- --load-format dummy",
+                hint="put the weights in it, or serve random ones: add -- --load-format dummy",
             )
         ]
     source = head if head in whole else next(iter(whole), None)
@@ -164,7 +164,7 @@ def _problems(
     like = next((host for host, config in configs.items() if config == usual[0][0]), "")
     problems += [
         RequirementsNotMet(
-            f"{path}/config.json differs from the one on {like}: another model or revision",
+            f"{path}/config.json differs from the one on {like}: a different model or revision",
             host=host,
             hint=copy_from(model, models, path, like),
         )

@@ -32,8 +32,8 @@ class Model:
 def resolve(name: str, models_dir: str) -> Model:
     """Return the model called `name`, which hosts may have under `models_dir`.
 
-    A name that the catalogue lacks is that of a directory there, as `model ls` shows it. Raises
-    UsageError for what can be none of these.
+    A name that is not in the catalogue is a directory's, as `model ls` shows it. Raises UsageError
+    if it can be none of these.
     """
     if name.startswith("/"):
         path = PurePosixPath(name)
@@ -52,7 +52,7 @@ def resolve(name: str, models_dir: str) -> Model:
     if "/" in name:
         raise UsageError(
             f"{name} is neither a Hub id (organisation/name) nor an absolute path",
-            hint="give the path from the root, as the hosts see it: /data/models/NAME",
+            hint="give the absolute path on the hosts: /data/models/NAME",
         )
     if not _DIRECTORY.match(name):
         raise UsageError(
@@ -68,8 +68,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def did_you_mean(name: str) -> str:
-    """Return `; did you mean X or Y?` for the nearest names of the catalogue, or an empty
-    string."""
+    """Return `; did you mean X or Y?` for the nearest names in the catalogue, or ""."""
     names = {alias: entry.alias for entry in EDITIONS for alias in entry.names}
     close = difflib.get_close_matches(name.casefold(), names, n=3, cutoff=_NEAR)
     near = dict.fromkeys(names[alias] for alias in close)
@@ -77,7 +76,7 @@ def did_you_mean(name: str) -> str:
 
 
 def hub_candidates(models_dir: str, hub_id: str, names: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return the usual paths of a Hub model: cloned under its own name, below its organisation,
+    """Return the usual paths of a Hub model: cloned under its own name, under its organisation,
     under one of `names`, or in a Hugging Face cache (the probe searches its `snapshots`)."""
     organisation, _, directory = hub_id.partition("/")
     cache = f"models--{organisation}--{directory}"

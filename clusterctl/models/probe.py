@@ -41,16 +41,16 @@ class ModelDirectory:
 
     @property
     def shape_only(self) -> bool:
-        """Whether there is a config.json, and no weights on purpose or by accident."""
+        """Whether there is a config.json but no weights, on purpose or by accident."""
         return self.config is not None and not self.weight_files and not self.broken
 
     def usable(self, *, random_weights: bool) -> bool:
-        """Return whether vLLM can start from it: with `random_weights`, config.json is enough."""
+        """Return whether vLLM can start from it; with `random_weights`, config.json is enough."""
         return self.config is not None if self.random_weights or random_weights else self.complete
 
     @property
     def defect(self) -> str:
-        """Why a directory that is not usable is incomplete."""
+        """Why an unusable directory is incomplete."""
         if self.unreadable:
             return "has a config.json that cannot be read, or only through another user's link"
         if self.config is None:
@@ -68,7 +68,7 @@ class ModelDirectory:
 
 
 def reach() -> str:
-    """Return the beginning of scripts that read models."""
+    """Return the common beginning of scripts that read models."""
     return resources.files(__package__).joinpath("reach.sh").read_text(encoding="utf-8")
 
 
@@ -122,7 +122,7 @@ def parse_probe(text: str) -> tuple[ModelDirectory, ...]:
 
 
 def _with_quantization(config: str, quantization: str) -> str:
-    """Return the text of config.json with what ModelOpt's file says, where it lacks that."""
+    """Return the text of config.json, completed with ModelOpt's file if it lacks that."""
     if not config or not quantization:
         return config
     try:

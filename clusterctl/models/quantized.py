@@ -1,5 +1,5 @@
-"""How a model's weights are stored: `quantization_config`, its lists of modules that are stored in
-another way, and the effect of --quantization."""
+"""How a model's weights are stored: `quantization_config`, its lists of modules that are stored
+differently, and the effect of --quantization."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ _LAYER = re.compile(r"^.*?(?=layers\.[\d*])")
 
 @dataclass(frozen=True)
 class StoredModules:
-    """How each module of a checkpoint is stored: `usual`, unless its name, one that it is part of,
-    or a pattern says otherwise. Names start at `layers.`; None means not quantised."""
+    """How each module of a checkpoint is stored: `usual`, unless its name, a parent's, or a pattern
+    says otherwise. Names start at `layers.`; None means not quantised."""
 
     usual: Quantization | None = None
     named: Mapping[str, Quantization | None] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class StoredModules:
     cache_dtype: str = "auto"
 
     def of(self, names: Iterable[str]) -> Quantization | None:
-        """Return how the module is stored that has one of these names."""
+        """Return how the module with one of these names is stored."""
         if not self.named and not self.patterns:
             return self.usual
         for name in names:
@@ -69,7 +69,7 @@ class StoredModules:
 
 
 def _with_parents(name: str) -> Iterator[str]:
-    """Yield the name, and those of the modules that it is part of."""
+    """Yield the name, and those of its parent modules."""
     while name:
         yield name
         name = name.rpartition(".")[0]
@@ -123,7 +123,7 @@ def _add(
     named: dict[str, Quantization | None],
     patterns: list[tuple[re.Pattern[str], Quantization | None]],
 ) -> None:
-    """Record how the modules are stored that this name, or pattern, is for."""
+    """Record how the modules that this name or pattern matches are stored."""
     if name.startswith("re:"):
         try:
             patterns.append((re.compile(name[3:]), stored))
@@ -146,7 +146,7 @@ def _add(
 def _usual(
     given: Mapping[str, Any],
 ) -> tuple[Quantization | None, dict[str, Quantization | None], str]:
-    """Return how linear layers are stored, those that are named one by one, and the method or
+    """Return how linear layers are stored, which ones are named individually, and the method or
     algorithm if it is unknown."""
     method = str(given.get("quant_method") or "").lower().replace("-", "_")
     named: dict[str, Quantization | None] = {}
@@ -196,8 +196,8 @@ def _side(given: Mapping[str, Any]) -> int:
 
 
 def _list_mixed(given: Mapping[str, Any], named: dict[str, Quantization | None]) -> str:
-    """Record how each layer of a checkpoint of mixed precision is stored; return an algorithm that
-    is not known."""
+    """Record how each layer of a mixed-precision checkpoint is stored; return an unknown algorithm,
+    if any."""
     layers = given.get("quantized_layers")
     unknown = ""
     for name, own in layers.items() if isinstance(layers, Mapping) else ():
@@ -228,7 +228,7 @@ def _of_algorithm(algorithm: str, given: Mapping[str, Any]) -> Quantization | No
 def _of_groups(
     given: Mapping[str, Any], named: dict[str, Quantization | None]
 ) -> tuple[Quantization | None, dict[str, Quantization | None]]:
-    """Return the storage of the first group of `config_groups` that is for all linear layers, and
+    """Return the storage of the first group in `config_groups` that covers all linear layers, and
     record the modules that other groups name."""
     groups = given.get("config_groups")
     usual = None
@@ -266,7 +266,7 @@ def _of_group(group: Mapping[str, Any], form: str) -> Quantization:
 
 
 def _cache_dtype(given: Mapping[str, Any]) -> str:
-    """Return the dtype of the KV cache that the checkpoint asks for."""
+    """Return the dtype of the KV cache that the checkpoint specifies."""
     algorithm, scheme = given.get("kv_cache_quant_algo"), given.get("kv_cache_scheme")
     if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8:
         return "fp8"

@@ -26,8 +26,9 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Indexer:
-    """Chooses the tokens that sparse attention reads (DeepSeek V3.2, GLM-5, MiniMax M3). It keeps a
-    key of `head_dim` elements of its own for every token; `owned`: not that of an earlier layer."""
+    """Chooses the tokens that sparse attention reads (DeepSeek V3.2, GLM-5, MiniMax M3). It keeps
+    its own key of `head_dim` elements for every token; `owned`: not shared with an earlier layer.
+    """
 
     heads: int
     head_dim: int
@@ -37,7 +38,7 @@ class Indexer:
 @dataclass(frozen=True, slots=True)
 class Compressed:
     """DeepSeek V4's attention: a sliding window, and beyond it one row for every `ratio` tokens (0:
-    the window alone). Queries have rank `query_rank`, projections of the output are in `groups` of
+    only the window). Queries have rank `query_rank`, projections of the output are in `groups` of
     rank `out_rank`, and `streams` of hidden states are mixed around each block."""
 
     ratio: int
@@ -74,7 +75,7 @@ StateKind = Literal["delta", "mamba2", "mamba1", "conv", "linear", "kimi"]
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A layer that keeps a state of fixed size in place of keys and values: a gated delta net
+    """A layer that keeps a state of fixed size instead of keys and values: a gated delta net
     (Qwen3-Next, Qwen3.5), Mamba 1 or 2, a short convolution (LFM2), linear attention, or Kimi's
     delta attention.
 
@@ -127,8 +128,8 @@ Part = Literal[
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """A decoder layer. `norms` is the number of its vectors of the hidden size, `mlp` its dense
-    block or the shared expert. `stored` has the parts that are stored in another way than the
-    model's other weights; None: not quantised."""
+    block or the shared expert. `stored` has the parts that are stored differently from the model's
+    other weights; None: not quantised."""
 
     attention: Attention | None
     mlp: Mlp | None
@@ -144,7 +145,7 @@ Divided = Literal["", "all", "attention", "mlp"]
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """An encoder of pictures or of audio."""
+    """An image or audio encoder."""
 
     hidden: int
     layers: int
@@ -188,7 +189,7 @@ class Quantization:
 @dataclass(frozen=True)
 class ModelShape:
     """A model's properties that affect memory, and whether vLLM recognizes it. `assumptions` lists
-    guesses, a sentence each."""
+    guesses, one sentence each."""
 
     name: str
     architecture: str

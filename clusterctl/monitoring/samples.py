@@ -33,10 +33,10 @@ class _StatusCollector(Collector):
         up = {(row.name,): float(row.reachable and row.ray == "up") for row in hosts}
         yield gauge("host_up", "The host answers, and is in Ray.", up, "host")
         drained = {(row.name,): float(row.drained) for row in hosts}
-        yield gauge("host_drained", "The host gets no replicas.", drained, "host")
+        yield gauge("host_drained", "No replicas are placed on the host.", drained, "host")
         ready = {(row.document.service, row.name, row.host): float(row.serves) for row in services}
         of = ("service", "replica", "host")
-        yield gauge("replica_ready", "The replica has proven itself.", ready, *of)
+        yield gauge("replica_ready", "The replica has answered its proof requests.", ready, *of)
         restarts = CounterMetricFamily(
             "clusterctl_replica_restarts", "Restarts by the supervisor.", labels=("cluster", *of)
         )

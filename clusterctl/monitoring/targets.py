@@ -1,4 +1,4 @@
-"""What Prometheus reads of a cluster, and where it listens, as files of its `file_sd`."""
+"""What Prometheus scrapes in a cluster, and where, as files for its `file_sd`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NODE_EXPORTER, _GPU_EXPORTER = 9100, 9400
 
 
 def monitoring_files(survey: Survey, status: ClusterStatus) -> dict[str, str]:
-    """Return the files of a directory for Prometheus by their paths in it."""
+    """Return the files of a directory for Prometheus, by their paths in it."""
     assets = files("clusterctl.monitoring")
     found = {
         "prometheus.yml": (assets / "prometheus.yaml").read_text(),
@@ -30,7 +30,7 @@ def monitoring_files(survey: Survey, status: ClusterStatus) -> dict[str, str]:
 
 
 def _targets(survey: Survey, status: ClusterStatus) -> dict[str, list[dict[str, Any]]]:
-    """Return the targets of each job. Every one has the labels `cluster` and `host`."""
+    """Return the targets of each job. Every target has the labels `cluster` and `host`."""
 
     def target(host: str, address: str, port: int, **labels: str) -> dict[str, Any]:
         labels = {"cluster": status.cluster, "host": host, **labels}

@@ -1,5 +1,5 @@
-"""Tables of what makers publish, which age: JSON files with their source and the date of its state.
-`scripts/table_ages.py` lists the old ones."""
+"""Tables of vendors' published data, which go out of date: JSON files with their source and its
+date. `scripts/table_ages.py` lists the old ones."""
 
 from __future__ import annotations
 

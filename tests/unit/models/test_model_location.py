@@ -200,7 +200,7 @@ def test_a_model_missing_on_one_host_names_it_and_the_copy_that_mends_it() -> No
         ("/data/models/mine", "/data/models/mine",
          "clusterctl model push mine --from host:gpu1"),
         ("/srv/mine", "/srv/mine",
-         "clusterctl ssh gpu1, then there: rsync -a --partial /srv/mine/ HOST:/srv/mine/"),
+         "clusterctl ssh gpu1, then on it: rsync -a --partial /srv/mine/ HOST:/srv/mine/"),
     ],
 )  # fmt: skip
 def test_the_copy_keeps_the_models_place(asked: str, path: str, hint: str) -> None:
