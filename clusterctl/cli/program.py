@@ -74,8 +74,7 @@ def _name(argument: Any) -> str:
 
 
 class VllmCommand(Command):
-    """A command that accepts vLLM's flags in `arguments`: known ones anywhere, others after
-    `--`."""
+    """A command that accepts vLLM's flags in `arguments`: known ones anywhere, others after --."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse our own words as click does, and append vLLM's to `arguments`."""

@@ -155,7 +155,7 @@ def _release(answers: Mapping[str, Mapping[str, str]]) -> Version | None:
 
 
 def _true_here(cause: Cause, release: Version | None, *, several: bool) -> Cause:
-    """Return the cause with a fix that this release and this number of hosts have."""
+    """Return the cause with a fix that works for this release and this number of hosts."""
     fix = cause.fix
     if not several:
         steps = _EVERYWHERE.sub("", fix).split("; ")

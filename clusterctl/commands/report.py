@@ -1,5 +1,4 @@
-"""`report`: everything known about a cluster, as a document for charts. Changes nothing on
-hosts."""
+"""`report`: everything known about a cluster, as a document to chart. Changes nothing on hosts."""
 
 from __future__ import annotations
 

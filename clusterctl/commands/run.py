@@ -62,8 +62,7 @@ def read_script(script: Path) -> str:
 
 
 def require_free(survey: Survey, gpus: int) -> None:
-    """Raise DoesNotFit if fewer than `gpus` GPUs are free, naming the services that hold the
-    others."""
+    """Raise DoesNotFit if fewer than `gpus` GPUs are free, naming the services that hold others."""
     state = require_formed(survey)
     held = gpus_held(survey, state.nodes)
     free = sum(host.free for host in held.free)

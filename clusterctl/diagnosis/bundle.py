@@ -1,4 +1,4 @@
-"""A report as one archive that others may read: files of hosts without secrets."""
+"""A report as one archive for others to read: files of hosts without secrets."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _FILE = re.compile(r"(?:\w[\w@.-]{0,127}/)?\w[\w@.-]{0,127}", re.ASCII)
 
 
 def host_files(said: object) -> dict[str, str]:
-    """Return the files of a host, as it told them, by names that cannot leave its directory in an
-    archive. Others are left out: nothing of ours is named so."""
+    """Return the files that a host sent, by names that cannot escape its directory in an archive.
+    Others are left out: none of ours have such names."""
     found = said if isinstance(said, dict) else {}
     return {
         name: text
@@ -40,8 +40,8 @@ def host_files(said: object) -> dict[str, str]:
 
 
 def compressor_for(path: Path) -> tuple[str, ...]:
-    """Return the command that compresses for this name. Raises UsageError for a name that is no
-    archive's."""
+    """Return the command that compresses for this name. Raises UsageError for a name without an
+    archive's extension."""
     if path.suffixes[-2:-1] != [".tar"] or path.suffix not in _COMPRESSORS:
         raise UsageError(f"{path} is no name of an archive", hint="name it report.tar.zst")
     return _COMPRESSORS[path.suffix]

@@ -1,4 +1,4 @@
-"""Open an archive that `diagnose --bundle` wrote: its files by host, and what was asked."""
+"""Open an archive written by `diagnose --bundle`: its files by host, and its question."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The verdict over what all hosts of a cluster sent: logs, what they recorded, and their state.
+"""The verdict on what all hosts of a cluster sent: logs, recordings, and their state.
 
-The time of the question decides. What a service met before it was ready again, what belonged to
-services that were removed, and what hosts said before the present failure is over.
+The time of the question decides: what a service met before it was ready again, what belonged to
+removed services, and what hosts reported before the present failure is over.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LASTING = frozenset({"xid-79", "nvml-unknown", "driver-mismatch"})
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked: why a service fails, or with an empty name what is wrong in the cluster."""
+    """The question: why a service fails, or, with an empty name, what is wrong in the cluster."""
 
     service: str
     time: float  # Unix seconds
@@ -78,7 +78,7 @@ class _Cluster:
     # Logs
 
     def _concerns(self, host: str, log: str) -> bool:
-        """Whether the question is about what a log tells."""
+        """Whether the question concerns a log."""
         if log in OF_HOSTS:
             return True
         name, service = log.removesuffix(".log"), self.question.service
@@ -117,8 +117,8 @@ class _Cluster:
         return bool(finding.time) and self._unix(finding.time) < since
 
     def _since(self, host: str) -> float | None:
-        """Return when what fails now may have begun; None if nothing fails that host could have to
-        do with."""
+        """Return when the present failure may have begun; None if nothing that could involve the
+        host is failing."""
         if not self._states:
             return 0.0
         began = [each.since for each in self._outages[0]]
@@ -128,7 +128,7 @@ class _Cluster:
         return min(began, default=None)
 
     def _unix(self, stamp: str) -> float:
-        """Return the time of a log's line, whose year it does not have, and whose zone is UTC."""
+        """Return the time of a log line, which has no year and is in UTC."""
         year = time.gmtime(self.question.time).tm_year
         try:
             at = calendar.timegm(time.strptime(f"{year}-{stamp}", "%Y-%m-%d %H:%M:%S"))
@@ -140,7 +140,7 @@ class _Cluster:
 
     @cached_property
     def _outages(self) -> tuple[list[Outage], list[Outage]]:
-        """Return the failures that last, and those that are over."""
+        """Return the ongoing failures, and those that are over."""
         asked = self.question
         found = failures_of(self._records, asked.service or None, asked.time)
         declared = {each.name for state in self._states.values() for each in state.services}
@@ -170,7 +170,7 @@ class _Cluster:
 
     @cached_property
     def _states(self) -> dict[str, NodeState]:
-        """Return the state of each host that sent one that can be read."""
+        """Return the state of each host that sent a readable one."""
         found = {}
         for host, files in self.files.items():
             try:
@@ -180,7 +180,7 @@ class _Cluster:
         return found
 
     def _is_fresh(self, host: str) -> bool:
-        """Whether a host's supervisor runs, by the host's own clock."""
+        """Whether a host's supervisor is running, by the host's own clock."""
         state = self._states.get(host)
         try:
             now = float(json.loads(self.files[host].get(TIME, "")))
@@ -189,7 +189,7 @@ class _Cluster:
         return state is not None and abs(now - state.time) < _FRESH
 
     def _named(self, finding: Finding) -> Finding:
-        """Put names in place of the host's address and of the service in a command."""
+        """Replace the host's address and the service in a command by names."""
         evidence = finding.evidence
         host = self.question.names.get(evidence.host, evidence.host)
         fix, service = finding.fix, self._service_of(evidence.file)

@@ -105,17 +105,17 @@ class Finding:
 
     @property
     def lasts(self) -> bool:
-        """Whether it still counts when the start goes on to serve."""
+        """Whether it still counts if the start succeeds."""
         between = self.pattern.level == "link"  # ranks tried again, and found each other
         return self.rule.at == "any" and not self.pattern.passing and not between
 
     def gives_way(self, joined: bool) -> bool:
-        """Whether the next failure that no rule knows says better what failed."""
+        """Whether the next unknown failure describes better what failed."""
         return self.pattern.level == "said" or (joined and self.pattern.more_follows)
 
     @property
     def weight(self) -> tuple[int, bool, bool]:
-        """How little the finding decides, whenever it was."""
+        """The finding's rank: the lower, the more decisive, regardless of time."""
         return LEVELS[self.pattern.level], self.pattern.likely, not self.time
 
 
@@ -131,11 +131,10 @@ def lines_of(stream: BinaryIO) -> Iterator[bytes]:
 def search(
     lines: Iterable[bytes], file: str, host: str = "", *, last_start: bool = False
 ) -> list[Finding]:
-    """Return the failures in a log, each cause once for each start of vLLM, in order, and MOST of
-    each rule.
+    """Return the failures in a log, in order:
 
-    What a start of vLLM met and overcame is left out: warnings of starts that went on to serve.
-    `last_start` leaves out what earlier starts met, too.
+    each cause once per start of vLLM, and at most MOST per rule. Warnings of starts that succeeded
+    are left out; with `last_start`, so is everything from earlier starts.
     """
     return _Search(file, host, last_start).run(lines)
 
@@ -210,7 +209,7 @@ class _Search:
         self._found(number, text, *known)
 
     def _mark(self, raw: bytes) -> None:
-        """Note that a start of vLLM begins or serves."""
+        """Note that a start of vLLM begins or has become ready."""
         begins = next((at for at, mark in enumerate(_STARTS) if mark in raw), len(_STARTS))
         if begins < len(_STARTS):
             self._begin(begins, raw)
@@ -246,7 +245,7 @@ class _Search:
         self._met.clear()
 
     def _end(self) -> None:
-        """Keep what the current start met."""
+        """Keep the findings of the current start."""
         found = [one for some in self._current.values() for one in some]
         if self._start.serves and all(one.pattern.passing for one in found):
             found = []  # Long work says so, too.
@@ -260,7 +259,7 @@ class _Search:
         return False
 
     def _unknown(self, text: str) -> tuple[Rule, Pattern, _Values] | None:
-        """Return what a line shows that no rule knows."""
+        """Return the unknown failure that a line shows."""
         failure = failure_in(text, self._before, self._start)
         if failure is None:
             return None
@@ -295,8 +294,8 @@ class _Search:
 
 
 def _there(joined: bytes) -> tuple[Sequence[tuple[str, Rule, Pattern]], bool]:
-    """Return the patterns that lines of a block may match, and whether they may show failures that
-    no rule knows: searching a block for a text is ten times as fast as searching its lines."""
+    """Return the patterns that lines of a block may match, and whether they may show unknown
+    failures: searching a block for a text is ten times as fast as searching its lines."""
     # Colours, and the zeros of UTF-16, may stand inside of a word.
     if b"\x1b" in joined or b"\x00" in joined:
         return _patterns(), True
@@ -306,13 +305,13 @@ def _there(joined: bytes) -> tuple[Sequence[tuple[str, Rule, Pattern]], bool]:
 
 
 def _without_guesses(text: str) -> str:
-    """Return a line without what may have been the cause of what it tells."""
+    """Return a line without its guesses at the cause."""
     guesses = _GUESSES.search(text)
     return text[: guesses.end()] if guesses else text
 
 
 def _shapes(block: Sequence[bytes]) -> list[int]:
-    """Return for each line a number that lines have in common that differ only in digits."""
+    """Return a number for each line, the same for lines that differ only in digits."""
     together = b"".join(block).translate(None, _DIGITS).split(b"\n")
     if len(together) == len(block) + 1 and not together[-1]:
         return list(map(hash, together[:-1]))  # much faster, where all lines are whole
@@ -326,8 +325,8 @@ def _marked(raw: bytes) -> bool:
 
 
 def _keep(kept: dict[str, list[Finding]], more: Iterable[Finding]) -> None:
-    """Add findings by their rules, MOST of each: where they are more, the latest of those that
-    decide least make room, but not for ever the newest."""
+    """Add findings by rule, MOST of each: if there are more, the latest of the least decisive are
+    dropped, but not always the newest."""
     for one in more:
         found = kept.setdefault(one.id, [])
         found.append(one)
@@ -340,8 +339,8 @@ def _line(finding: Finding) -> int:
 
 
 def search_now(lines: Sequence[bytes], file: str, host: str = "") -> list[Finding]:
-    """Return what the last start of vLLM met. What clients did wrong counts for REQUESTS_COUNT, by
-    the log's own clock: the service goes on."""
+    """Return the findings of the last start of vLLM. Client errors count for REQUESTS_COUNT, by the
+    log's own clock, since the service keeps running."""
     found = search(lines, file, host, last_start=True)
     kept = [one for one in found if one.pattern.level != "request"]
     if len(kept) < len(found):
@@ -354,7 +353,7 @@ def search_now(lines: Sequence[bytes], file: str, host: str = "") -> list[Findin
 
 
 def _beginning(lines: Sequence[bytes], span: timedelta) -> int:
-    """Return the index of the first line of the last `span` of a log; 0 if no time tells."""
+    """Return the index of the first line in the last `span` of a log; 0 without times."""
     last = None
     for at in range(len(lines) - 1, -1, -1):
         with suppress(ValueError):
@@ -368,12 +367,12 @@ def _beginning(lines: Sequence[bytes], span: timedelta) -> int:
 
 
 def plain(raw: bytes) -> str:
-    """Return a line as text, cut, and without colours and other control characters."""
+    """Return a line as text, truncated, without colours and other control characters."""
     return _ESCAPES.sub("", raw[: 4 * LONGEST_LINE].decode("utf-8", "replace"))[:LONGEST_LINE]
 
 
 class _Values(dict[str, str]):
-    """What a pattern found, and `unknown` for what it does not have."""
+    """What a pattern found, and `unknown` for missing names."""
 
     def __missing__(self, key: str) -> str:
         return "unknown"
@@ -382,7 +381,7 @@ class _Values(dict[str, str]):
 def _candidates(
     text: str, among: Iterable[tuple[str, Rule, Pattern]]
 ) -> list[tuple[Rule, Pattern]]:
-    """Return the rules and patterns that lines may match that differ from this one in digits."""
+    """Return the rules and patterns that may match lines like this one with other digits."""
     small = without_digits(text).lower()
     return [(rule, pattern) for anchor, rule, pattern in among if anchor in small]
 
@@ -390,7 +389,7 @@ def _candidates(
 def _match(
     text: str, candidates: Iterable[tuple[Rule, Pattern]], before: deque[bytes], release: str
 ) -> tuple[Rule, Pattern, _Values] | None:
-    """Return the first rule and pattern that match the line, and the words of its slots."""
+    """Return the first rule and pattern that match the line, and the values of its slots."""
     context = None
     for rule, pattern in candidates:
         match = pattern.expression.search(text) if pattern.is_for(release) else None

@@ -38,7 +38,7 @@ class Part:
 
     @property
     def of_all(self) -> bool:
-        """Whether it says little: all others run in it."""
+        """Whether it says little, since all others run in it."""
         return self.calls and not self.settings
 
 
@@ -50,7 +50,7 @@ def part_of(paths: Sequence[str], module: str, line: str, message: str) -> Part:
     """Return the part that raised an exception: `paths` of its traceback, innermost first, and the
     path of its class.
 
-    Where that is a part that calls all others, one further outwards says more, or the message.
+    If that part calls all others, one further out, or the message, says more.
     """
     for part in parts():
         if any(words in message for words in part.says):
@@ -76,8 +76,8 @@ def _with_file(path: str) -> Part | None:
 
 
 def running_in(functions: Sequence[str], before: Sequence[str]) -> str:
-    """Return what was running: by the functions of a traceback, innermost first, else by the last
-    line before it that shows a stage of the start; empty if neither does."""
+    """Return what was running, according to the functions of a traceback, innermost first, else the
+    last preceding line that shows a stage of the start; "" if neither does."""
     of_functions = _running()
     for function in functions:
         if function in of_functions:

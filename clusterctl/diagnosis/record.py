@@ -1,7 +1,7 @@
 """What hosts recorded (`node/recorder.py`, `evidence.py`, `ledger.py`), as lines for the rules.
 
-Of all that was recorded, what belongs to the last failure of a service: it begins shortly before
-the failure, and ends when the service is ready again. Without a failure, what is wrong now.
+Only what belongs to a service's last failure is used, from shortly before it until the service is
+ready again. Without a failure, what is wrong now.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class Outage:
 
     @property
     def since(self) -> float:
-        """When what may have caused it began: it worked in spite of what was earlier."""
+        """When a possible cause may have begun: the service worked despite anything earlier."""
         return max(self.began - _BEFORE, self.worked)
 
 
 def record_of(files: Mapping[str, str]) -> HostRecord:
-    """Return what a host's files show. Lines that are damaged are left out."""
+    """Return what a host's files show. Damaged lines are left out."""
     made = HostRecord(
         list(_entries(files.get(JOURNAL, ""), "event")),
         list(_entries(files.get(LEDGER, ""), "versions")),
@@ -105,8 +105,8 @@ def _entries(text: str, key: str) -> Iterator[dict[str, Any]]:
 
 
 def _evidence(document: dict[str, Any]) -> dict[str, Any]:
-    """Return what is needed of a file of evidence. Raises an error if it is not one: containers
-    write these files."""
+    """Return the needed parts of a file of evidence. Raises an error if it is malformed, since
+    containers write these files."""
     return {
         "id": str(document["id"]),
         "service": str(document["service"]),
@@ -127,7 +127,7 @@ def _evidence(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def failures_of(records: Mapping[str, HostRecord], service: str | None, now: float) -> list[Outage]:
-    """Return the last failure of each service, or of `service`, by the journals of all hosts."""
+    """Return the last failure of each service, or of `service`, from the journals of all hosts."""
     entries = sorted(
         (entry for record in records.values() for entry in record.journal),
         key=lambda entry: float(entry["time"]),
@@ -172,8 +172,8 @@ def recorded_lines(
     *,
     lasting: bool = True,
 ) -> dict[str, dict[str, list[bytes]]]:
-    """Return by host and file the lines that belong to failures, and with `lasting` those that show
-    what is wrong now."""
+    """Return, by host and file, the lines that belong to failures, and with `lasting` those that
+    show what is wrong now."""
     placed = _placed(records)
     told = {}
     for host, record in records.items():
@@ -195,7 +195,7 @@ def recorded_lines(
 
 @dataclass(frozen=True)
 class _Placed:
-    """A process of a host that became a rank."""
+    """A process on a host that became a rank."""
 
     time: float
     pid: str
@@ -203,8 +203,8 @@ class _Placed:
 
 
 def _hosts_of(failure: Outage, records: Mapping[str, HostRecord]) -> set[str]:
-    """Return the hosts of a service's ranks and API servers, as journals tell them; all of them if
-    no journal does."""
+    """Return the hosts of a service's ranks and API servers, according to the journals; all hosts
+    if no journal says."""
     found = set()
     for host, record in records.items():
         for entry in record.journal:
@@ -221,7 +221,7 @@ def _hosts_of(failure: Outage, records: Mapping[str, HostRecord]) -> set[str]:
 
 
 def _placed(records: Mapping[str, HostRecord]) -> dict[str, list[_Placed]]:
-    """Return by host which process was which rank, as the journals of services tell it."""
+    """Return, by host, which process was which rank, according to the services' journals."""
     found: dict[str, list[_Placed]] = {}
     for record in records.values():
         for entry in record.journal:
@@ -243,7 +243,7 @@ def _of_journal(
     *,
     lasting: bool,
 ) -> Iterator[str]:
-    """Yield what belongs to failures, and with `lasting` what lasts. `placed`: ranks on this
+    """Yield what belongs to failures, and with `lasting` ongoing problems. `placed`: ranks on this
     host."""
     over: dict[tuple[str, str], list[float]] = {}
     for entry in journal:
@@ -283,7 +283,7 @@ def _of_journal(
 
 
 def _follows(later: _Placed, earlier: _Placed) -> bool:
-    """Whether the rank has another process since."""
+    """Whether the rank has a new process since then."""
     return later.rank == earlier.rank and later.time > earlier.time and later.pid != earlier.pid
 
 
@@ -299,7 +299,7 @@ _LASTING = (
 
 
 def _changes(ledger: Sequence[dict[str, Any]], failures: Sequence[Outage]) -> Iterator[str]:
-    """Yield what differs since a service last worked."""
+    """Yield what has changed since a service last worked."""
     last: dict[str, dict[str, str]] = {}
     for entry in ledger:
         subject, at = str(entry.get("subject")), float(entry["time"])
@@ -319,9 +319,9 @@ def _changes(ledger: Sequence[dict[str, Any]], failures: Sequence[Outage]) -> It
 def _of_evidence(
     host: str, records: Mapping[str, HostRecord], failures: Sequence[Outage]
 ) -> Iterator[str]:
-    """Yield where the processes of a host sat when a service hung.
+    """Yield where the processes of a host were when a service hung.
 
-    A rank that computes while the others wait is told apart, since it is the one waited for.
+    A rank that computes while the others wait is distinguished, since the others wait for it.
     """
     for document in records[host].evidence:
         if not any(each.began - 5 <= document["time"] <= each.ended + 5 for each in failures):

@@ -1,8 +1,10 @@
-"""Secrets and prompts taken out of text that others are to read.
+"""Remove secrets and prompts from text for others to read.
 
-What a secret looks like is known by its name (`HF_TOKEN=`, `--api-key`), by its place (in a URL,
-after `Bearer`), by its form (`hf_...`) or by chance: a long word in which letters and digits change
-more often than in any name. Rather too much is removed than too little.
+A secret is recognised by its name (`HF_TOKEN=`, `--api-key`), its place (in a URL, after `Bearer`),
+its form (`hf_...`) or its randomness:
+
+a long word in which letters and digits alternate more often than in any name. When in doubt,
+redact.
 """
 
 from __future__ import annotations
@@ -111,7 +113,7 @@ LEAST_SECRET = 8
 
 
 def without_secrets(text: str) -> str:
-    """Return a log, or a part of it, without secrets and without what users and models wrote."""
+    """Return a log, or a part of it, without secrets and without the words of users and models."""
     text = _COLOURS.sub("", text)
     text = _without_ends_of_keys(text)
     for expression in _SECRETS:
@@ -127,7 +129,7 @@ def without_secrets(text: str) -> str:
 
 
 def _without_ends_of_keys(text: str) -> str:
-    """Remove the lines before the end of a private key of which the text has no begin."""
+    """Remove the lines before the end of a private key whose beginning is missing."""
     kept: list[str] = []
     for line in text.splitlines(keepends=True):
         if line.startswith("-----END ") and "PRIVATE KEY" in line:
@@ -138,7 +140,7 @@ def _without_ends_of_keys(text: str) -> str:
 
 
 def _without_chance(match: re.Match[str]) -> str:
-    """Remove a word that no one chose: of capitals, small letters and digits, in no order."""
+    """Remove a random word of upper-case letters, lower-case letters and digits."""
     classes = match[0].translate(_CLASSES)
     changes = sum(before != after for before, after in pairwise(classes))
     by_chance = {"A", "a", "0"} <= set(classes) and changes >= _CHANGES * len(classes)
@@ -154,8 +156,8 @@ def _keep_counts(match: re.Match[str]) -> str:
 
 
 def document_without_secrets(value: Any, key: str = "", *, own: bool = False) -> Any:
-    """Return a JSON value without secrets. `own`: it is a document of clusterctl, in which `text`
-    is no user's."""
+    """Return a JSON value without secrets. `own`: it is clusterctl's document, in which `text` is
+    not a user's."""
     if _SECRET_KEY.match(key):
         return _hidden(value, key)
     if isinstance(value, dict):
@@ -183,7 +185,7 @@ def document_without_secrets(value: Any, key: str = "", *, own: bool = False) ->
 
 
 def _hidden(value: Any, key: str) -> Any:
-    """Return what stands below the name of a secret, without anything that could be one."""
+    """Return the value under a secret's name, without anything that could be secret."""
     if isinstance(value, dict):
         return {name: _hidden(each, key) for name, each in value.items()}
     if isinstance(value, list):
@@ -195,7 +197,7 @@ def _hidden(value: Any, key: str) -> Any:
 
 
 def _secrets_in(value: Any, key: str = "") -> Iterator[str]:
-    """Yield the values of a JSON document that are secret by their names."""
+    """Yield the values in a JSON document that are secret by name."""
     if isinstance(value, dict):
         named = str(value.get("name") or "")
         for name, each in value.items():
@@ -209,8 +211,7 @@ def _secrets_in(value: Any, key: str = "") -> Iterator[str]:
 
 
 def records_without_secrets(text: str) -> str:
-    """Return a file of clusterctl, one JSON document or one a line; lines that are none are left
-    out."""
+    """Return a file of clusterctl, one JSON document or one per line; other lines are left out."""
     return "".join(
         json.dumps(document_without_secrets(each, own=True), indent=indent) + "\n"
         for each, indent in _documents(text)
@@ -218,7 +219,7 @@ def records_without_secrets(text: str) -> str:
 
 
 def secrets_of(text: str) -> Iterator[str]:
-    """Yield the values that are secret by their names in such a file."""
+    """Yield the values in such a file that are secret by name."""
     for each, _ in _documents(text):
         yield from _secrets_in(each)
 

@@ -1,4 +1,4 @@
-"""The causes that are known, and how logs show them: `rules.yaml` as typed data."""
+"""The known causes, and how logs show them: `rules.yaml` as typed data."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ class Pattern:
 
     @cached_property
     def anchor(self) -> str:
-        """The longest literal part in small letters, without digits: a line without digits that
-        lacks it cannot match."""
+        """The longest literal part, in lower case and without digits: a line that lacks it, digits
+        aside, cannot match."""
         return max(map(without_digits, _literals(self.text)), key=len).lower()
 
     @cached_property
     def tells_alike_apart(self) -> bool:
-        """Whether of two lines that differ only in digits one may match and the other not."""
+        """Whether it may match only one of two lines that differ only in digits."""
         if self.only or self.after or self.without or self.releases:
             return True
         return any(without_digits(part) != part for part in _literals(self.text))
 
     def is_for(self, release: str) -> bool:
-        """Whether a release of vLLM has this wording for this cause; true if it is not known."""
+        """Whether a release of vLLM uses this wording for this cause; true if unknown."""
         if not self.releases or not release:
             return True
         first, last = map(_numbers, self.releases)
@@ -88,12 +88,12 @@ class Rule:
 
 
 def _numbers(release: str) -> tuple[int, ...]:
-    """Return the numbers of a release by which rules differ: (0, 19) of 0.19.1."""
+    """Return the numbers of a release that matter to rules: (0, 19) for 0.19.1."""
     return tuple(int(each) for each in re.findall(r"\d+", release)[:2])
 
 
 def without_digits(text: str) -> str:
-    """Return the text as lines have it in common that differ only in digits."""
+    """Return the text common to lines that differ only in digits."""
     return text.translate(_NO_DIGITS)
 
 

@@ -1,5 +1,5 @@
-"""What failed in a log that no rule knows: the exception, without what wrapped it, the part that
-raised it, what was running, and the settings that this part reads."""
+"""Describe failures that no rule covers: the exception without its wrappers, the part that raised
+it, what was running, and the settings that this part reads."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class UnknownFailure:
-    """A failure that no rule knows."""
+    """A failure that no rule covers."""
 
     id: str
     shown: Shown
@@ -159,7 +159,7 @@ class UnknownFailure:
 
     @property
     def more_follows(self) -> bool:
-        """Whether the lines that follow say better what failed, if they are joined to it."""
+        """Whether the following lines, if joined to it, describe better what failed."""
         headline = self.shown.message.rstrip().lower().endswith(_FILLED)
         return self.shown.name in _TRIED or headline
 
@@ -209,7 +209,7 @@ class UnknownFailure:
 
 @dataclass(frozen=True)
 class Start:
-    """What is known of the start of vLLM that a line belongs to."""
+    """What is known about the start of vLLM that a line belongs to."""
 
     arguments: str = ""  # the line with its settings
     release: str = ""  # of vLLM
@@ -218,7 +218,7 @@ class Start:
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """What differs from the start that served last."""
+        """What differs from the last successful start."""
         if self.before is None or self.serves:
             return ()
         old, new = self.before.release, self.release
@@ -238,10 +238,10 @@ def may_fail(text: str) -> bool:
 
 
 def failure_in(text: str, before: Sequence[bytes], start: Start) -> UnknownFailure | None:
-    """Return the failure that a line shows, if it does. `before`: the lines up to this one.
+    """Return the failure that a line shows, if any. `before`: the lines up to this one.
 
-    Once the service was ready, what the API server says may concern one request only, and a line
-    without an exception is no failure.
+    Once the service is ready, the API server's lines may concern a single request, and a line
+    without an exception is not a failure.
     """
     shown = _shown(text)
     if shown is None or (start.serves and shown.kind is not Kind.RAISED):
@@ -327,12 +327,12 @@ def _of_a_request(paths: Sequence[str]) -> bool:
 
 
 def _settings(arguments: str) -> dict[str, str]:
-    """Return the settings in the line that vLLM logs of them, by name."""
+    """Return the settings in vLLM's log line about them, by name."""
     return dict(_SETTING.findall(arguments))
 
 
 def _flags(part: Part, message: str, arguments: str) -> tuple[str, ...]:
-    """Return the flags that the message names and that the part reads: if the log shows which are
+    """Return the flags that the message names and that the part reads; if the log shows which are
     set, only those."""
     own = set(_ARGUMENTS.findall(arguments))
     named = [word for word in _FLAG.findall(message) if word.startswith("--") or word in own]
@@ -352,13 +352,13 @@ class _Frame:
 
     @property
     def place(self) -> str:
-        """The file below the directory of packages, and the line."""
+        """The file, relative to the directory of packages, and the line."""
         return f"{_PACKAGES.sub('', self.path)}:{self.line}"
 
 
 def _frames(text: str, before: Sequence[bytes]) -> Iterator[_Frame]:
-    """Yield the frames of the traceback that ends with this line, innermost first: those of its
-    own process, as ranks write at once."""
+    """Yield the frames of the traceback that ends with this line, innermost first, only of its own
+    process, since ranks write concurrently."""
     own, source = _TAG.findall(text), ""
     for raw in list(before)[-2::-1]:
         line = raw.decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""The verdict over one or several logs: the first cause, and what follows from it."""
+"""The verdict on one or several logs: the first cause, and what follows from it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Cause:
 
 
 def verdict(findings: Iterable[Finding]) -> list[Cause]:
-    """Order findings of all logs: the first cause first, then what else was found, and last what
-    is over.
+    """Order findings of all logs: the first cause first, then what else was found, and last what is
+    over.
 
-    A cause in itself goes before a failure between ranks, which mostly follows from one, and that
-    before a line which only reports the end of a process. Within a level what is certain goes
-    first, then what happened first by the logs' own clocks (their year and zone are not compared),
-    then by the order of files and lines.
+    A root cause goes before a failure between ranks, which usually follows from one, and that
+    before a line that only reports the end of a process. Within a level, certain causes go first,
+    then the earliest by the logs' own clocks (year and zone are not compared), then by the order of
+    files and lines.
     """
     found = list(findings)
     present = [each for each in found if not each.over]
@@ -67,8 +67,8 @@ def _causes(findings: Sequence[Finding]) -> list[Cause]:
 
 
 def _certainty(finding: Finding) -> str:
-    """Return how sure a cause is: of a failure between ranks, something else is mostly the cause,
-    and a report of an end does not say why."""
+    """Return how certain a cause is: a failure between ranks usually has another cause, and a
+    report of an end does not say why."""
     level = finding.pattern.level
     if finding.id in {UNKNOWN, REQUEST} or level == "report":
         return "unknown"
@@ -77,8 +77,8 @@ def _certainty(finding: Finding) -> str:
 
 
 def _depth(finding: Finding, *, lost: bool) -> tuple[int, bool, bool, str]:
-    """Return what findings are ordered by: Python's sort keeps the order of files and lines for
-    what is equal. `lost`: a node was lost, which breaks its connections."""
+    """Return the sort key of findings: Python's sort keeps the order of files and lines for equal
+    ones. `lost`: a node was lost, which breaks its connections."""
     level, likely, timeless = finding.weight
     if lost and finding.id.startswith(_BROKEN_BY_LOSS):
         level = max(level, LEVELS["said"])
@@ -86,24 +86,24 @@ def _depth(finding: Finding, *, lost: bool) -> tuple[int, bool, bool, str]:
 
 
 def diagnose(lines: Iterable[str]) -> list[Cause]:
-    """Return the verdict over one log that is at hand as text."""
+    """Return the verdict on one log, given as text."""
     return verdict(search((line.encode(errors="replace") for line in lines), "log"))
 
 
 def cause_of_failure(lines: Sequence[str]) -> Cause | None:
-    """Return what the last start in a service's log failed of; None if the log does not show it."""
+    """Return why the last start in a service's log failed; None if the log does not show it."""
     log = [f"{line}\n".encode(errors="replace") for line in lines]
     return next(iter(verdict(search_now(log, "log"))), None)
 
 
 def in_a_sentence(cause: Cause) -> str:
-    """Return the cause with how sure it is."""
+    """Return the cause with its certainty."""
     doubt = {"certain": "", "likely": "probably, "}.get(cause.certainty, "its cause is not known: ")
     return f"{doubt}{cause.cause}"
 
 
 def explain(service: str, lines: Sequence[str], *, host: str | None = None) -> StepFailed:
-    """Return the error for a service that did not start, with the cause that its last start met."""
+    """Return the error for a service that did not start, with the cause of its last failure."""
     cause = cause_of_failure(lines)
     if cause is None:
         return StepFailed(

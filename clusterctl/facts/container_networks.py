@@ -125,8 +125,7 @@ def _hidden_hosts(
 
 
 def _hides(facts: HostFacts, bridge: NicFacts, ip: IPv4Address) -> bool:
-    """Whether packets to `ip` leave through the bridge: no network or route of the host is
-    narrower."""
+    """Whether packets to `ip` use the bridge: no network or route of the host is narrower."""
     own = [net for nic in facts.nics if _is_of_site(facts, nic) for net in _networks(nic)]
     others = [*own, *(route.network for route in facts.routes if route.nic != bridge.name)]
     best = max((net.prefixlen for net in others if ip in net), default=0)

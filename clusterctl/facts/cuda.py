@@ -65,8 +65,7 @@ _OPERATORS = {">=": ge, "<=": le, "=": eq, "<": lt, ">": gt}
 def _hold(
     conditions: Sequence[tuple[str, str, str]], driver: Sequence[int], cuda: Sequence[int]
 ) -> bool:
-    """Whether all conditions hold. Brands are ignored: images list the same drivers for all of
-    them."""
+    """Whether all conditions hold. Brands are ignored: images list the same drivers for all."""
     for what, operator, value in conditions:
         wanted = _numbers(value)
         # Compare as many numbers as are wanted: 535.161 equals 535.

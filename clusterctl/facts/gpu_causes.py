@@ -187,8 +187,7 @@ def _by_nvidia_smi(facts: HostFacts, file: str) -> GpuCause:
 
 
 def _not_loaded(facts: HostFacts) -> GpuCause:
-    """Return the cause and fix if nothing shows why the module is not loaded: the command that
-    does."""
+    """Return the cause and fix if nothing shows why the module is not loaded."""
     refused = "" if facts.gpus.secure_boot is not False else " (but Secure Boot is off)"
     on = (
         "Secure Boot is on"

@@ -160,8 +160,7 @@ def parse_default_nic(files: Files) -> str | None:
 
 
 def parse_firewall(files: Files, paths: Sequence[str]) -> str:
-    """Return what filters incoming connections, judging by units that run or start with the
-    host."""
+    """Return what filters incoming connections, by units that run or start with the host."""
     units = {path.rpartition("/")[2] for path in paths if path.endswith(".service")}
     if "firewalld.service" in units:
         return "firewalld"

@@ -140,8 +140,7 @@ def problems(
 def notes(
     inventory: Inventory, facts: Mapping[str, HostFacts], devices: DeviceRequirements
 ) -> tuple[str, ...]:
-    """Return notes for the user, one sentence each, with the host's name. Nothing depends on
-    them."""
+    """Return notes for the user, a sentence each, with the host's name. Nothing depends on them."""
     of_hosts = (
         f"{host.name}: {text}"
         for host in inventory.hosts

@@ -88,8 +88,7 @@ def no_secret_in_url(value: str) -> str:
 
 
 def not_of_the_host(path: str) -> str:
-    """Refuse a directory through which a container could read the host's secrets or change the
-    host."""
+    """Refuse a directory that lets a container read the host's secrets or change the host."""
     plain = PurePosixPath(os.path.normpath(path))
     if plain.is_relative_to("//"):  # normpath keeps two slashes at the beginning
         plain = PurePosixPath(str(plain)[1:])

@@ -105,8 +105,7 @@ def build_base(tree: Path, source: AptSource) -> None:
 
 
 def debootstrap(tree: Path, source: AptSource, packages: tuple[str, ...]) -> None:
-    """Install a minimal Debian or Ubuntu with `packages` into `tree`; the log is written next to
-    it."""
+    """Install a minimal Debian or Ubuntu with `packages` into `tree`; the log is next to it."""
     argv = [
         "debootstrap",
         "--variant=minbase",

@@ -180,8 +180,7 @@ def build_wheel_index(directory: Path, wheels: Path) -> None:
 
 
 def add_wheel(index: Path, name: str) -> None:
-    """Add the wheel `name` to the index that `build_wheel_index` wrote for the wheels next to
-    it."""
+    """Add the wheel `name` to the index that `build_wheel_index` wrote for wheels next to it."""
     page = index / "simple" / project_name(name)
     shutil.rmtree(page, ignore_errors=True)
     _write_page(page, [f"../../files/{quote(name)}"])

@@ -52,7 +52,7 @@ def nspawn_argv(
 
 
 def nspawn_environment(*, unified: bool) -> Mapping[str, str]:
-    """Variables for nspawn: dockerd must be able to write below /proc/sys and /sys, and with v1 see
+    """Variables for nspawn: dockerd needs /proc/sys and /sys to be writable, and with v1 to see
     v1."""
     writable = {"SYSTEMD_NSPAWN_API_VFS_WRITABLE": "1"}
     return writable if unified else {**writable, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "0"}

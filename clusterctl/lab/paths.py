@@ -1,5 +1,4 @@
-"""Files of the lab: one directory, its lock, and caches separate from the state of running
-hosts."""
+"""Files of the lab: one directory, its lock, and caches apart from running hosts' state."""
 
 from __future__ import annotations
 

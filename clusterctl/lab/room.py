@@ -73,8 +73,7 @@ def caches(paths: LabPaths, suite: str) -> Caches:
 
 
 def prune_caches(current: Caches) -> None:
-    """Delete caches of older versions. Only while no host is running, since host disks overlay
-    them."""
+    """Delete caches of older versions. Only while no host runs: host disks overlay them."""
     for field in fields(current):
         place: Path = getattr(current, field.name)
         prune(place.parent, keep=place.name)

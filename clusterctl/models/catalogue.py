@@ -114,8 +114,7 @@ class CatalogueEntry:
         return (self, *self.variants)
 
     def runs_on(self, capability: int) -> bool:
-        """Return whether vLLM has kernels for its format on GPUs of that compute capability, times
-        ten."""
+        """Return whether vLLM has kernels for its format on GPUs of that capability, times ten."""
         return capability >= _RUNS_FROM.get(self.precision, 0)
 
     def computes_on(self, capability: int) -> bool:

@@ -95,8 +95,7 @@ class Undecided(RequirementsNotMet):
         keys: Sequence[str] = (),
         host: str | None = None,
     ) -> None:
-        """`keys`: what to write into the inventory for each option, under the host's key if there
-        is one."""
+        """`keys`: what to write into the inventory for each option, under the host's key if any."""
         place = f", under hosts.{host}" if host else ""
         super().__init__(
             summary,

@@ -1,7 +1,8 @@
-"""LoRA adapters of a running vLLM: loaded while it serves, asked once, and offered from then on.
+"""LoRA adapters of a running vLLM: loaded while it serves, tested with one request, and offered
+from then on.
 
-vLLM's paths for that load any directory of the container, so they are opened only with a token that
-the supervisor makes for each start and tells nobody: a middleware of the API server asks for it.
+vLLM's paths for that load any directory of the container, so a middleware of the API server
+requires a token for them, which the supervisor creates for each start and keeps to itself.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ App = Callable[[Dict[str, Any], Any, Any], Awaitable[None]]
 
 
 class AdaptersWithToken:
-    """Answers 404 to requests for vLLM's paths of adapters without the token."""
+    """Answers 404 to requests for vLLM's adapter paths without the token."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -69,8 +70,8 @@ class Adapters:
         return {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", _TOKEN: self._token}
 
     def follow(self) -> Dict[str, str]:
-        """Load and unload what differs from `wanted`. Return by name why an adapter is not offered;
-        empty if it is. One that failed is tried again later."""
+        """Load and unload what differs from `wanted`. Return, by name, why an adapter is not
+        offered; "" if it is. Failed ones are retried later."""
         wanted, before = dict(self.wanted), self._state
         self._state = {}
         for name, path in list(self._loaded.items()):
@@ -86,7 +87,7 @@ class Adapters:
         return self._state
 
     def _load(self, name: str, path: str) -> str:
-        """Load an adapter and ask it once. Return why it cannot be offered, or an empty string."""
+        """Load an adapter and send it one request. Return why it cannot be offered, or ""."""
         if not Path(path, "adapter_config.json").is_file():
             self._failed[name] = time.monotonic() + self._timing.adapter_retry
             return f"{path} is not on this host"

@@ -78,16 +78,15 @@ def stage_of(line: str) -> Optional[str]:
 
 
 def later(current: str, found: str) -> str:
-    """Return the later of two stages: workers on other hosts log late, but a stage never goes
-    back."""
+    """Return the later of two stages: workers on other hosts log late, but stages never go back."""
     if current not in STAGES:
         return found
     return STAGES[max(STAGES.index(current), STAGES.index(found))]
 
 
 def plain(line: str) -> str:
-    """Return a log line without process, time and colours, at most 160 characters of it; nothing
-    of one that only reads like an error."""
+    """Return a log line without process, time and colours, at most 160 characters; "" for one that
+    only looks like an error."""
     if any(words in line for words in _ALARMING):
         return ""
     return _PREFIX.sub("", _COLOURS.sub("", line)).strip()[:160]
@@ -107,8 +106,8 @@ class Attempt:
         node_ip: str = "",
         store_port: int = 0,
     ) -> None:
-        """`nodes`: ids of the Ray nodes that its ranks may be on and that are alive when the
-        process starts. `key`: what requests must present; vLLM without one answers everybody.
+        """`nodes`: IDs of the Ray nodes that its ranks may be on and that are alive when the
+        process starts. `key`: what requests must present; without one, vLLM answers everyone.
         `node_ip`: of this host. `store_port`: for the store of torch.distributed."""
         self.document = document
         self.nodes = nodes
@@ -160,7 +159,7 @@ class Attempt:
         return later(self.stage, self.reading.stage) if self.reading.stage else self.stage
 
     def spent(self, now: float) -> Dict[str, float]:
-        """Return the seconds of each stage until now, in order; `imports` until the first."""
+        """Return the seconds spent in each stage so far, in order; `imports` before the first."""
         seconds, stage, since = {}, "imports", self.started
         for following, at in self._reached.items():
             seconds[stage] = round(at - since, 1)
@@ -176,8 +175,7 @@ class Attempt:
         return any("error: " in line for line in self.last_lines())
 
     def how_it_ended(self) -> str:
-        """Return how the process ended, which it has, and of one that ended by itself what made
-        it."""
+        """Return how the process, which has ended, ended, and why if it ended by itself."""
         status = self.child.exit_status() or 0
         if status:
             return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
@@ -201,8 +199,8 @@ class Attempt:
         """Name a rank that Ray no longer counts as alive, although vLLM has carried on without it
         for `patience` seconds; otherwise return an empty string.
 
-        vLLM normally notices and ends by itself. When it does not, requests hang in a collective
-        that the rank will never join.
+        vLLM normally notices and ends by itself. Otherwise, requests hang in a collective that the
+        rank will never join.
         """
         if snapshot is None or not self.was_ready:
             return ""

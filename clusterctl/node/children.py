@@ -1,7 +1,7 @@
 """A child process with all its descendants, and its output in a rotated log.
 
-A child leads a session of its own. Ray puts some of its processes into process groups of their
-own, which a signal to the child's group would miss, but none of them leaves the session.
+A child leads its own session. Ray puts some of its processes into separate process groups, which a
+signal to the child's group would miss, but none of them leaves the session.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 torch.compile writes the index of the GPU into what it compiles. vLLM's ranks see all GPUs of a
 host, and the key of its cache has the rank, not the index (vllm pull request 53312): a rank that
-restarts on another GPU ends with `CUDA driver error: invalid argument`. So each index but the first
-gets a cache of its own. A rank that sees only its own GPU has index 0.
+restarts on another GPU ends with `CUDA driver error: invalid argument`. So each index except the
+first gets its own cache. A rank that sees only its own GPU has index 0.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The files that the controller and a node exchange, as typed data.
 
 This package also runs inside the node container, under the image's own Python (3.9 and up), so it
-uses the standard library only. The names of fields are a format between versions.
+uses only the standard library. Field names are a format shared between versions.
 
 On a host, for the cluster NAME:
 
@@ -92,8 +92,8 @@ class NodeDocument:
     @property
     def store_ports(self) -> range:
         """Ports for the store of torch.distributed of services that this node starts: every fourth
-        of the second half of the ports of Ray's workers, whom Ray gives the first ones. Like all of
-        these, they are open between the hosts, and below the ephemeral ports."""
+        port in the second half of the ports of Ray's workers, of which Ray uses the first ones.
+        Like all of them, they are open between hosts, and below the ephemeral ports."""
         ends = [0, -1]
         for end, flag in enumerate(("--min-worker-port=", "--max-worker-port=")):
             values = [word for word in self.ray_argv if word.startswith(flag)]
@@ -176,7 +176,7 @@ class MembersDocument:
 
 @dataclass(frozen=True)
 class NamedKey:
-    """A user's API key. The key itself is kept nowhere: it was shown once, when it was made."""
+    """A user's API key. The key itself is not stored: it was shown once, when it was created."""
 
     name: str
     sha256: str  # Of the key, in hexadecimal
@@ -195,8 +195,8 @@ class KeysDocument:
 
 @dataclass(frozen=True)
 class SharedGateway:
-    """What the head tells the gateways of other hosts, in the GCS: they have no such files, and so
-    a host that comes back follows no older ones."""
+    """What the head sends the gateways of other hosts through the GCS: they have no such files, so
+    a returning host does not use old ones."""
 
     members: List[MembersDocument] = field(default_factory=list)
     keys: KeysDocument = field(default_factory=KeysDocument)
@@ -204,7 +204,7 @@ class SharedGateway:
 
 @dataclass(frozen=True)
 class DrainedHosts:
-    """The hosts that get no replicas. The file is on the head only."""
+    """Hosts that get no replicas. The file is only on the head."""
 
     hosts: List[str] = field(default_factory=list)  # Names of the inventory
 
@@ -295,7 +295,7 @@ class GatewayMember:
 
 @dataclass(frozen=True)
 class KeyUse:
-    """What was asked with one key, since the gateway's counts began."""
+    """The usage of one key since the gateway started counting."""
 
     name: str  # `cluster` for the cluster's own key
     requests: int = 0
@@ -347,13 +347,13 @@ SERVICE_NAME = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 
 
 def is_service_name(name: str) -> bool:
-    """Whether a name may be that of a service: it becomes a file's name on the hosts."""
+    """Whether the name is valid for a service: it becomes a file name on the hosts."""
     return bool(re.fullmatch(SERVICE_NAME, name)) and ".." not in name
 
 
 def kind_of(file: str) -> Any:
-    """Return the class of the document `file`, a path below `config_dir`; None if it is none that
-    UnreadableDocument names."""
+    """Return the class of the document `file`, a path below `config_dir`; None if
+    UnreadableDocument does not cover it."""
     directory, _, name = file.rpartition("/")
     if not directory:
         kinds = {"node": NodeDocument, "keys": KeysDocument, "drained": DrainedHosts}
@@ -364,9 +364,9 @@ def kind_of(file: str) -> Any:
 
 
 def read_document(file: str, text: str) -> Any:
-    """Return the document `file`, a path below `config_dir`, which is named as its file is.
+    """Return the document `file`, a path below `config_dir`, whose name must match the file's.
 
-    Raises ValueError if `text` is no such document, or names another service.
+    Raises ValueError if `text` is not such a document, or names a different service.
     """
     kind = kind_of(file)
     if kind is None:
@@ -385,7 +385,7 @@ def read_document(file: str, text: str) -> Any:
 
 @dataclass(frozen=True)
 class BrokenNic:
-    """A NIC of this node that cannot carry traffic now."""
+    """A NIC of this node that currently cannot carry traffic."""
 
     name: str  # Empty if no NIC has the node IP
     purposes: str  # `gloo, nccl`: which traffic it should carry
@@ -394,7 +394,7 @@ class BrokenNic:
 
 @dataclass(frozen=True)
 class NodeState:
-    """All that `status` needs to know about a node, rewritten at least every 3 s."""
+    """Everything that `status` needs to know about a node, rewritten at least every 3 s."""
 
     host: str
     role: str
@@ -453,7 +453,7 @@ def run_dir(cluster: str) -> str:
     """Return the directory of the state file, on the host and in the container.
 
     It is in memory, so that a full disk can be reported, and so that a state from before a reboot
-    is not taken for a current one.
+    is not mistaken for a current one.
     """
     return f"/run/clusterctl/{cluster}"
 
@@ -465,13 +465,12 @@ def cache_dir(cluster: str) -> str:
 
 
 def measured_dir(cluster: str) -> str:
-    """Return the directory on the head of what commands measured, which no container sees."""
+    """Return the head's directory of measurements by commands, which no container sees."""
     return f"{PRIVATE}/measured/{cluster}"
 
 
 def tables_dir(cluster: str) -> str:
-    """Return the directory on the head of the GCS's tables, on the host and in the head's
-    container."""
+    """Return the directory of the GCS's tables, on the head and in its container."""
     return f"{PRIVATE}/tables/{cluster}"
 
 

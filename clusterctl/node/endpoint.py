@@ -1,10 +1,10 @@
 """vLLM's HTTP interface, and the watch over it: whether a service is ready and shows signs of life.
 
-vLLM decides while it loads whether a model generates text (`--runner auto`, files beside the
-weights), so the running server is asked: which paths it has (openapi.json), then with a request of
-each kind that has its path, a completion first. vLLM 0.32 has only the paths that its model serves
-and answers 404 for others; before 0.12 it had all of them and answered 400; 501 means that another
-setting enables the task.
+vLLM decides while it loads whether a model generates text (`--runner auto`, files next to the
+weights), so the running server is queried: which paths it has (openapi.json), then with a request
+of each kind that has its path, a completion first. vLLM 0.32 has only the paths that its model
+serves and answers 404 for others; before 0.12 it had all of them and answered 400; 501 means that
+another setting enables the task.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RequestRefused(EndpointError):
 
 
 class NothingToAsk(EndpointError):
-    """The server works but serves no known kind of model, so asking again is useless."""
+    """The server works but serves no known kind of model, so retrying is useless."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class LocalApi:
     def __init__(
         self, host: str, port: int, served_name: str, api_key: str, planned: str = ""
     ) -> None:
-        """`planned`: the kind of model by its config.json, if that shows it."""
+        """`planned`: the kind of model according to its config.json, if that shows it."""
         self._host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
         self._port = port
         self._served_name = served_name
@@ -82,7 +82,7 @@ class LocalApi:
             raise EndpointError("not listening yet") from error
 
     def check_health(self, timeout: float) -> None:
-        """Raise EndpointError unless /health answers 200. It may do so although the engine has
+        """Raise EndpointError unless /health answers 200. It may do so even though the engine has
         died."""
         self.request("GET", "/health", None, timeout)
 
@@ -103,7 +103,7 @@ class LocalApi:
         }
 
     def send_request(self, timeout: float) -> None:
-        """Send one real request; the first call finds out the model's kind, and proves it.
+        """Send one real request; the first call determines the model's kind, and proves it.
 
         Raises EndpointError, and NothingToAsk if the model is of no known kind.
         """
@@ -135,7 +135,7 @@ class LocalApi:
         self.request("POST", ask.path, ask.encoded(model), timeout)
 
     def _paths(self, timeout: float) -> FrozenSet[str]:
-        """Return the paths that the server has; none if it does not tell, as with
+        """Return the server's paths; none if it does not list them, as with
         --disable-fastapi-docs."""
         try:
             found = _json(self.request("GET", "/openapi.json", None, timeout)).get("paths")
@@ -264,11 +264,11 @@ class Reading:
 
 
 class EndpointWatch:
-    """Checks a service until it is ready, then keeps watching it, in a thread of its own, since a
+    """Checks a service until it is ready, then keeps watching it, in its own thread, since a
     request to a hung engine blocks.
 
-    A sign of life is an answered canary, or any change in the engine's own metrics: tokens
-    generated, tokens read, and KV cache in use. The last one changes with every chunk of a long
+    A sign of life is an answered canary, or any change in the engine's own metrics: generated
+    tokens, prompt tokens, and KV cache in use. The last one changes with every chunk of a long
     prompt, during which no token is generated, so that a long prefill does not look like a stall.
     """
 
@@ -292,7 +292,7 @@ class EndpointWatch:
 
     def _run(self) -> None:
         """Repeat each check until it passes. Then read the metrics, and send a canary while no
-        other requests arrive; a canary that failed is repeated after the next reading."""
+        other requests arrive; a failed canary is repeated after the next reading."""
         # `SupervisedService` enforces the deadline of the whole attempt.
         endpoint, timing = self._endpoint, self._timing
         checks = [

@@ -1,9 +1,10 @@
-"""Evidence of a hang, taken before the processes that hang are ended: stacks, the state of each
-process, the last lines of all logs, and what NCCL says of its communicators.
+"""Evidence of a hang, collected before the hanging processes are ended: stacks, the state of each
+process, the last lines of all logs, and NCCL's view of its communicators.
 
-One supervisor finds a service stalled; its ranks are on other hosts, too. So it asks all by a
-word in the GCS, which every ray-watch reads, and each supervisor takes what is on its own host and
-keeps it there. `diagnose` reads them together.
+One supervisor finds a service stalled, but its ranks are on other hosts, too.
+
+So it asks all hosts through a key in the GCS, which every ray-watch reads, and each supervisor
+collects and keeps what is on its own host. `diagnose` reads them together.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _RAS_TIMEOUT = 3.0  # Seconds for NCCL to hear from its other ranks
 
 @dataclass(frozen=True)
 class AskedEvidence:
-    """The word that asks all hosts. `id` names the files."""
+    """The request to all hosts. `id` names the files."""
 
     id: str
     time: float  # Unix seconds
@@ -52,7 +53,7 @@ class AskedEvidence:
 
 
 class HangEvidence:
-    """Takes evidence in a thread, one at a time."""
+    """Collects evidence in a thread, one at a time."""
 
     def __init__(self, paths: NodePaths, host: str, timing: Timing, journal: Journal) -> None:
         self._paths = paths
@@ -66,7 +67,7 @@ class HangEvidence:
 
     @property
     def env(self) -> Dict[str, str]:
-        """The variables with which processes of vLLM find the directory of their stacks."""
+        """The variables by which vLLM's processes find the directory of their stacks."""
         return {DIRECTORY: str(self._paths.stacks)}
 
     def ask(self, service: str, why: str, ranks: List[Rank], own: Sequence[int]) -> float:
@@ -87,7 +88,7 @@ class HangEvidence:
         return self._timing.evidence_everywhere
 
     def heard(self, text: str) -> None:
-        """Take what another host asked for in the GCS, if that is new."""
+        """Collect what another host requested in the GCS, if the request is new."""
         if text == self._heard or (self._thread and self._thread.is_alive()):
             return
         self._heard = text
@@ -143,8 +144,8 @@ class HangEvidence:
 
 
 def bounded(document: Dict[str, Any]) -> str:
-    """Return a document of evidence as JSON of at most LARGEST bytes: without logs if need be, and
-    with the ends of stacks only, where the main thread is."""
+    """Return a document of evidence as JSON of at most LARGEST bytes: if necessary without logs,
+    and with only the ends of stacks, where the main thread is."""
     text = json.dumps(document)
     kept = LONGEST
     while len(text) > LARGEST and kept:
@@ -158,7 +159,7 @@ def taken(directory: Path, pause: float, wanted: Set[int]) -> List[Dict[str, obj
     """Return the stacks and states of the processes `wanted`, and the states of Ray's core and of
     any that are stopped. `pause`: seconds in which CPU use is measured and stacks arrive.
 
-    Only what hangs is sent the signal: a process whose threads run on meanwhile may crash.
+    Only hanging processes get the signal: one whose threads keep running may crash.
     """
     forget(directory)
     pids = process_ids()
@@ -183,7 +184,7 @@ def taken(directory: Path, pause: float, wanted: Set[int]) -> List[Dict[str, obj
 
 
 def log_ends(directories: Sequence[Path]) -> Iterator[tuple[str, str]]:
-    """Yield the ends of the logs that were written last, by name."""
+    """Yield the ends of the most recently written logs, by name."""
     logs: List[tuple[float, Path]] = []
     for directory in directories:
         with contextlib.suppress(OSError):
@@ -202,7 +203,7 @@ def log_ends(directories: Sequence[Path]) -> Iterator[tuple[str, str]]:
 
 
 def nccl_status() -> str:
-    """Return what NCCL's own status service says of all communicators; empty without one."""
+    """Return what NCCL's own status service reports about all communicators; "" without one."""
     parts: List[bytes] = []
     with contextlib.suppress(OSError), socket.create_connection(_RAS, 0.5) as asked:
         asked.settimeout(_RAS_TIMEOUT + 1.0)
@@ -215,8 +216,8 @@ def nccl_status() -> str:
 
 
 def _cpu_spent(pid: int) -> Dict[str, int]:
-    """Return the nanoseconds for which each thread of a process ran, or waited for a core: on a
-    busy host a loop gets little of one."""
+    """Return for how many nanoseconds each thread of a process ran or waited for a core: on a busy
+    host, a loop gets little CPU."""
     spent = {}
     for each in Path("/proc", str(pid), "task").glob("*/schedstat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -226,5 +227,5 @@ def _cpu_spent(pid: int) -> Dict[str, int]:
 
 
 def cores_wanted(before: Mapping[str, int], now: Mapping[str, int], pause: float) -> float:
-    """Return the cores that the threads there are `now` wanted for `pause` seconds."""
+    """Return how many cores the present threads wanted during `pause` seconds."""
     return round(sum(spent - before.get(name, 0) for name, spent in now.items()) / pause / 1e9, 2)

@@ -66,7 +66,7 @@ class _RankProcess:
             self.readers.append(reader)
 
     def end(self) -> None:
-        """Send SIGKILL: a rank may hang in a library. One that hangs in a driver remains."""
+        """Send SIGKILL: a rank may hang in a library. A rank that hangs in a driver remains."""
         self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(2)
@@ -76,7 +76,7 @@ class _RankProcess:
         self.drain()
 
     def drain(self) -> None:
-        """Wait until the readers have read what an ended rank left in its pipes."""
+        """Wait until the readers have drained an ended rank's pipes."""
         for reader in self.readers:
             reader.join(1)
 
@@ -86,7 +86,7 @@ def _given_environment() -> Dict[str, str]:
 
     Ray hides GPUs from a process that reserved none, and this one reserves none so that the gate
     also works on a cluster that serves. Ray changes only the variables of the running process:
-    /proc still has those that it was started with.
+    /proc still has the original ones.
     """
     text = Path("/proc/self/environ").read_text(errors="replace")
     started = dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
@@ -173,7 +173,7 @@ class Agent:
 
 
 def _telling_lines(log: Optional[Path]) -> List[str]:
-    """Return the lines of the log that matter to users, and remove the file."""
+    """Return the log lines that matter to users, and remove the file."""
     if log is None:
         return []
     lines: List[str] = []

@@ -6,8 +6,8 @@ ends the gate with a report. This module uses neither Ray nor torch.
     store       rank 0 has opened the TCPStore through which the ranks meet
     gloo, nccl  all-reduces: joined, correct, measured; nccl (or another GPU backend) between GPUs
 
-The links between hosts have been tried before it (`network.pairs`). When a collective fails all the
-same, it is repeated in pairs of nodes, which shows the faulty node.
+The links between hosts have been tested before (`network.pairs`). If a collective still fails, it
+is repeated in pairs of nodes, which shows the faulty node.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One rank of the gate: `python3 node.pyz fabric-rank`, a process beside Ray's worker.
+"""One rank of the gate: `python3 node.pyz fabric-rank`, a process next to Ray's worker.
 
 It takes orders as JSON lines on stdin and reports its progress as JSON lines on stdout. As a
-process of its own it can be ended when a collective hangs, without ending Ray's worker. The end of
-stdin ends it at once, wherever it hangs.
+separate process it can be ended when a collective hangs, without ending Ray's worker. It ends at
+once when stdin ends, wherever it hangs.
 
     {"do": "store", "ip": IP}                                      -> {"phase": "store", "port": N}
     {"do": "join", "ip": IP, "port": N, "rank": R, "world": W, "device": D, "gpus": [RANK, ...],

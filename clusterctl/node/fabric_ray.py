@@ -1,4 +1,4 @@
-"""Access of the gate to the nodes: a Ray actor on each, started as vLLM's workers are."""
+"""The gate's access to the nodes: a Ray actor on each, started like vLLM's workers."""
 
 from __future__ import annotations
 

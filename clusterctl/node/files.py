@@ -75,8 +75,8 @@ class NodePaths:
 
 
 def append_to(path: Path) -> IO[bytes]:
-    """Open a log to write at its end; only root may read it. Raises OSError for a link too, and for
-    a pipe, which would block until somebody reads it."""
+    """Open a log for appending; only root may read it. Raises OSError also for a link, and for a
+    pipe, which would block until someone reads it."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o600)
     if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
@@ -86,8 +86,8 @@ def append_to(path: Path) -> IO[bytes]:
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """Return the content of a file. Raises OSError for one of more than `most` bytes, and for a
-    pipe, which would block until somebody writes it."""
+    """Return the content of a file. Raises OSError if it has more than `most` bytes, and for a
+    pipe, which would block until someone writes to it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:  # noqa: PTH123 - of a descriptor
         found = os.fstat(descriptor)
@@ -143,7 +143,7 @@ def why_not_written(directory: Path) -> str:
 
 
 class Declared:
-    """The documents on disk, read again in every round of the supervisor.
+    """The documents on disk, reread in every round of the supervisor.
 
     When a document becomes unreadable its last good version stays in effect, since neither a typo
     nor an I/O error may stop a running service; `unreadable` lists it until it is fixed or removed.
@@ -174,7 +174,7 @@ class Declared:
         return {document.name: document for document in found}
 
     def members(self) -> Dict[str, MembersDocument]:
-        """Return the members in effect of each service that is behind the gateway, by service."""
+        """Return the members in effect, by service behind the gateway."""
         found = self._all("members", self._paths.members, MembersDocument)
         return {document.service: document for document in found}
 
@@ -185,7 +185,7 @@ class Declared:
 
     def _all(self, prefix: str, directory: Path, kind: Type[T]) -> List[T]:
         """Return the documents in effect, by the names of their files. `prefix`: a directory below
-        the configuration, or one file there."""
+        the configuration, or a file in it."""
         try:
             deleted = not self._paths.node_document.exists()
             # Not by glob, which takes a directory that cannot be read for an empty one.
@@ -222,7 +222,7 @@ class Declared:
         return [good for name in names if isinstance(good := self._good[name], kind)]
 
     def _keep(self, name: str, why: str) -> None:
-        """Report a document that cannot be read now; its last good version stays in effect."""
+        """Report an unreadable document; its last good version stays in effect."""
         if name not in self._unreadable or self._unreadable[name].why != why:
             good = self._good.get(name)
             last_good = to_json(good) if good else ""
@@ -234,7 +234,7 @@ class Declared:
         return list(self._unreadable.values())
 
     def _read(self, kind: Type[T], name: str, path: Path) -> Optional[T]:
-        """Return the document in effect; None if there is no such file, or never was a good one."""
+        """Return the document in effect; None if it does not exist, or it was never readable."""
         try:
             data = path.read_bytes()
             if data != self._read_last.get(name):
@@ -260,8 +260,8 @@ class StateFile:
     """state.json, replaced atomically on every change and at least every `every` seconds."""
 
     def __init__(self, path: Path, every: float) -> None:
-        """`every`: seconds after which even an unchanged state is written again, since its
-        timestamp shows that the supervisor is alive."""
+        """`every`: seconds after which even an unchanged state is rewritten, since its timestamp
+        shows that the supervisor is alive."""
         self._path = path
         self._every = every
         self._last: Optional[NodeState] = None

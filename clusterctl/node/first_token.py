@@ -1,10 +1,10 @@
-"""Makes an answer of vLLM begin with its first token: a middleware of its API server.
+"""Makes vLLM's answers start with the first token: a middleware of its API server.
 
 vLLM sends the status line of a stream as soon as it has the request. From then on the gateway
-cannot send the request to another replica, though nothing was generated. A replica that dies before
-the first token has sent nothing with this, or a status from 500 on, and both are sent again.
+cannot send the request to another replica, though nothing was generated. With this, a replica that
+dies before the first token has sent nothing, or a status of 500 or more, and both are retried.
 
-The interface is ASGI's, which has the status line and each part of the body as messages.
+The interface is ASGI's, in which the status line and each part of the body are messages.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ _LARGEST_COUNTS = 16 * 2**20  # Bytes
 def key_maps(
     document: KeysDocument, cluster_keys: Iterable[str], counts: GatewayCounts, today: str
 ) -> GatewayMaps:
-    """Return what HAProxy has to know of keys, today. `cluster_keys`: besides the cluster's own,
-    the one before it while members still ask for that."""
+    """Return what HAProxy has to know about keys today. `cluster_keys`: the cluster's own, and the
+    previous one while members still require it."""
     own = (hashlib.sha256(key.encode()).hexdigest().upper() for key in cluster_keys)
     maps = GatewayMaps(names=dict.fromkeys(own, CLUSTER_KEY))
     for key in document.keys:
@@ -92,7 +92,7 @@ def key_maps(
 
 
 class Gateway:
-    """Runs in a thread of its own, since HAProxy and members may be slow to answer."""
+    """Runs in its own thread, since HAProxy and members may be slow to answer."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Gateway:
         listens: str = "",
     ) -> None:
         """`host`: the inventory's name of this node. `listens`: its own address, in place of the
-        head's, which documents name."""
+        head's in documents."""
         self._host = host
         self._node_ip = node_ip
         self._listens = listens
@@ -150,7 +150,7 @@ class Gateway:
         local: Mapping[int, MemberProof],
         virtual_ip: str = "",
     ) -> None:
-        """Take over what is declared now. `local`: what this supervisor knows of the services that
+        """Apply what is declared now. `local`: what this supervisor knows about the services that
         it runs itself, by port; `virtual_ip`: shared with the gateways of other hosts."""
         self._documents, self._keys, self._local = documents, keys, local
         self._virtual_ip = virtual_ip
@@ -212,8 +212,8 @@ class Gateway:
     def _admission(
         self, name: str, document: MembersDocument, watched: Set[Tuple[str, int, str, str]]
     ) -> Dict[int, MemberProof]:
-        """Return which members get requests, and note the key that most of them ask for: after
-        api.key was replaced, they restart with the new one at different times."""
+        """Return which members get requests, and note the key that most of them require: after
+        api.key is replaced, they restart with the new one at different times."""
         keys = dict.fromkeys((self._key, self._in_use.get(name, self._key)))
         found = {key: admission(document, self._proofs(document, watched, key)) for key in keys}
         most = max(found, key=lambda key: sum(proof.ready for proof in found[key].values()))
@@ -247,8 +247,8 @@ class Gateway:
         )
 
     def _address(self, listen: str) -> str:
-        """Return where to listen: an address of the head stands for this host's own one, and what
-        is for clients on the head is for those on this host."""
+        """Return where to listen: the head's address stands for this host's own, and what serves
+        clients on the head serves clients on this host."""
         every_host_has = ("0.0.0.0", "::", "127.0.0.1", "::1", "localhost")  # noqa: S104
         if self._listens and listen not in every_host_has:
             return self._listens
@@ -257,8 +257,8 @@ class Gateway:
     def _proofs(
         self, document: MembersDocument, watched: Set[Tuple[str, int, str, str]], key: str
     ) -> Dict[int, MemberProof]:
-        """Return what is known of each member that asks for `key`: of those on this node, the
-        supervisor's own proof; others are asked from here, and taken out of `watched`."""
+        """Return what is known about each member that requires `key`: for those on this node, the
+        supervisor's own proof; others are queried from here, and removed from `watched`."""
         found, name = {}, (document.served_names or [""])[0]
         for member in document.members:
             if member.host == self._host:
@@ -316,7 +316,7 @@ class Gateway:
     def _begin(
         self, now: float, plan: GatewayPlan, admitted: Mapping[str, Mapping[int, MemberProof]]
     ) -> None:
-        """Start HAProxy with this plan, or make the running one follow it: no request is lost."""
+        """Start HAProxy with this plan, or make the running one apply it; no request is lost."""
         directory = self._paths.gateway
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         ready = [
@@ -358,7 +358,7 @@ class Gateway:
             self._journal.write("gateway", "reloaded", ", ".join(s.name for s in plan.services))
 
     def _refused(self, config: Path) -> str:
-        """Return what HAProxy has against its configuration, or an empty string."""
+        """Return HAProxy's complaint about its configuration, or ""."""
         argv = [self._binary, "-c", "-f", str(config)]
         try:
             ran = subprocess.run(
@@ -386,8 +386,8 @@ class Gateway:
     def _tell(
         self, now: float, plan: GatewayPlan, admitted: Mapping[str, Mapping[int, MemberProof]]
     ) -> bool:
-        """Tell HAProxy which members get requests and which keys are valid. Return whether it
-        answers. What was told is repeated at times: a reload begins with an older state."""
+        """Set which members get requests and which keys are valid. Return whether HAProxy answers.
+        Settings are repeated from time to time, since a reload starts with an older state."""
         if now - self._told_at > self._timing.gateway_repeat:
             self._told, self._told_at, self._maps = {}, now, None
         commands = {}
@@ -421,7 +421,7 @@ class Gateway:
                 self._counts.take(line, _today())
 
     def _count_refused(self, so_far: int) -> None:
-        """Count what HAProxy refused since the last look; after a reload it begins at 0."""
+        """Count what HAProxy refused since the last call; after a reload it starts at 0."""
         new = so_far - self._refused_before if so_far >= self._refused_before else so_far
         self._refused_before = so_far
         with self._counting:
@@ -497,7 +497,7 @@ class Gateway:
 
 
 def _listed(api: LocalApi, timeout: float) -> Dict[str, str]:
-    """Return the directories of what a server offers, by name; none if it is silent."""
+    """Return the directories of the models that a server offers, by name; none if it is silent."""
     try:
         return api.models(timeout)
     except EndpointError:
@@ -505,7 +505,7 @@ def _listed(api: LocalApi, timeout: float) -> Dict[str, str]:
 
 
 def _why_it_ended(child: Child) -> str:
-    """Return how HAProxy ended, with what it says of it: its other lines are of requests."""
+    """Return how HAProxy ended, with its own explanation: its other lines are about requests."""
     status = child.exit_status() or 0
     how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
     said = next((line for line in child.tail() if "ALERT" in line), "")
@@ -513,7 +513,7 @@ def _why_it_ended(child: Child) -> str:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file atomically, readable to its owner only."""
+    """Replace a file atomically, readable only by its owner."""
     fresh = path.with_name(f".{path.name}.new")
     with open(fresh, "w", encoding="utf-8", opener=_private) as file:
         file.write(text)

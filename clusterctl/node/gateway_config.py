@@ -1,8 +1,8 @@
 """The configuration of the gateway, an HAProxy (2.6 or newer), as text. No I/O.
 
 Members and keys change at run time, over HAProxy's socket (`node/gateway.py`); a change of anything
-else is a reload, which loses no request. HAProxy's own checks only see within half a second that a
-port is closed; whether a member gets requests is decided by the supervisor's proof.
+else is a reload, which loses no request. HAProxy's own checks only detect closed ports, within half
+a second; the supervisor's proof decides whether a member gets requests.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ end)
 
 @dataclass(frozen=True)
 class GatewayServer:
-    """A member of a service, as the gateway's backend has it."""
+    """A member of a service in the gateway's backend."""
 
     name: str
     address: str
@@ -182,7 +182,7 @@ class GatewayPlan:
 
 @dataclass(frozen=True)
 class GatewayMaps:
-    """The content of HAProxy's maps: what it knows of keys, and of models."""
+    """The content of HAProxy's maps of keys and models."""
 
     names: Dict[str, str] = field(default_factory=dict)  # By the key's SHA-256 in capitals
     requests: Dict[str, str] = field(default_factory=dict)  # By name: requests a minute
@@ -207,7 +207,7 @@ def map_text(entries: Mapping[str, str]) -> str:
 
 
 def error_body(message: str, kind: str, code: int) -> str:
-    """Return an error as OpenAI's clients read it."""
+    """Return an error in the form that OpenAI's clients expect."""
     return json.dumps(
         {"error": {"message": message, "type": kind, "param": None, "code": code}},
         separators=(",", ":"),
@@ -242,7 +242,7 @@ _FAILURES = (
 
 
 def gateway_config(plan: GatewayPlan, ready: Iterable[Tuple[str, str]]) -> str:
-    """Return HAProxy's configuration. It contains the cluster's key, which members ask for.
+    """Return HAProxy's configuration. It contains the cluster's key, which members require.
 
     `ready`: backend and server of the members that get requests from the start.
     """
@@ -306,7 +306,7 @@ def _answer(status: int, message: str, kind: str, condition: str, header: str = 
 
 
 def _refuse(status: int, message: str, kind: str, condition: str, header: str = "") -> List[str]:
-    """Answer a request without any member, and count it in a table in place of a line."""
+    """Answer a request without any member, and count it in a table instead of a log line."""
     return [
         f"    http-request set-log-level silent {condition}",
         f"    http-request sc-inc-gpc0(2) {condition}",
@@ -315,7 +315,7 @@ def _refuse(status: int, message: str, kind: str, condition: str, header: str = 
 
 
 def _binds(plan: GatewayPlan) -> List[str]:
-    """Return the lines of where clients are taken. With TLS also on loopback, without it there."""
+    """Return the lines that say where to listen. With TLS, also on loopback without it."""
     tls = f" ssl crt {plan.certificate} ssl-min-ver TLSv1.2 alpn h2,http/1.1"
     own = {(LOOPBACK, port) for _, port in plan.listens} if plan.certificate else set()
     return [
@@ -421,15 +421,15 @@ def _front(plan: GatewayPlan) -> List[str]:
 
 
 def _literal(text: str) -> str:
-    """Return text as it is for an argument that HAProxy would search for quotes, variables of its
-    environment and expressions: a key of the user's own may have any printable character."""
+    """Return text quoted literally for an argument that HAProxy would search for quotes,
+    environment variables and expressions: a user's own key may have any printable character."""
     escaped = text.replace("%", "%%").replace("'", "'\\''")
     return f"'{escaped}'"
 
 
 def _model_of(plan: GatewayPlan) -> List[str]:
-    """Find the backend by the model's name. A single service gets everything, and says itself
-    which models it does not have: names of its adapters are known to nobody else."""
+    """Find the backend by the model's name. A single service gets everything, and itself rejects
+    models that it does not have: only it knows the names of its adapters."""
     if len(plan.services) == 1:
         return []
     directory = plan.directory
@@ -501,7 +501,7 @@ def models_document(services: Iterable[GatewayService]) -> str:
 
 
 def models_map(services: Iterable[GatewayService]) -> Dict[str, str]:
-    """Return the backend by a model's name; a name with white space cannot be in a map."""
+    """Return the backend by model name; a name with white space cannot be in a map."""
     return {
         model: service.backend
         for service in services

@@ -11,7 +11,7 @@ from clusterctl.node.documents import KeyUse
 
 @dataclass
 class GatewayCounts:
-    """What the gateway answered, read from the lines that it writes, and kept in a file."""
+    """What the gateway answered, read from its log lines, and kept in a file."""
 
     served: int = 0
     retried: int = 0
@@ -21,7 +21,7 @@ class GatewayCounts:
     members: Dict[str, int] = field(default_factory=dict)  # By backend/server
 
     def take(self, line: str, today: str) -> None:
-        """Count one line of the gateway; lines that are not of a request are ignored."""
+        """Count one line of the gateway; lines that are not about a request are ignored."""
         try:
             entry = json.loads(line)
             status, retries = int(entry["status"]), int(entry["retries"])

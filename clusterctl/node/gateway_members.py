@@ -1,4 +1,4 @@
-"""The members of services as the gateway has them: who gets requests, for the model itself and for
+"""The members of services from the gateway's view: who gets requests, for the model itself and for
 each of its adapters. Pure."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from clusterctl.node.gateway_config import GatewayServer, GatewayService
 
 @dataclass(frozen=True)
 class MemberProof:
-    """What is known of a member: whether it answers, and why not."""
+    """What is known about a member: whether it answers, and why not."""
 
     ready: bool
     why: str = ""
@@ -27,7 +27,7 @@ def admission(
 ) -> Dict[int, MemberProof]:
     """Return which members of a service get requests, by replica, and why others get none.
 
-    A silent one keeps its place if no other could answer: it may only be slow.
+    A silent one stays if no other could answer: it may only be slow.
     """
     found = {}
     for member in document.members:
@@ -46,7 +46,7 @@ def admission(
 def gateway_services(
     documents: Mapping[str, MembersDocument], keys: Mapping[str, str]
 ) -> Tuple[GatewayService, ...]:
-    """Return the services that the gateway serves, by name. `keys`: what their members ask for."""
+    """Return the services behind the gateway, by name. `keys`: what their members require."""
     found = []
     for name, document in sorted(documents.items()):
         servers = tuple(
@@ -64,7 +64,7 @@ def gateway_services(
 
 
 def adapter_service(service: str, adapter: str) -> str:
-    """Return what the gateway calls an adapter: a service whose members are those that have it."""
+    """Return the gateway's name for an adapter: a service whose members are those that have it."""
     return f"{service}:{adapter}"
 
 

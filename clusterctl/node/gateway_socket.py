@@ -1,4 +1,4 @@
-"""What is asked of the gateway's HAProxy over its socket."""
+"""Queries and commands to the gateway's HAProxy over its socket."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ask(admin: Path, commands: List[str]) -> str:
 
 
 def requests_in_flight(admin: Path) -> Dict[str, int]:
-    """Return the requests that each backend/server has now. Raises OSError, ValueError."""
+    """Return how many requests each backend/server currently has. Raises OSError, ValueError."""
     table = ask(admin, ["show stat -1 4 -1"])  # All servers (type 4) of all backends
     rows = csv.DictReader(table.strip().lstrip("# ").splitlines())
     try:

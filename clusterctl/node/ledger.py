@@ -1,5 +1,5 @@
-"""The ledger: which versions this node and its services had since when, for questions such as "what
-changed on that host since it last worked?"."""
+"""The ledger: which versions this node and its services had since when, to answer questions such as
+"what changed on that host since it last worked?"."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CUDA_RELEASES = ("", "-cu13", "-cu12", "-cu11")
 class Ledger:
     """Appends a JSON line whenever the versions of a subject differ from its last line.
 
-    Errors of writing, such as a full disk, are ignored: the line is then written by a later start.
+    Errors of writing, such as a full disk, are ignored: a later start then writes the line.
     """
 
     def __init__(self, path: Path, host: str) -> None:
@@ -72,7 +72,7 @@ class Ledger:
 
 
 def node_versions(image: str) -> Dict[str, str]:
-    """Return the versions of what runs on this node; those that it does not have are left out.
+    """Return the versions of what runs on this node, leaving out what it does not have.
 
     Package metadata only: importing PyTorch would take seconds. `image`: its ID in the engine.
     """

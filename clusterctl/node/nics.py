@@ -1,4 +1,4 @@
-"""The NICs of this node, and which of those that the cluster uses are broken."""
+"""The NICs of this node, and which of those used by the cluster are broken."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def interfaces() -> List[Interface]:
 def broken_nics(
     env: Mapping[str, str], node_ip: str, found: Sequence[Interface]
 ) -> List[BrokenNic]:
-    """Return the NICs that Ray, Gloo and NCCL are given, and that cannot carry traffic now. `env`:
+    """Return the NICs configured for Ray, Gloo and NCCL that currently cannot carry traffic. `env`:
     the node's environment; `found`: the NICs that it has."""
     # The loopback interface owns all of 127.0.0.0/8, but lists one address.
     loopback = "lo" if node_ip.startswith("127.") else ""
@@ -66,7 +66,7 @@ def broken_nics(
 
 
 def _problem(nic: Optional[Interface], *, six: bool) -> str:
-    """Return `missing`, `down`, `no address` (of the wanted family), or an empty text."""
+    """Return `missing`, `down`, `no address` (of the wanted family), or ""."""
     if nic is None:
         return "missing"
     if not nic.running:

@@ -32,8 +32,8 @@ _MAIN = "import sys\n\nfrom clusterctl.node.__main__ import main\n\nsys.exit(mai
 def build() -> bytes:
     """Return the content of node.pyz, for `python3 node.pyz supervise --cluster NAME`.
 
-    Cached: if clusterctl is upgraded during a run, the path given to the container and the file
-    written must still be of one version.
+    Cached: if clusterctl is upgraded during a run, the container's path and the written file must
+    still be from one version.
     """
     files = {"__main__.py": _MAIN, **_DIST_INFO}
     files["clusterctl/__init__.py"] = (

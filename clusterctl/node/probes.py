@@ -29,10 +29,11 @@ class RanCommand:
 
 
 class PolledCommand:
-    """Runs a command every so many seconds without ever blocking on it."""
+    """Runs a command periodically without ever blocking on it."""
 
     def __init__(self, argv: List[str], every: float, timeout: float) -> None:
-        """An empty `argv` is never run. What prints more than a pipe holds, 64 KiB, times out."""
+        """An empty `argv` is never run. One that prints more than a pipe holds (64 KiB) times
+        out."""
         self._argv = argv
         self._every = every
         self._timeout = timeout
@@ -124,7 +125,7 @@ class Links:
         self.broken: List[BrokenNic] = []
 
     def tick(self, now: float, document: NodeDocument) -> None:
-        """Check the NICs again if it is time. `now`: monotonic seconds."""
+        """Recheck the NICs if it is time. `now`: monotonic seconds."""
         if now < self._due:
             return
         self._due = now + self._timing.nics_every

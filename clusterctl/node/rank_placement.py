@@ -1,12 +1,12 @@
-"""Makes vLLM place the ranks of a replica on the hosts that its document names, and there not on
-GPUs that others hold: a plugin of vLLM.
+"""A vLLM plugin that places the ranks of a replica on the hosts named in its document, and not on
+GPUs that others hold.
 
 vLLM asks Ray for a placement group with a GPU per rank and lets Ray choose the hosts; it has no
 setting for that (initialize_ray_cluster in v1/executor/ray_utils.py). Ray's nodes each have a
-resource `node:IP`, and a bundle that asks for a little of it can only be placed there.
+resource `node:IP`, and a bundle that requests a little of it can only be placed there.
 
-With data parallel it asks for a group per copy, and chooses the nodes itself, by what each has free
-(create_dp_placement_groups in v1/engine/utils.py). So it sees no GPUs but those of the replica.
+With data parallelism, vLLM requests a group per copy, and chooses the nodes itself by their free
+GPUs (create_dp_placement_groups in v1/engine/utils.py). So it is shown only the replica's GPUs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def placement_env(document: ServiceDocument) -> Dict[str, str]:
 
 
 def gpu_share(env: Mapping[str, str]) -> float:
-    """Return the part of a GPU that each rank of an environment takes: 1 for all of it."""
+    """Return the share of a GPU that each rank takes in this environment: 1 for all of it."""
     try:
         share = float(env.get(PER_WORKER, "1"))
     except ValueError:
@@ -83,7 +83,7 @@ def pinned(bundles: List[Resources], node_ips: List[str]) -> List[Resources]:
 
 
 def shared(bundles: List[Resources], share: float) -> List[Resources]:
-    """Return the bundles with this part of a GPU in place of a whole one."""
+    """Return the bundles with this share of a GPU instead of a whole one."""
     return [
         {name: share if name == "GPU" and need == 1 else need for name, need in bundle.items()}
         for bundle in bundles
@@ -91,8 +91,8 @@ def shared(bundles: List[Resources], share: float) -> List[Resources]:
 
 
 def own_gpus(nodes: Mapping[str, Resources], node_ips: List[str]) -> Dict[str, Resources]:
-    """Return the resources by node ID, with no GPUs but one for each rank, in the order of ranks.
-    As Ray does, a node without free GPUs does not name any."""
+    """Return the resources by node ID, with only one GPU for each rank, in the order of ranks. As
+    in Ray, a node without free GPUs does not list any."""
     ranks = Counter(node_ips)
     found = {}
     for node_id, resources in sorted(nodes.items(), key=lambda node: _place(node[1], node_ips)):

@@ -120,7 +120,7 @@ class RayProcess:
             self._store.started()
 
     def follow(self, document: NodeDocument) -> None:
-        """Adopt a changed document, and restart Ray if Ray's part of it changed."""
+        """Apply a changed document, and restart Ray if Ray's part of it changed."""
         old, self._document = self._document, document
         if old.of_ray != document.of_ray:
             self._drop("node.json was changed")
@@ -173,7 +173,7 @@ class RayProcess:
             self._marked = True
 
     def _has_ended(self, child: Child) -> bool:
-        """Whether `ray start` ended, and was to stay or did not start Ray."""
+        """Whether `ray start` ended although it should have stayed, or did not start Ray."""
         status = child.exit_status()
         if status == 0 and self._tables:
             child.drain()
@@ -181,8 +181,8 @@ class RayProcess:
         return status is not None
 
     def _revive_gcs(self, now: float) -> bool:
-        """Start the GCS alone, with its tables: raylets and what runs on them do not end with it.
-        Return whether that is possible: not without tables, or where it has just been tried."""
+        """Start only the GCS, with its tables: raylets and what runs on them do not end with it.
+        Return whether that is possible: not without tables, nor if it was just tried."""
         last, found = self._gcs, self._parts.gcs
         steady = last is None or now - last.started > self._timing.gcs_steady
         if not (self._tables and found and steady):
@@ -250,7 +250,7 @@ class RayParts:
         self.gcs: Optional[Tuple[List[str], Dict[str, str]]] = None  # Its argv and environment
 
     def add(self, session: int) -> None:
-        """Look for parts in this session, too: of one that was started again."""
+        """Also look for parts in this session, that of a restarted one."""
         self._sessions = [self._sessions[0], session]
         self._missing = frozenset()
 

@@ -1,7 +1,7 @@
 """Node states from Ray's GCS: the process that queries it, and the supervisor's side of it.
 
-`watch` runs in a process of its own, since Ray's C++ client ends its process when the GCS stays
-away, and the supervisor must not end with it. Nothing else in this package imports Ray.
+`watch` runs in a separate process, since Ray's C++ client ends its process when the GCS stays away,
+and the supervisor must not end with it. Nothing else in this package imports Ray.
 
 It uses `ray._private.state.GlobalState`, which needs neither a dashboard nor a driver that
 registers a job, and answers in milliseconds (2.60: 8 ms; `ray list nodes` takes 4 s).
@@ -33,7 +33,7 @@ WORKER_PREFIX = "vllm_Worker_"
 
 @dataclass(frozen=True)
 class WorkerActor:
-    """A living vLLM worker. `name` is vllm_Worker_INSTANCE[_dpi][_TPj][_PPk]."""
+    """A live vLLM worker. `name` is vllm_Worker_INSTANCE[_dpi][_TPj][_PPk]."""
 
     name: str
     node_id: str
@@ -63,9 +63,9 @@ _GATEWAY_EVERY = 0.5  # Seconds: a key is revoked on all gateways within 2 s
 def watch(
     address: str, interval: float, asked: Optional[Path] = None, gateway: Optional[Path] = None
 ) -> None:
-    """Print a snapshot as a JSON line every `interval` seconds, until stdout is closed. What is in
-    the file `asked` is told to all others, and what is in `gateway` to all gateways: with that,
-    what they are told is printed within half a second."""
+    """Print a snapshot as a JSON line every `interval` seconds, until stdout is closed. The file
+    `asked` is sent to all other hosts, and `gateway` to all gateways; messages to them are then
+    printed within half a second."""
     raylet: Any = importlib.import_module("ray._raylet")
     private_state: Any = importlib.import_module("ray._private.state")
     state = private_state.GlobalState()
@@ -92,7 +92,7 @@ def watch(
 
 
 class Word:
-    """What supervisors tell each other under one key in the GCS's store of keys and values."""
+    """What supervisors send each other under one key in the GCS's key-value store."""
 
     def __init__(
         self, raylet: Any, address: str, key: str, file: Optional[Path], longest: int
@@ -107,9 +107,9 @@ class Word:
         self._told = b""
 
     def exchange(self) -> str:
-        """Tell all others what is in the file, if that is new, and return what was told last.
-        Errors are left for the next time, with an empty answer: the list of nodes must not wait for
-        this."""
+        """Publish the file's content if it is new, and return the last published message. Errors
+        are left for the next call, with an empty answer: the list of nodes must not wait for this.
+        """
         with contextlib.suppress(Exception):
             if self._client is None:
                 self._client = self._raylet.GcsClient(address=self._address)
@@ -127,7 +127,7 @@ class Word:
 def ray_nodes(
     table: List[Dict[str, Any]], available: Mapping[str, Mapping[str, float]]
 ) -> List[RayNode]:
-    """Convert Ray's node table. `available`: the free resources of each living node, by node id."""
+    """Convert Ray's node table. `available`: the free resources of each live node, by node ID."""
     found = []
     for row in table:
         total = row.get("Resources", {})
@@ -237,8 +237,8 @@ class RayView:
         return f"the GCS considers this node dead: {reason or 'it does not know it'}"
 
     def rejoined(self, now: float) -> FrozenSet[str]:
-        """Return the names of nodes that came back to the address of a dead one, and that the GCS
-        may not reach yet."""
+        """Return the names of nodes that came back under the address of a dead one, and that the
+        GCS may not reach yet."""
         nodes = self.snapshot.nodes if self.snapshot else []
         left = {node.node_ip for node in nodes if not node.alive}
         since = now - self._timing.rejoin

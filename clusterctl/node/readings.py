@@ -1,7 +1,7 @@
 """Readings of this host: memory, disks, NICs, TCP, the clock, stopped processes.
 
-All of it is in /proc and /sys, which a container without privileges may read. The kernel's own log
-is not: it needs CAP_SYSLOG and a device. `diagnose` reads that on the host.
+All of it is in /proc and /sys, which an unprivileged container may read. The kernel's own log is
+not: it needs CAP_SYSLOG and a device. `diagnose` reads that on the host.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class NicReading:
 
 @dataclass(frozen=True)
 class HostReading:
-    """What a host showed at one moment."""
+    """A host's readings at one moment."""
 
     time: float  # Unix seconds
     monotonic: float
@@ -61,7 +61,7 @@ class HostReading:
 
 
 def host_reading(disks: Sequence[str], gpus: List[Dict[str, str]]) -> HostReading:
-    """Read the host. What cannot be read is left at its default. `disks`: directories."""
+    """Read the host. What cannot be read keeps its default. `disks`: directories."""
     memory = _named("/proc/meminfo")
     tcp = _tcp()
     return HostReading(
@@ -122,7 +122,7 @@ def conditions(
 
 
 def full_disks(disks: Mapping[str, Tuple[int, int]]) -> Iterator[Tuple[str, str]]:
-    """Yield the paths of `disks` (MiB free, in all) that are full, each with a sentence."""
+    """Yield the paths in `disks` (free and total MiB) that are full, each with a sentence."""
     for path, (left, size) in disks.items():
         if left < min(size * _LEAST_DISK, _LEAST_FREE):
             yield path, f"{path} has {left} of {size} MiB free"
@@ -131,7 +131,7 @@ def full_disks(disks: Mapping[str, Tuple[int, int]]) -> Iterator[Tuple[str, str]
 def _gpu_conditions(
     before: Sequence[Mapping[str, str]], now: Sequence[Mapping[str, str]]
 ) -> Iterator[Tuple[Tuple[str, str], str]]:
-    """Yield what is wrong with GPUs: memory errors that were not corrected, and slowed clocks."""
+    """Yield what is wrong with GPUs: uncorrected memory errors, and slowed clocks."""
     if len(now) < len(before) and now:
         text = f"{len(now)} GPUs answer, {len(before)} did"
         yield ("gpu-lost", ""), text
@@ -150,7 +150,7 @@ def _gpu_conditions(
 
 
 def stopped_processes() -> Dict[int, str]:
-    """Return the processes of this container that a signal has stopped, by pid."""
+    """Return this container's processes that a signal has stopped, by PID."""
     return {pid: process_name(pid) for pid in process_ids() if process_state(pid) in ("T", "t")}
 
 
@@ -159,7 +159,7 @@ def process_ids() -> List[int]:
 
 
 def process_state(pid: int) -> str:
-    """Return R, S, D, T, ...; empty if there is no such process."""
+    """Return R, S, D, T, ...; "" if there is no such process."""
     try:
         stat = Path("/proc", str(pid), "stat").read_text("utf-8", "replace")
     except OSError:
@@ -168,8 +168,8 @@ def process_state(pid: int) -> str:
 
 
 def process_name(pid: int) -> str:
-    """Return the name of a process's program, or what it calls itself: `raylet`,
-    `ray::RayWorkerWrapper`, `VLLM::EngineCore`. Processes choose it: the journal is printed."""
+    """Return the name of a process's program, or its own title: `raylet`, `ray::RayWorkerWrapper`,
+    `VLLM::EngineCore`. Processes choose it freely, and the journal is printed."""
     name = _own_name(pid)[:40]
     return "".join(each if each.isprintable() else "?" for each in name) or "a process"
 
@@ -199,7 +199,7 @@ def _disks(paths: Sequence[str]) -> Iterator[Tuple[str, Tuple[int, int]]]:
 
 
 def _nics(root: Path) -> Iterator[Tuple[str, NicReading]]:
-    """Yield the NICs of the host, without the loopback and what containers come and go with."""
+    """Yield the NICs of the host, without loopback and container interfaces that come and go."""
     with contextlib.suppress(OSError):
         for path in sorted(root.iterdir()):
             if path.name.startswith(_OF_CONTAINERS):
@@ -236,8 +236,8 @@ def _named(path: str) -> Dict[str, int]:
 
 
 def _oom_kills() -> int:
-    """Return how many processes of this container the kernel has ended for lack of memory, by its
-    control group (version 2, then 1); of the host where the group does not show it."""
+    """Return how many processes of this container the OOM killer has ended, according to its
+    control group (version 2, then 1); those of the host if the group does not show it."""
     for path in _OOM_KILLS:
         kills = _named(path).get("oom_kill")
         if kills is not None:

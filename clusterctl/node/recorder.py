@@ -1,5 +1,5 @@
-"""The recorder: compares readings of this host every 10 s, and writes what is wrong in the journal,
-with the moment when it began and ended."""
+"""The recorder: compares readings of this host every 10 s, and writes problems to the journal, with
+the times when they began and ended."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Recorder:
 
     def tick(self, now: float, broken: List[BrokenNic]) -> None:
         """Take a reading if it is time. `now`: monotonic seconds. `broken`: NICs that the node
-        needs and that carry nothing now, which are known sooner."""
+        needs but that carry no traffic, which are known sooner."""
         if broken != self._broken:
             for nic in broken:
                 if nic not in self._broken:

@@ -1,4 +1,4 @@
-"""Reads the token and the key, without which neither Ray nor vLLM is started."""
+"""Reads the token and the key, which are required to start Ray and vLLM."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ LARGEST = 4096  # Bytes of a secret; ours have 64
 
 
 class SecretUnusable(Exception):
-    """Nothing may be started with this secret; the text says why, and what repairs it."""
+    """Nothing may be started with this secret; the text says why, and how to repair it."""
 
 
 def read_secret(path: Path) -> str:
     """Return the content of a secret's file.
 
-    Raises SecretUnusable unless it is a file that this process's user owns, that nobody else may
-    read or write, and that is not empty.
+    Raises SecretUnusable unless it is a non-empty file that this process's user owns and nobody
+    else may read or write.
     """
     try:
         # Not through a link; and O_NONBLOCK since opening a fifo would wait for its writer.
@@ -53,13 +53,13 @@ def read_secret(path: Path) -> str:
 
 
 def mark(secret: str) -> str:
-    """Return what tells a secret from others, and says nothing else about it."""
+    """Return a mark that distinguishes a secret from others without revealing it."""
     return hashlib.sha256(secret.encode()).hexdigest()[:8]
 
 
 def marks(paths: NodePaths) -> Tuple[Dict[str, str], List[str]]:
-    """Return the marks of the secrets on this host by the names of their files, and why others that
-    are there cannot be used."""
+    """Return the marks of this host's secrets by file name, and why the unusable ones cannot be
+    used."""
     found, problems = {}, []
     for path in (paths.api_key, paths.ray_token):
         try:
@@ -71,7 +71,7 @@ def marks(paths: NodePaths) -> Tuple[Dict[str, str], List[str]]:
 
 
 def why_no_ray(env: Mapping[str, str], paths: NodePaths) -> str:
-    """Return why Ray may not be started with `env`, or an empty string.
+    """Return why Ray may not be started with `env`, or "".
 
     Only `allow_unauthenticated_ray` in the inventory sets RAY_AUTH_MODE to `disabled`.
     """

@@ -1,7 +1,7 @@
 r"""Keeps one declared service running: wait, start, watch, restart all its ranks, stop.
 
 vLLM is fail-stop: when one rank dies, all have to start again, on nodes that are alive. So a
-service that has lost a node is ended at once rather than left to the timeouts of NCCL.
+service that has lost a node is ended at once instead of waiting for NCCL's timeouts.
 
     waiting -> starting -> loading -> ready
        ^          |           |         |  \
@@ -45,7 +45,7 @@ _RAY_GONE = "Ray is not running on this host"
 
 @dataclass(frozen=True)
 class RayConditions:
-    """The state of Ray that a service needs in order to run, at one moment."""
+    """The state of Ray that a service needs to run, at one moment."""
 
     expected: Sequence[ExpectedNode]
     snapshot: Optional[Snapshot]  # None if the last snapshot is too old to prove anything
@@ -58,7 +58,7 @@ class RayConditions:
 
 
 def why_wait(document: ServiceDocument, conditions: RayConditions, not_before: float) -> str:
-    """Return why the service cannot start yet, or an empty string.
+    """Return why the service cannot start yet, or "".
 
     A snapshot from before `not_before` (monotonic seconds) still counts GPUs of the last attempt.
     """
@@ -98,9 +98,9 @@ def store_port(port: int, ports: range) -> int:
 
 
 def who_left(started_with: FrozenSet[str], snapshot: Optional[Snapshot]) -> str:
-    """Return which node was alive at the start and is dead now, and why, or an empty string.
+    """Return which node was alive at the start and is dead now, and why, or "".
 
-    A restarted raylet has a new id, so its node counts as dead: vLLM's worker on the old one is
+    A restarted raylet has a new ID, so its node counts as dead: vLLM's worker on the old one is
     gone.
     """
     for node in snapshot.nodes if snapshot else []:
@@ -142,7 +142,7 @@ class SupervisedService:
         evidence: Optional[HangEvidence] = None,
     ) -> None:
         """`previous`: this service's state as written by the supervisor of an earlier container.
-        `evidence`: taken before ranks that hang are ended."""
+        `evidence`: collected before hanging ranks are ended."""
         self._shown = document
         self._paths = paths
         self._timing = timing
@@ -361,7 +361,7 @@ class SupervisedService:
             self._turn("loading", counted or attempt.stage_line or reading.error)
 
     def _hang(self, now: float, attempt: Attempt, why: str) -> None:
-        """Have evidence taken on all hosts, and end all ranks once that has had its time."""
+        """Have evidence collected on all hosts, and end all ranks once there was time for that."""
         placed = self._ranks(attempt)
         own = session_members(attempt.child.pid)
         asked = self._evidence.ask(self._shown.name, why, placed, own) if self._evidence else 0.0
@@ -420,7 +420,7 @@ class SupervisedService:
         self._turn("stopping", f"{why}; at most {patience:g} s")
 
     def finish_stop(self, now: float) -> None:
-        """Kill a stopping service once vLLM or its time has ended. Check `stopped` after."""
+        """Kill a stopping service once vLLM has ended or time is up. Check `stopped` after."""
         attempt = self._attempt
         if attempt is None or (attempt.child.exit_status() is None and now < self._kill_at):
             return

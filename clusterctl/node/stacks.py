@@ -1,8 +1,8 @@
 """Python stacks of vLLM's processes, without ptrace, which the container may not use.
 
-Each process registers `faulthandler` on a signal and a file of its own (`register`, called as a
-plugin of vLLM). The handler needs no interpreter lock, so it also answers in a process that loops
-or hangs in a collective. One that is stopped does not answer, which its state tells.
+Each process registers `faulthandler` for a signal and its own file (`register`, called as a vLLM
+plugin). The handler needs no interpreter lock, so it also answers in a process that loops or hangs
+in a collective. A stopped process does not answer, but its state shows that.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def ask_for(pid: int) -> bool:
 
 
 def written_by(directory: Path, pid: int) -> str:
-    """Return the stacks that a process wrote last; empty if it wrote none."""
+    """Return the stacks that a process last wrote; "" if it wrote none."""
     try:
         text = read_file(directory / str(pid), 2**26).decode("utf-8", "replace")
     except OSError:
@@ -83,8 +83,8 @@ def forget(directory: Path) -> None:
 
 
 def call_of(stacks: str) -> str:
-    """Return where the thread that does vLLM's work sits: its innermost frame, and the innermost
-    one of vLLM's own if that is another. Empty if there is no such thread."""
+    """Return where the thread that does vLLM's work is: its innermost frame, and vLLM's innermost
+    frame if that differs. "" if there is no such thread."""
     threads = [block.splitlines()[1:] for block in re.split(r"(?=^(?:Current t|T)hread )", stacks,
                                                           flags=re.MULTILINE) if block]  # fmt: skip
     frames = [[match for line in thread if (match := _FRAME.match(line))] for thread in threads]

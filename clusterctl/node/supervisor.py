@@ -1,7 +1,7 @@
-"""The node's supervisor: Ray, and the services that are declared on this node.
+"""The node's supervisor: Ray, and the services declared on this node.
 
 One loop that never blocks checks each part in turn. Work that may block, such as reading logs and
-sending requests, has threads of its own.
+sending requests, has its own threads.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Supervisor:
         )
 
     def _change_gateway(self) -> None:
-        """Begin or end to lead the gateways of other hosts, or to have one that is led."""
+        """Start or stop leading the gateways of other hosts, or having a gateway that is led."""
         if self._document.role != "head":
             # What was told before may be old: a key may have been revoked since.
             self._shared, self._shared_text = SharedGateway(), ""
@@ -176,8 +176,8 @@ class Supervisor:
         self._state_file.write(self.state())
 
     def _record_versions(self, now: float) -> None:
-        """Compare what is installed with the ledger: somebody may install another library in a
-        running container."""
+        """Compare what is installed with the ledger: someone may install a library in a running
+        container."""
         self._versions_due = now + self._timing.versions_every
         self._all_versions = node_versions(self._image)
         self._ledger.record(NODE, self._all_versions)
@@ -214,7 +214,7 @@ class Supervisor:
                 del self._services[name]
 
     def _lead_gateway(self, gateway: Gateway) -> None:
-        """Tell the gateway what is declared, and what is known of the services on this node."""
+        """Pass the gateway what is declared, and what is known about the services on this node."""
         local = {}
         for name, document in self._wanted.items():
             state = self._services[name].state() if name in self._services else None

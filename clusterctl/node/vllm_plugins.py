@@ -1,8 +1,8 @@
-"""The plugins with which vLLM's processes load code of this package.
+"""The plugins through which vLLM's processes load code from this package.
 
 vLLM loads the plugins of the group `vllm.general_plugins` in its API server, its engine and its
-workers. They are found by entry points, which node.pyz has, on PYTHONPATH. Ray's workers get that
-path from their raylet, the others from the supervisor.
+workers. They are found through node.pyz's entry points, on PYTHONPATH. Ray's workers get that path
+from their raylet, the others from the supervisor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ENTRY_POINTS = "[vllm.general_plugins]\n" + "".join(
 
 
 def plugin_env(env: Mapping[str, str]) -> Dict[str, str]:
-    """Return the variables with which vLLM finds and loads these plugins besides its others."""
+    """Return the variables with which vLLM finds and loads these plugins besides others."""
     python_path = [str(Path(__file__).parents[2]), env.get("PYTHONPATH", "")]
     found = {"PYTHONPATH": os.pathsep.join(filter(None, python_path))}
     if env.get("VLLM_PLUGINS"):  # The plugins to load; all if it is not set

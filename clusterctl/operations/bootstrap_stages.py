@@ -1,6 +1,6 @@
-"""All that `bootstrap` does, in order: `STAGES`. A line names a method of `HostTarget` or `Target`
-that returns its steps, or of `Run` that acts between stages. To add a stage is to add a line, and
-its method here."""
+"""Everything that `bootstrap` does, in order: `STAGES`. A line names a method of `HostTarget` or
+`Target` that returns its steps, or of `Run` that acts between stages. To add a stage, add a line
+and its method."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HostTarget:
-    """Hosts to change, of which nothing more is known than their facts."""
+    """Hosts to change, of which only the facts are known."""
 
     inventory: Inventory
     names: tuple[str, ...]
@@ -135,7 +135,7 @@ class Target(HostTarget):
         return ClusterImages(self.cluster, self.names, self.engines, self.sink)
 
     def close(self) -> None:
-        """End transfers that still run."""
+        """End running transfers."""
         if "images" in self.__dict__:
             self.images.close()
 
@@ -163,7 +163,7 @@ class Target(HostTarget):
         return tuple(name for name in self.workers() if name in self._gateways)
 
     def workers_with_replicas(self) -> tuple[str, ...]:
-        """By the head's word: a worker's own documents must not get it the key."""
+        """According to the head: a worker's own documents must not get it the key."""
         services = self.cluster.survey.services.values()
         listed = {member.host for service in services for member in service.members}
         return tuple(name for name in self.workers() if name in listed | self._gateways)
@@ -212,7 +212,7 @@ class Target(HostTarget):
         return (FilesPresent(title, lambda _: files), *gone)
 
     def earlier_key(self) -> Sequence[Step]:
-        """As another host has it; clients would need another one else."""
+        """The key on another host, so that clients need not get a new one."""
         survey, head = self.cluster.survey, self.inventory.head.name
         having = [name for name, state in survey.states.items() if API_KEY in state.secrets]
         if head in having or not having or having[0] not in self.cluster.views:
@@ -234,7 +234,7 @@ class Target(HostTarget):
         return (self._new_token,)
 
     def keepers(self) -> tuple[str, ...]:
-        """Those whose copy of the head's documents is another one."""
+        """Hosts whose copy of the head's documents differs."""
         survey, documents = self.cluster.survey, self._head_documents
         found = []
         for host in self.inventory.keepers:
@@ -323,7 +323,7 @@ class Target(HostTarget):
         return [SecretCopied(secret, "gateway certificate") for secret in secrets]
 
     def without_virtual_ip(self) -> tuple[str, ...]:
-        """Those that shared one before: the survey has seen its files."""
+        """Hosts that shared an address before: the survey has seen its files."""
         shares = self._gateways if self.has_virtual_ip() else set()
         found = self.cluster.survey.with_keepalived
         return tuple(name for name in self.names if name in found - shares)
@@ -376,7 +376,7 @@ class Target(HostTarget):
 
 @dataclass
 class Run:
-    """A bootstrap that is carried out."""
+    """A running bootstrap."""
 
     target: Target
     hosts: tuple[Host, ...]
@@ -397,7 +397,7 @@ class Run:
         )
 
     def look_again(self) -> None:
-        """Take a survey: what it finds may differ from what was planned for."""
+        """Take a survey, whose result may differ from what was planned for."""
         before = self.target
         answered = {name: view.transport for name, view in before.cluster.views.items()}
         cluster = require_fit(take_survey(before.inventory, answered), self.hosts)
@@ -434,7 +434,7 @@ class Run:
 
 @dataclass(frozen=True)
 class OnHosts:
-    """A stage on all hosts that needs nothing of the cluster."""
+    """A stage on all hosts that does not need the cluster."""
 
     title: str
     steps: Callable[[HostTarget], Sequence[Step]]
@@ -445,7 +445,7 @@ class OnHosts:
 
 @dataclass(frozen=True)
 class OnNodes:
-    """A stage of the cluster's nodes."""
+    """A stage on the cluster's nodes."""
 
     title: str
     hosts: Callable[[Target], tuple[str, ...]]
@@ -469,7 +469,7 @@ class Several:
 
 @dataclass(frozen=True)
 class Between:
-    """What happens between stages, on the cluster as a whole; also where nothing is to change."""
+    """What happens between stages, on the cluster as a whole, even if nothing changes."""
 
     act: Callable[[Run], None]
     when: Callable[[Run], bool] = lambda _: True
@@ -539,15 +539,15 @@ STAGES: tuple[OnHosts | OnNodes | Several | Between, ...] = (
 def host_stages(
     inventory: Inventory, names: tuple[str, ...], facts: Mapping[str, HostFacts]
 ) -> tuple[Stage, ...]:
-    """Return the stages that need nothing of the cluster. Raises UsageError if the packages named
-    in the inventory cannot be read, InventoryError if its CA cannot."""
+    """Return the stages that do not need the cluster. Raises UsageError if the packages named in
+    the inventory cannot be read, InventoryError if its CA cannot."""
     target = HostTarget(inventory, names, facts)
     lines = [line for line in STAGES if isinstance(line, OnHosts)]
     return tuple(stage for line in lines for stage in line.stages(target))
 
 
 def stages_of(target: Target) -> tuple[Stage, ...]:
-    """Return all stages, in order. Raises as `host_stages`, and what finding the images raises."""
+    """Return all stages, in order. Raises what `host_stages` and finding the images raise."""
     lines = [line for line in STAGES if not isinstance(line, Between)]
     return tuple(stage for line in lines for stage in line.stages(target))
 
@@ -567,7 +567,7 @@ def plan_for(cluster: Cluster, names: tuple[str, ...]) -> Plan:
 
 
 def bring_about(run: Run) -> Bootstrapped:
-    """Go through `STAGES`; where nothing is to change, only prove that all is well."""
+    """Go through `STAGES`; if nothing changes, only prove that everything works."""
     try:
         for line in STAGES:
             if isinstance(line, Between):

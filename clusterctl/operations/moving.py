@@ -27,8 +27,8 @@ def move(
     sink: EventSink,
     driver: Callable[[Transport], ContainerDriver] = driver_for,
 ) -> None:
-    """Start replicas where they go, and stop those that leave. Raises as `prepare_hosts` and
-    `Rollout.run`."""
+    """Start replicas on their new hosts, and stop those that leave. Raises what `prepare_hosts` and
+    `Rollout.run` raise."""
     cluster, head = survey.inventory.cluster, survey.transports[survey.inventory.head.name]
     key = read_key(survey.inventory, head)
     for each in moves:
@@ -49,7 +49,7 @@ def drain_host(
     driver: Callable[[Transport], ContainerDriver] = driver_for,
 ) -> None:
     """Mark `host` as drained, and move its replicas away. If that fails, a host that was not marked
-    before is none again: its replicas stay, and would start there again. Raises as `move`."""
+    before is unmarked: its replicas stay, and would restart on it. Raises what `move` raises."""
     before = list(survey.drained)
     marked = mark(survey, sorted({*before, host}), lock)
     try:
@@ -63,8 +63,8 @@ def drain_host(
 
 
 def mark(survey: Survey, hosts: Sequence[str], lock: ClusterLock) -> Survey:
-    """Write which hosts are drained, unless the head's file says so already. Return the survey as
-    it is then."""
+    """Write which hosts are drained, unless the head's file already says so. Return the resulting
+    survey."""
     if list(hosts) == list(survey.drained):
         return survey
     path = drained_file(survey.inventory.cluster)

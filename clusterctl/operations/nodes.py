@@ -1,4 +1,4 @@
-"""Stages that several commands have for nodes."""
+"""Stages for nodes that several commands share."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from clusterctl.survey.cluster import Cluster
 
 
 def firewall_stage(cluster: Cluster, names: tuple[str, ...]) -> Stage:
-    """Return the stage that comes before the proof of links between hosts: a host that is new in
-    the inventory is proven from hosts that admit it."""
+    """Return the stage that precedes the tests of links: a host that is new in the inventory must
+    be admitted by the others before it is tested."""
     inventory = cluster.inventory
     step: Step = FirewallAbsent(inventory.cluster)
     if inventory.network.firewall:

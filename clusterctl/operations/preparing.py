@@ -1,4 +1,4 @@
-"""What must hold on hosts before replicas start there, whether they are new or moved."""
+"""What must hold on hosts before replicas start on them, whether new or moved."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which hosts a `bootstrap` changes one after the other, and with another image all of them: the
-hosts done have the new one, the others serve with the old one. One Ray holds both, as long as Ray
-and Python are the same in them."""
+"""Which hosts a `bootstrap` changes one after the other; with a new image, all of them: finished
+hosts have the new one while the others serve with the old one. Both can be in one Ray as long as
+their Ray and Python are the same."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from clusterctl.transport.lock import ClusterLock
 
 @dataclass(frozen=True)
 class Roll:
-    """The turns of the hosts `names`. `steps`: what changes a node, its container last. `lock` is
-    None for a plan."""
+    """The turns of the hosts `names`. `steps`: those that change a node, its container last. `lock`
+    is None for a plan."""
 
     cluster: Cluster
     names: tuple[str, ...]
@@ -50,9 +50,9 @@ class Roll:
 
     @cached_property
     def turns(self) -> tuple[Rolling, ...]:
-        """Hosts that are changed by themselves, in order, and together where a replica has ranks on
-        several: those whose replicas others can stand in for, which leave the gateway before; and
-        all with replicas if the image is another one, which has to prove itself.
+        """Hosts that are changed one by one, in order, or together if a replica has ranks on
+        several: those whose replicas leave the gateway first because others can stand in; and, with
+        a new image, which has to prove itself, all with replicas.
 
         None where all services end anyway, with the head's Ray. Raises RequirementsNotMet where
         --limit would tear a replica or the cluster apart, and as `require_starts`.
@@ -76,12 +76,12 @@ class Roll:
 
     @cached_property
     def hosts(self) -> frozenset[str]:
-        """The hosts with a turn."""
+        """The hosts that have a turn."""
         return frozenset(name for turn in self.turns for name in turn.hosts)
 
     @cached_property
     def other_image(self) -> frozenset[str]:
-        """The hosts whose containers get another image."""
+        """The hosts whose containers get a new image."""
         containers = self.cluster.survey.containers
         return frozenset(
             name for name in self.names if name in containers and not self._has_image(name)
@@ -90,7 +90,7 @@ class Roll:
     @cached_property
     def why_all_stop(self) -> str:
         """Why the services of all hosts end when the head's container is replaced, or one host gets
-        another image; empty if they do not."""
+        a new image; "" if they do not."""
         state = self._head_state
         if state is None or not state.keeps_tables:
             return "the head's Ray keeps its tables in memory"
@@ -102,7 +102,7 @@ class Roll:
         return why_not_beside(self.image.contents(), state)
 
     def require_same_ray(self) -> None:
-        """Raise RequirementsNotMet if the image, which the head has now, cannot be rolled out."""
+        """Raise RequirementsNotMet if the image, which the head now has, cannot be rolled out."""
         if not self.other_image or self._head_state is None:
             return
         if why := why_not_beside(self.image.contents(), self._head_state):
@@ -147,7 +147,7 @@ class Roll:
         return found
 
     def notes(self) -> Iterator[str]:
-        """Yield what users notice of another head or image, a sentence each."""
+        """Yield what users notice of a new head or image, a sentence each."""
         if self._takes_over:
             yield from self._notes_of_another_head(self._takes_over)
         if not self.other_image:
@@ -212,7 +212,7 @@ class Roll:
 
     @property
     def _new_head_first(self) -> list[tuple[str, ...]]:
-        """The hosts that change together: nobody can join a Ray whose head is not there."""
+        """The hosts that change together: none can join a Ray without its head."""
         head = self.cluster.inventory.head.name
         return sorted(groups(self.cluster, self.names), key=lambda hosts: head not in hosts)
 
@@ -227,7 +227,7 @@ class Roll:
 
     @cached_property
     def _old(self) -> Step:
-        """The step that gives a host its container with the image of before again."""
+        """The step that restores a host's container with the previous image."""
         cluster = self.cluster
 
         def spec(view: HostView) -> ContainerSpec:
@@ -258,8 +258,8 @@ class Roll:
             return False
 
     def _require_whole(self) -> None:
-        """Raise RequirementsNotMet where --limit would give one host of a replica another image
-        than its other hosts have, or the cluster two releases of Ray."""
+        """Raise RequirementsNotMet if --limit would give one host of a replica a different image
+        than its other hosts, or the cluster two releases of Ray."""
         inventory, names = self.cluster.inventory, set(self.names)
         every = [host.name for host in inventory.hosts]
         if self._takes_over and (self.other_image or set(every) - names):
@@ -286,8 +286,8 @@ class Roll:
 
 
 def why_not_beside(image: Contents | None, running: NodeState) -> str:
-    """Return why nodes of an image cannot be in one Ray with those that run, or "": ranks and Ray's
-    nodes need the same Ray, and the same minor release of Python. None: it is not made yet."""
+    """Return why nodes with an image cannot join the running Ray, or "": ranks and Ray's nodes need
+    the same Ray, and the same minor release of Python. None: it is not built yet."""
     if image is None:
         return ""
     if image.ray and release(image.ray)[:3] != release(running.ray_version)[:3]:

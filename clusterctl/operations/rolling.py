@@ -1,6 +1,6 @@
-"""Changes of hosts that clients do not notice where they can be spared: replicas leave the gateway
-before, while others of their services serve, and get requests again once they have proven
-themselves. What a run that was killed has left out of the gateway, the next one brings back."""
+"""Changes to hosts that clients do not notice if they can be spared: replicas first leave the
+gateway, while others of their services serve, and get requests again once they have proven
+themselves. Replicas that a killed run left out of the gateway are brought back by the next run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def replicas_on(cluster: Cluster, hosts: Iterable[str]) -> list[Replica]:
 
 def groups(cluster: Cluster, names: Sequence[str]) -> list[tuple[str, ...]]:
     """Return which of the hosts `names` with replicas change together: a replica changes with all
-    its hosts. The head's are last: a release that does not start is not to be found there."""
+    its hosts. The head's come last, so that a release that does not start is not discovered there.
+    """
     found: dict[str, set[str]] = {}
     hosts = {node.node_ip: node.host for node in cluster.topology.nodes}
     for replica in cluster.survey.replicas.values():
@@ -55,8 +56,8 @@ def groups(cluster: Cluster, names: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def spares(cluster: Cluster, hosts: Sequence[str]) -> bool:
-    """Whether services go on without `hosts`: they have replicas, and others of each are ready. One
-    that an older version declared needs every node of Ray."""
+    """Whether services continue without `hosts`: they have replicas, and others of each are ready.
+    A service declared by an older version needs every node of Ray."""
     survey, leaving = cluster.survey, replicas_on(cluster, hosts)
     if not leaving or not all(replica.document.node_ips for replica in survey.replicas.values()):
         return False
@@ -69,7 +70,7 @@ def spares(cluster: Cluster, hosts: Sequence[str]) -> bool:
 @dataclass(frozen=True)
 class Rolling:
     """The replicas of hosts that change together. `lock` is None for a plan, which applies nothing.
-    `old`: gives a host its container of before again, where that has another image."""
+    `old`: restores a host's previous container, if that has a different image."""
 
     cluster: Cluster
     hosts: tuple[str, ...]
@@ -82,15 +83,15 @@ class Rolling:
         return spares(self.cluster, self.hosts)
 
     def around(self, steps: Sequence[Step]) -> tuple[Step, ...]:
-        """Return the steps of each host: `steps`, which interrupt nobody where others serve. On a
-        host with a gateway, its clients notice."""
+        """Return the steps of each host: `steps`, which interrupt nobody if others serve. On a host
+        with a gateway, its clients notice."""
         gateways = {host.name for host in self.cluster.inventory.gateways}
         if self.spared and not gateways & set(self.hosts):
             steps = tuple(map(Unnoticed, steps))
         return tuple(OrBack(self, step) for step in steps) if self.old else tuple(steps)
 
     def named(self, *, draining: bool) -> list[str]:
-        """Return the replicas that the head's lists have as members, draining or not."""
+        """Return the replicas that are members in the head's lists, draining or not."""
         head, cluster = self.cluster.head.transport, self.cluster.inventory.cluster
         documents = [replica.document for replica in replicas_on(self.cluster, self.hosts)]
         there = {(document.service, document.replica) for document in documents}
@@ -114,8 +115,13 @@ class Rolling:
         survey = take_survey(self.cluster.inventory, transports)
         return replace(self.cluster, survey=survey.require_answers(self.cluster.held))
 
+<<<<<<< HEAD
     def rollouts(self, now: Cluster, deaf: Collection[str] = ()) -> list[Rollout]:
         """Return the replicas of each service as they are declared there. `deaf`: as in Rollout."""
+=======
+    def rollouts(self, now: Cluster) -> list[Rollout]:
+        """Return the replicas of each service as declared on these hosts."""
+>>>>>>> 124acdcc (Docstrings of diagnosis, node, operations, serving and planning read as English)
         survey, sink, found = now.survey, self.sink, list[Rollout]()
         key = read_key(survey.inventory, now.head.transport)
         by_service: dict[str, list[PlannedReplica]] = {}
@@ -148,7 +154,7 @@ class Rolling:
         return f"{failed:,} of {every:,} requests failed meanwhile" if every > 0 else ""
 
     def go_back(self, error: ClusterctlError) -> None:
-        """Give the hosts their containers of before again, and add to `error` what came of it."""
+        """Restore the hosts' previous containers, and add the outcome to `error`."""
         if self.old is None:
             return
         hosts = ", ".join(self.hosts)
@@ -163,7 +169,7 @@ class Rolling:
             error.summary += f"; {hosts} is back on the image of before, and serves"
 
     def _await_report(self, view: HostView) -> None:
-        """Wait for a report of the supervisor that runs now: the one before it has left its own."""
+        """Wait for a report from the running supervisor: its predecessor left an old one."""
         inventory, since = self.cluster.inventory, clock_of(view.transport)
 
         def reported() -> bool | None:
@@ -210,10 +216,15 @@ class LeaveGateway:
 @dataclass(frozen=True)
 class EndWell:
     """Step: the node container is stopped, with time for running requests, before one of `steps`
-    gives its supervisor another head, for which Ray and its replicas would end at once.
+    gives its supervisor a new head, for which Ray and its replicas would end at once.
 
+<<<<<<< HEAD
     Gateways that have joined the new head send it nothing any more. Others still hear the earlier
     one; they notice that the replica takes no requests.
+=======
+    The gateways are not notified, since their head is gone. They notice that the replica accepts no
+    requests.
+>>>>>>> 124acdcc (Docstrings of diagnosis, node, operations, serving and planning read as English)
     """
 
     rolling: Rolling
@@ -250,7 +261,7 @@ class EndWell:
 
 @dataclass(frozen=True)
 class ThenProven:
-    """Step: another one, after which the hosts' replicas prove themselves."""
+    """Step: wraps another one, after which the hosts' replicas prove themselves."""
 
     rolling: Rolling
     step: Step
@@ -270,7 +281,7 @@ class ThenProven:
 
 @dataclass(frozen=True)
 class Unnoticed:
-    """Step: another one, whose change interrupts nobody."""
+    """Step: wraps another one, whose change interrupts nobody."""
 
     step: Step
 
@@ -288,7 +299,7 @@ class Unnoticed:
 
 @dataclass(frozen=True)
 class OrBack:
-    """Step: another one; if it fails, the hosts get their containers of before again."""
+    """Step: wraps another one; if that fails, the hosts get their previous containers back."""
 
     rolling: Rolling
     step: Step
@@ -347,7 +358,7 @@ def interrupts(change: Change | Unknown | None) -> bool:
 
 
 def left_out(survey: Survey) -> set[str]:
-    """Return the hosts of members that an interrupted run has left out of the gateway."""
+    """Return the hosts of members that an interrupted run left out of the gateway."""
     members = [member for service in survey.services.values() for member in service.members]
     draining = {member.host for member in members if member.draining}
     return draining - set(survey.drained)

@@ -42,7 +42,7 @@ from clusterctl.transport.lock import ClusterLock
 
 @dataclass(frozen=True)
 class Changes:
-    """The changes that serving would make; no lines if the service already runs like this."""
+    """The changes that serving would make; no lines if the service already matches."""
 
     lines: tuple[str, ...]
     restarts: bool  # a running service is stopped and started again
@@ -66,8 +66,8 @@ class Wanted:
 
     @staticmethod
     def of(request: ServiceRequest, inventory: Inventory, base: Path = Path()) -> Wanted:
-        """Raises UsageError for a model that cannot be one, and for files that flags name and that
-        are not there; relative ones start at `base`."""
+        """Raises UsageError for an invalid model, and for missing files in flags; relative ones
+        start at `base`."""
         model = resolve(request.model, inventory.models)
         request, brought = with_brought(request, inventory.cluster, base)
         return Wanted(request, model, brought)
@@ -116,8 +116,8 @@ def look(inventory: Inventory, transports: Mapping[str, Transport]) -> Survey:
 
 
 def decide_on(survey: Survey, wanted: Wanted, leaving: Collection[str] = ()) -> Decision:
-    """Plan one service. `leaving`: replicas that will have stopped before it changes. Raises as
-    `plan_service`."""
+    """Plan one service. `leaving`: replicas that will have stopped before it changes. Raises what
+    `plan_service` raises."""
     inventory, request = survey.inventory, wanted.request
     head = survey.transports[inventory.head.name]
     declared = {replica.document.service for replica in survey.replicas.values()}
@@ -132,7 +132,7 @@ def decide_on(survey: Survey, wanted: Wanted, leaving: Collection[str] = ()) -> 
 
 
 def prepare(decision: Decision, sink: EventSink) -> None:
-    """Make sure that the hosts are fit for what will start there, and bring the files that flags
+    """Make sure that the hosts are ready for what will start on them, and copy the files that flags
     name."""
     if not decision.changes.lines:
         return
@@ -147,8 +147,8 @@ def new_key(
     """Return the config file's key if it differs from the cluster's; else None.
 
     One key protects all services, and vLLM reads it when it starts. So a new key is accepted only
-    while no service is declared: otherwise clients of other services would be locked out at some
-    later restart, unexpectedly. Raises UsageError then.
+    while no service is declared: otherwise clients of other services would be unexpectedly locked
+    out at a later restart. Raises UsageError then.
     """
     key = request.api_key
     if key is None or key == read_key(inventory, head):

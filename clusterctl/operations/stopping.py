@@ -1,4 +1,4 @@
-"""Ending all replicas of a service."""
+"""Stop all replicas of a service."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def end(
     lock: ClusterLock,
     sink: EventSink,
 ) -> None:
-    """Stop these replicas of the service, all there are, and take it out of the gateway. Raises
+    """Stop these replicas, all that the service has, and take it out of the gateway. Raises
     StepFailed for replicas that do not end, after the others have."""
     inventory, started = survey.inventory, time.monotonic()
     head, path = inventory.head.name, members_file(inventory.cluster, name)

@@ -131,6 +131,5 @@ class BundleRequest:
 
     @property
     def by_docker(self) -> bool:
-        """Whether the engine comes from Docker's packages: because they were requested, or are the
-        only ones."""
+        """Whether to use Docker's packages: they were requested, or are the only ones."""
         return self.docker_url is not None or self.target.family == "dnf"

@@ -1,4 +1,4 @@
-"""The nearest settings that would fit, each as flags to add and what they achieve."""
+"""The nearest settings that would fit, each as flags to add and their effect."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _Layout = tuple[tuple[str, ...], Placement]  # Flags and what they seat
 
 
 def advise(request: PlanRequest, plan: FitPlan) -> tuple[Advice, ...]:
-    """Return changes that would make this plan fit. What costs nothing comes first: single flags,
-    and if none suffices all of them; then layouts; then weights of fewer bits; only then the
-    smallest GPU that would do."""
+    """Return changes that would make this plan fit. Free changes come first: single flags, and if
+    none suffices all of them; then layouts; then weights of fewer bits; only then the smallest GPU
+    that would do."""
     if plan.verdict == "fits":
         return ()
     found: dict[str, Advice] = {}  # by the first flag: of two values the first one that fits
@@ -103,7 +103,7 @@ def _settings(request: PlanRequest, plan: FitPlan) -> Iterator[_Change]:
 
 def _combined(request: PlanRequest, plan: FitPlan) -> list[_Change]:
     """Return the change to use more of each GPU, and that change combined with smaller batches;
-    leaves out what the plan has already."""
+    leaves out what the plan already has."""
     options, flags = plan.options, list[str]()
     found: list[_Change] = []
     share = _UTILIZATIONS[-1]

@@ -1,16 +1,16 @@
-"""Runs inside an image: asks its vLLM what a start would need, without starting it.
+"""Runs inside an image: determines with its vLLM what a start would need, without starting it.
 
-Every rank in question is built on PyTorch's meta device, where tensors have sizes but no memory,
-and vLLM's own code groups its KV cache. No GPU is used: where the image is for CUDA, vLLM sees the
-GPU that the question describes, so that it chooses the same kernels and block sizes as on that GPU.
+Every requested rank is built on PyTorch's meta device, where tensors have sizes but no memory, and
+vLLM's own code groups its KV cache. No GPU is used: where the image is for CUDA, vLLM sees the GPU
+that the question describes, so that it chooses the same kernels and block sizes as on that GPU.
 `docker exec` runs this text unchanged, so it imports nothing from clusterctl.
 
 stdin: {"gpu": {"capability": 90, "name": "H100", "bytes": ..., "multiprocessors": 132} or null,
 "questions": [...]} (see `AskedStart`); stdout: one answer per line (see `answer`). vLLM is imported
 once, and each question gets a forked process.
 
-Most functions called here are private to vLLM. Those that moved between 0.25 and 0.33 are looked
-for in each place. Tried with 0.25.1, 0.32.0 and 0.33.0.
+Most functions called here are private to vLLM. Those that moved between 0.25 and 0.33 are looked up
+in each place. Tried with 0.25.1, 0.32.0 and 0.33.0.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def answer(question: AskedStart, directory: str) -> dict[str, Any]:
 
 
 def hide_gpus() -> None:
-    """Take no GPU into use. An empty list of devices keeps Triton, which layers import."""
+    """Hide all GPUs. An empty list of devices keeps Triton, which layers import."""
     os.environ.update(
         CUDA_VISIBLE_DEVICES="",
         VLLM_NO_USAGE_STATS="1",
@@ -156,7 +156,7 @@ def hide_gpus() -> None:
 
 
 class Anything:
-    """Stands for streams and events, which nothing waits for here."""
+    """Stands in for streams and events, which nothing waits for here."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -172,7 +172,7 @@ class Anything:
 
 
 def describe_gpu(gpu: dict[str, Any]) -> None:
-    """Let PyTorch, Triton and vLLM's platform report this GPU, as often as any start needs."""
+    """Make PyTorch, Triton and vLLM's platform report this GPU, as many times as a start needs."""
     import torch
 
     major, minor = divmod(gpu["capability"], 10)
@@ -235,8 +235,8 @@ def _constant(value: Any, *_: Any, **__: Any) -> Any:
 
 
 def _empty_what_does_not_load() -> None:
-    """Import an empty module in place of each compiled one that needs another PyTorch or a driver.
-    Sizes depend on their presence at most."""
+    """Import an empty module in place of each compiled one that needs a different PyTorch or a
+    driver. Sizes depend at most on their presence."""
     import importlib.abc
     import importlib.machinery as machinery
     import importlib.util
@@ -295,7 +295,7 @@ def describe_platform(major: int, minor: int, gpu: dict[str, Any]) -> None:
 
 
 def describe_to_triton(gpu: dict[str, Any]) -> None:
-    """Give Triton a driver that knows the target, which some layers ask for on import."""
+    """Give Triton a driver that knows the target, which some layers query on import."""
     from triton.backends.compiler import GPUTarget
     from triton.backends.driver import DriverBase
     from triton.runtime import driver
@@ -475,7 +475,7 @@ def drafter_for(config: Any, model: Any) -> Any:
 
 @contextlib.contextmanager
 def on_meta() -> Iterator[None]:
-    """Create all tensors on the meta device, also those that ask for CUDA by name or by index."""
+    """Create all tensors on the meta device, even those that request CUDA by name or index."""
     import torch
     from torch.overrides import TorchFunctionMode
 

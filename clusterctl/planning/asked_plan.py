@@ -1,7 +1,8 @@
-"""A plan with the figures of the engine itself in place of those of the formulas. Pure.
+"""A plan with the engine's own figures instead of the formulas'. Pure.
 
 The engine computes the weights of each stage, the size of a block of the KV cache, and the blocks
-of a request. What only a start measures (activation peak, runtime, CUDA graphs) stays as planned.
+of a request. What only a start can measure (activation peak, runtime, CUDA graphs) stays as
+planned.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def question_for(
 
 
 def described(gpu: GpuModel) -> dict[str, Any]:
-    """Return what `ask_vllm.py` has to know about a GPU."""
+    """Return what `ask_vllm.py` needs to know about a GPU."""
     return {
         "capability": gpu.capability,
         "name": gpu.name,

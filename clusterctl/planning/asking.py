@@ -1,4 +1,4 @@
-"""Ask the engine in an image what a start would need, where the formulas are not proven for it."""
+"""Ask the engine in an image what a start would need, if the formulas are not proven for it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ModelFiles:
 
 
 def program() -> str:
-    """Return the text that the image's Python runs."""
+    """Return the program that the image's Python runs."""
     return resources.files(__package__).joinpath("ask_vllm.py").read_text(encoding="utf-8")
 
 
@@ -71,7 +71,7 @@ def asked(survey: Survey, request: PlanRequest, report: FitReport, model: ModelF
 
 
 def _without(plan: FitPlan, report: FitReport) -> FitPlan:
-    """Leave out the notes of assumptions that the engine has answered."""
+    """Remove notes about assumptions that the engine has answered."""
     notes = tuple(note for note in plan.notes if note not in report.unproven)
     return replace(plan, notes=notes)
 
@@ -84,7 +84,7 @@ def answer_of(
     model: ModelFiles,
 ) -> EngineAnswer:
     """Return the answer, from the cache if the same was asked before. Raises ValueError for an
-    answer that cannot be read, and ClusterctlError."""
+    unreadable answer, and ClusterctlError."""
     container = driver.find(container_name(cluster))
     if container is None or not container.running:
         raise ValueError("the node container does not run")

@@ -28,9 +28,8 @@ from clusterctl.units import MIB
 
 
 def hardware_of(survey: Survey, held: HeldGpus, vllm: str | None, model: str) -> Hardware:
-    """Return the free GPUs as hardware to plan for, with what earlier starts of `model` have taken.
-    Raises UsageError for GPUs whose memory is
-    unknown."""
+    """Return the free GPUs as hardware to plan for, with the overheads of earlier starts of
+    `model`. Raises UsageError for GPUs whose memory is unknown."""
     inventory, facts = survey.inventory, survey.facts
     files = survey.answers[inventory.head.name].files
     learned = measured_in(files.get(measured_file(inventory.cluster)), inventory.image, model)
@@ -117,8 +116,8 @@ def network_of(topology: Topology, facts: Mapping[str, HostFacts]) -> LinkSpeed 
     """Return the slowest of the links that carry tensors; None with one host, or if a driver does
     not report a speed, as for virtual NICs.
 
-    The bandwidth is the link's: NCCL over sockets reached 4.0 of 4 GB/s. RDMA is given the latency
-    of sockets, since none was measured.
+    The bandwidth is the link's: NCCL over sockets reached 4.0 of 4 GB/s. RDMA is assigned the
+    latency of sockets, since none was measured.
     """
     speeds = []
     for node in topology.nodes:
@@ -132,7 +131,7 @@ def network_of(topology: Topology, facts: Mapping[str, HostFacts]) -> LinkSpeed 
 
 
 def with_image_env(hardware: Hardware, head: ContainerDriver, image: str) -> Hardware:
-    """On CPUs, take the size of the KV cache from the image if the inventory does not set it, and
+    """On CPUs, take the size of the KV cache from the image if the inventory does not set it and
     the image can be inspected."""
     name = hardware.defaults.cache_variable
     if not name or name in hardware.env:

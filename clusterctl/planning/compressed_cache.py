@@ -1,4 +1,4 @@
-"""The KV cache of DeepSeek V4, whose layers keep several things with different reaches.
+"""The KV cache of DeepSeek V4, whose layers keep several kinds of data with different reaches.
 
 Each layer keeps the last tokens of a sliding window. Most also keep one row for 4 or for 128
 tokens, and a state of the compressor that makes these rows; those with ratio 4 have rows and a
@@ -37,7 +37,7 @@ class _Bucket:
 
     @property
     def balanced(self) -> bool:
-        """Whether every kind is in as many layers."""
+        """Whether all kinds are in the same number of layers."""
         return len({len(kind) for kind in self.kinds}) == 1
 
 
@@ -101,7 +101,7 @@ def _page(size: int) -> int:
 
 
 def _repeats_of_a_group(buckets: Sequence[_Bucket]) -> int:
-    """Return how many layers of each kind a group has: as vLLM chooses, so that the least is padded
+    """Return how many layers of each kind a group has: chosen like vLLM for the least padding
     (`_approximate_gcd`); 0 if no bucket mixes page sizes."""
     balanced = [bucket for bucket in buckets if bucket.balanced]
     least = max((bucket.repeats for bucket in balanced if len(bucket.kinds) > 1), default=0)

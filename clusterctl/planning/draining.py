@@ -1,6 +1,6 @@
-"""What happens to the replicas of a host that is drained: each moves to free GPUs of other hosts,
-or is stopped where there are none. A move is a plan with that host gone. And which replicas start
-or stop so that a service has another number of them, while the others stay as they are."""
+"""What happens to the replicas of a drained host: each moves to free GPUs of other hosts, or is
+stopped if there are none. A move is a plan without that host. Also, which replicas start or stop to
+change a service's number of replicas, while the others stay unchanged."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ class ServiceMoves:
 
 
 def moves_from(survey: Survey, host: str) -> list[ServiceMoves]:
-    """Return what to do with each service that has replicas on `host`, so that it has none.
+    """Return what to do with each service to clear `host` of replicas.
 
-    The host may be one that is left out as dead. Raises RequirementsNotMet for services that cannot
-    be moved: those without a list of replicas, and those whose model is not on the hosts that they
+    The host may be one left out as dead. Raises RequirementsNotMet for services that cannot be
+    moved: those without a list of replicas, and those whose model is not on the hosts that they
     would move to.
     """
     survey.require_supervised_head()
@@ -95,7 +95,7 @@ def moves_from(survey: Survey, host: str) -> list[ServiceMoves]:
 
 
 def _node_ip(survey: Survey, host: str) -> str:
-    """Return the host's node IP; that of a dead host as Ray knows it, empty if it does not."""
+    """Return the host's node IP; for a dead host the one in Ray, or ""."""
     if host not in survey.left_out:
         return survey.topology.node(host).node_ip
     nodes = survey.require_supervised_head().nodes
@@ -140,8 +140,9 @@ def _moves_of(
 
 
 def scaling(survey: Survey, name: str, number: int) -> ServiceMoves:
-    """Return what gives a service `number` replicas: copies of what it has, or an end for those
-    that serve least. Raises UsageError for an unknown service, RequirementsNotMet, DoesNotFit."""
+    """Return the changes that give a service `number` replicas: copies of existing ones, or
+    stopping the least useful. Raises UsageError for an unknown service, RequirementsNotMet,
+    DoesNotFit."""
     require_formed(survey)
     service = survey.service(name)
     if not service.replicas:
@@ -193,7 +194,7 @@ def _copies(
 
 
 def _as_written(survey: Survey, replica: Replica) -> ServiceDocument:
-    """Return what a command wrote for a replica: its host's own file may say anything. Raises
+    """Return what a command wrote for a replica, since its host's own file may say anything. Raises
     RequirementsNotMet if the head has no copy of it."""
     file = f"services/{replica.name}.json"
     if file not in survey.written:

@@ -1,4 +1,4 @@
-"""Which precision of a model of the catalogue suits given GPUs."""
+"""Which precision of a model in the catalogue suits given GPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GB_PER_GIB = 1.073741824
 
 @dataclass(frozen=True)
 class EditionOnGpus:
-    """A checkpoint, and whether its recipe's minimum of memory is there."""
+    """A checkpoint, and whether there is as much memory as its recipe requires."""
 
     entry: CatalogueEntry
     runs: bool  # There are kernels for its format
@@ -29,8 +29,8 @@ class FoundModel:
 
 
 def search(text: str, gpus: Sequence[GpuModel] = ()) -> tuple[FoundModel, ...]:
-    """Return the models with all these words in alias, Hub id or kind; with `gpus`, those of which
-    a checkpoint fits them, by its recipe or by its published size in bf16."""
+    """Return the models with all these words in alias, Hub ID or kind; with `gpus`, only those with
+    a checkpoint that fits, by its recipe or its published size in bf16."""
     words = text.casefold().split()
     found = []
     for entry in CATALOGUE:
@@ -49,15 +49,15 @@ def _all_editions(entry: CatalogueEntry) -> tuple[EditionOnGpus, ...]:
 
 
 def _small_enough(entry: CatalogueEntry, gpus: Sequence[GpuModel]) -> bool:
-    """Return whether a model whose recipe names no minimum fits with a tenth of room to spare."""
+    """Return whether a model whose recipe names no minimum fits with a tenth to spare."""
     named = any(each.least_gb for each in entry.editions)
     memory = sum(gpu.memory_gib for gpu in gpus) * _GB_PER_GIB
     return not named and entry.billions * 2 * 1.1 < memory
 
 
 def editions_on(entry: CatalogueEntry, gpus: Sequence[GpuModel]) -> tuple[EditionOnGpus, ...]:
-    """Return the checkpoints of a model of which the recipe names a minimum of memory, on GPUs that
-    serve it together."""
+    """Return a model's checkpoints whose recipe names a minimum memory, on GPUs that serve it
+    together."""
     memory = sum(gpu.memory_gib for gpu in gpus) * _GB_PER_GIB
     least = min((gpu.capability for gpu in gpus), default=0)
     return tuple(
@@ -78,8 +78,8 @@ def model_of(entry: CatalogueEntry) -> CatalogueEntry:
 
 
 def best_edition(entry: CatalogueEntry, gpus: Sequence[GpuModel]) -> CatalogueEntry | None:
-    """Return the checkpoint with the most bits that fits, of those that the GPUs compute in if one
-    fits; None if none does."""
+    """Return the checkpoint with the most bits that fits, preferring formats in which the GPUs
+    compute; None if none fits."""
     least = min((gpu.capability for gpu in gpus), default=0)
     fitting = [each.entry for each in editions_on(entry, gpus) if each.fits]
     return max(fitting, key=lambda each: (each.computes_on(least), each.least_gb), default=None)

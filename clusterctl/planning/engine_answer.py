@@ -1,4 +1,4 @@
-"""What an engine says about a start, asked by `ask_vllm.py`. Pure."""
+"""What an engine says about a start, as queried by `ask_vllm.py`. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REFUSALS = frozenset({"ValueError", "ValidationError", "NotImplementedError", "
 @dataclass(frozen=True)
 class CacheGroup:
     """Layers that share a block table. `kind` is vLLM's word: FullAttention, SlidingWindow, Mamba,
-    MLAAttention, ...; `blocks`: of a request of full length."""
+    MLAAttention, ...; `blocks`: those of a request of full length."""
 
     layers: int
     kind: str
@@ -34,7 +34,7 @@ class CacheGroup:
 
 @dataclass(frozen=True)
 class BlocksAt:
-    """The blocks that a request of `length` tokens takes in all groups together."""
+    """The total blocks that a request of `length` tokens takes in all groups."""
 
     length: int
     blocks: int
@@ -42,7 +42,7 @@ class BlocksAt:
 
 @dataclass(frozen=True)
 class EngineAnswer:
-    """An engine's own figures for one layout; of `refusal` and the rest, one is empty."""
+    """An engine's own figures for one layout; either `refusal` or the rest is empty."""
 
     vllm: str
     architecture: str = ""
@@ -58,8 +58,8 @@ class EngineAnswer:
     refusal: str | None = None  # The engine's sentence, if it would not start at all
 
     def blocks_for(self, length: int) -> int:
-        """Return the blocks of a request of that length; between lengths that were computed, in
-        proportion and rounded up."""
+        """Return the blocks of a request of that length; between computed lengths, interpolated and
+        rounded up."""
         for below, above in pairwise((BlocksAt(0, 0), *self.requests)):
             if length <= above.length:
                 share = (length - below.length) / (above.length - below.length)
@@ -77,7 +77,7 @@ class EngineAnswer:
         return int(blocks / self.blocks_for(self.max_model_len) * self.max_model_len)
 
     def longest_in(self, blocks: int) -> int:
-        """Return the longest request that so many blocks hold, up to the model's longest."""
+        """Return the longest request that fits into that many blocks, up to the model's longest."""
         low, high = 0, self.max_model_len
         while low < high:
             middle = (low + high + 1) // 2

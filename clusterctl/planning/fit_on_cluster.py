@@ -1,4 +1,4 @@
-"""Plan on a cluster for `fit`: what `serve` would start on the GPUs that are free now."""
+"""Plan on a cluster for `fit`: what `serve` would start on the currently free GPUs."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def plan_request(
     survey: Survey, asked: FitArguments, hub: HubShapes | None = None
 ) -> tuple[PlanRequest, ModelFiles | None]:
     """Return the request that `serve` would plan, and the model's small files if they are found: at
-    a local path, else in the hosts' models directory; the catalogue and `hub` have the shape
-    alone."""
+    a local path, else in the hosts' models directory; the catalogue and `hub` have only the shape.
+    """
     request = replace(asked.request(), on=asked.on)
     here = Path(request.model).expanduser()
     files: ModelFiles | None
@@ -46,8 +46,8 @@ def plan_request(
 
 
 def usable_hardware(found: Question, link: LinkSpeed | None = None) -> Hardware:
-    """Return the GPUs to plan for, over this link if it is given. Raises UsageError if their memory
-    is unknown."""
+    """Return the GPUs to plan for, over this link if given. Raises UsageError if their memory is
+    unknown."""
     if found.unreadable:
         raise found.unreadable
     if not found.hardware.sites:
@@ -59,7 +59,7 @@ def usable_hardware(found: Question, link: LinkSpeed | None = None) -> Hardware:
 
 
 def _local_files(path: Path) -> ModelFiles:
-    """Read the small files of a local directory, or a config.json alone."""
+    """Read the small files of a local directory, or only a config.json."""
     found = sorted(path.glob("*.json")) if path.is_dir() else [path]
     small = [file for file in found if file.stat().st_size < _SMALL]
     files = {file.name: file.read_text(encoding="utf-8") for file in small}

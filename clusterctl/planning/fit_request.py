@@ -1,7 +1,7 @@
-"""The arguments of `fit`, and its report for GPUs that are given by name only.
+"""The arguments of `fit`, and its report for GPUs given only by name.
 
-Uses the same planner and flags as `serve`. Imports nothing that only a cluster needs, so that the
-answer comes at once.
+Uses the same planner and flags as `serve`. Imports nothing that only a cluster needs, so that it
+answers at once.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class FitArguments:
 
 def without_cluster(asked: FitArguments, hub: HubShapes | None = None) -> FitReport:
     """Return the report for the GPUs of --gpus. Raises UsageError, DoesNotFit and what `hub`
-    raises, which is asked for a Hub id that is not in the catalogue."""
+    raises, which looks up Hub IDs that are not in the catalogue."""
     request = asked.request()
     if asked.gpus is None:
         raise UsageError("no GPUs to plan for", hint="--gpus 2xH200")
@@ -93,7 +93,7 @@ def without_cluster(asked: FitArguments, hub: HubShapes | None = None) -> FitRep
 
 
 def with_edition_note(report: FitReport, model: str, hardware: Hardware) -> FitReport:
-    """Add a note about the precisions of a model of the catalogue on these GPUs."""
+    """Add a note about the precisions of a model in the catalogue on these GPUs."""
     entry, gpus = entry_of(model), [gpu for site in hardware.sites for gpu in site.gpus]
     note = edition_note(entry, gpus) if entry else None
     return replace(report, notes=(*report.notes, note)) if note else report
@@ -103,7 +103,7 @@ def launch_for(
     request: ServiceRequest, shape: ModelShape, hardware: Hardware, gpus: Sequence[GpuModel] = ()
 ) -> Launch:
     """Return the launch that `serve` would make, limited to fields that affect planned flags.
-    `gpus`: all of the cluster, in use or not; without them those of `hardware`."""
+    `gpus`: all GPUs of the cluster, in use or not; default: those of `hardware`."""
     gpus = gpus or [gpu for site in hardware.sites for gpu in site.gpus]
     return Launch(
         request=request,
@@ -121,7 +121,7 @@ def launch_for(
 
 
 def exists(path: Path) -> bool:
-    """Return whether there is such a path; a name that is too long is none."""
+    """Return whether the path exists; a name that is too long does not."""
     try:
         return path.exists()
     except OSError:
@@ -134,8 +134,8 @@ def entry_of(model: str) -> CatalogueEntry | None:
 
 
 def load_shape(model: str | Path, hub: HubShapes | None = None) -> ModelShape:
-    """Return the shape of a catalogue entry, a local path, or a Hub id that `hub` is asked for.
-    Raises UsageError."""
+    """Return the shape of a catalogue entry, a local path, or a Hub ID that `hub` looks up. Raises
+    UsageError."""
     name = str(model)
     entry = by_alias(name) or by_directory(name) or by_hub_id(name)
     if entry is not None:

@@ -1,6 +1,6 @@
 """The planner's result for `serve` before it starts anything: a layout, or a refusal.
 
-Uncertainty never prevents a start: in doubt the forecast warns instead of refusing, and if nothing
+Uncertainty never prevents a start: in doubt, the forecast warns instead of refusing, and if nothing
 can be planned, a note reports that and vLLM decides.
 """
 
@@ -75,8 +75,8 @@ def forecast_memory(
     served: ServiceDocument | None = None,
     ask: Ask | None = None,
 ) -> MemoryForecast:
-    """Plan a launch whose layout is open. `config` is the text of the hosts' config.json; `ask`
-    asks the engine where the formulas are not proven.
+    """Plan a launch whose layout is open. `config`: the text of the hosts' config.json; `ask`
+    queries the engine if the formulas are not proven.
 
     Raises UsageError, or Problems, for sizes and values of flags that vLLM refuses, and DoesNotFit
     if the service certainly cannot work, with the nearest settings that would.
@@ -128,8 +128,8 @@ def forecast_memory(
 
 
 def _unplanned(launch: Launch, hardware: Hardware, why: str) -> MemoryForecast:
-    """Choose a layout without a forecast: the sizes asked for, else one GPU for an encoder, else TP
-    over the GPUs of a host and PP over the hosts that have as many."""
+    """Choose a layout without a forecast: the requested sizes, else one GPU for an encoder, else TP
+    over the GPUs of a host and PP over hosts with the same number."""
     shape, asked, free = launch.shape, launch.request, hardware.free
     tp, pp, copies = asked.tensor_parallel, asked.pipeline_parallel, asked.data_parallel
     if tp is not None or pp is not None:
@@ -200,7 +200,7 @@ def serve_command(launch: Launch, flags: list[str]) -> str:
 
 
 def memory_notes(report: FitReport, launch: Launch, request: PlanRequest) -> tuple[str, ...]:
-    """Return the notes about a service that will be started, a sentence each: its KV cache, doubts,
+    """Return the notes about a service that will start, a sentence each: its KV cache, doubts,
     problems, more room, and, if the link's speed is known, a faster layout."""
     plan, limit = report.plan, report.plan.limited_by
     verdict = "unproven" if report.unproven else plan.verdict

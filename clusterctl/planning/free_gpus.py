@@ -1,4 +1,4 @@
-"""The GPUs that a plan may use: free ones, on hosts that are selected and not drained."""
+"""The GPUs that a plan may use: free ones, on selected hosts that are not drained."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HeldGpus:
     holders: tuple[str, ...] = ()  # A line each
 
     def only_on(self, hosts: Collection[str], on: str) -> HeldGpus:
-        """Return the free GPUs of these hosts, which `--on` selects."""
+        """Return the free GPUs of these hosts, selected by `--on`."""
         free = [each for each in self.free if each.host in hosts]
         left_out = len(self.free) - len(free)
         if not left_out:
@@ -49,8 +49,8 @@ class HeldGpus:
 def gpus_held(
     survey: Survey, ray: Sequence[RayNode], leaving: Collection[str] = (), share: float = 1.0
 ) -> HeldGpus:
-    """Count the GPUs of a cluster: see `count_gpus`, without those whose memory others hold.
-    `leaving`: names of replicas. `share`: the part of a GPU that is to be free."""
+    """Count the GPUs of a cluster: see `count_gpus`, except those whose memory others hold.
+    `leaving`: names of replicas. `share`: the share of a GPU that must be free."""
     sharing = [each for each in survey.replicas.values() if each.gpu_share < 1]
     names = {each.name for each in sharing}
     found = count_gpus(
@@ -67,7 +67,7 @@ def gpus_held(
 
 
 def without_shares(ray: Sequence[RayNode], sharing: Iterable[Replica]) -> list[RayNode]:
-    """Return Ray's nodes without the parts of GPUs that ranks of these replicas use."""
+    """Return Ray's nodes without the shares of GPUs that ranks of these replicas use."""
     used: dict[str, float] = defaultdict(float)
     for replica in sharing:
         for rank in replica.ranks:
@@ -82,8 +82,8 @@ def without_shares(ray: Sequence[RayNode], sharing: Iterable[Replica]) -> list[R
 def with_shares(
     held: HeldGpus, topology: Topology, sharing: Sequence[Replica], share: float
 ) -> HeldGpus:
-    """Return the GPUs without those that these replicas share, but with those of them that have
-    `share` left, too. Ray fills the GPU that has least left."""
+    """Return the GPUs without those that these replicas share, except those that still have `share`
+    left. Ray fills the GPU with the least left."""
     hosts = {node.node_ip: node.host for node in topology.nodes}
     left: dict[str, list[float]] = defaultdict(list)  # By host, of each shared GPU
     for replica in sharing:
@@ -104,8 +104,8 @@ def with_shares(
 
 
 def without_strangers(held: HeldGpus, reports: Mapping[str, GpuReport]) -> HeldGpus:
-    """Return the free GPUs without those on which processes of nobody's cluster hold memory. Ray
-    does not know of these, and a start keeps off them (node/held_gpus.py)."""
+    """Return the free GPUs without those on which processes outside any cluster hold memory. Ray
+    does not know about these, and a start avoids them (node/held_gpus.py)."""
     free, lines = [], []
     for each in held.free:
         report = reports.get(each.host)
@@ -128,8 +128,8 @@ def count_gpus(
 ) -> HeldGpus:
     """Count GPUs that Ray reports as used, and those that declared replicas need to start. Pure.
 
-    Replicas that are `leaving` give their GPUs back. All others keep theirs, even if they have not
-    started yet. `ranks`: of all replicas, with those that are not declared any more.
+    Replicas that are `leaving` free their GPUs. All others keep theirs, even if they have not
+    started yet. `ranks`: of all replicas, including those no longer declared.
     """
     count = _Count.of(topology, ray, ranks)
     staying, declared = [], set()
@@ -195,7 +195,7 @@ class _Count:
         return self._take(self.unseen, _to_come(replica), replica)
 
     def _take(self, gpus: dict[str, int], count: int, replica: Replica) -> list[str]:
-        """Subtract `count` GPUs of the replica's hosts, or as many as there are. Returns the host
+        """Subtract `count` GPUs from the replica's hosts, or as many as there are. Returns the host
         of each."""
         hosts = [self.hosts.get(node_ip, "") for node_ip in replica.document.node_ips]
         taken: list[str] = []
@@ -222,8 +222,8 @@ def _holder(replica: Replica) -> str:
 
 
 def on_of(survey: Survey, service: str) -> str:
-    """Return the hosts that an earlier `--on` limits the service to, without those that have left
-    the inventory since; empty for all. Raises UsageError if all of them have."""
+    """Return the hosts that an earlier `--on` limits the service to, without those that have since
+    left the inventory; empty for all. Raises UsageError if all of them have."""
     on = survey.service(service).on
     if not on:
         return ""
@@ -238,7 +238,7 @@ def on_of(survey: Survey, service: str) -> str:
 
 
 def hosts_on(survey: Survey, on: str) -> tuple[str, ...]:
-    """Return the hosts that `--on` selects, without dead ones; all for an empty one. Raises
+    """Return the hosts that `--on` selects, except dead ones; all if it is empty. Raises
     UsageError, and RequirementsNotMet if all of them are dead."""
     dead = survey.left_out
     chosen = select(_with_dead(survey), on, "--on") if on else survey.inventory.hosts

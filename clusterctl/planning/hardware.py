@@ -2,7 +2,7 @@
 
 `memory_gib` is `torch.cuda.mem_get_info()[1]`, the figure that vLLM multiplies by
 --gpu-memory-utilization; it is less than the marketing size and less than nvidia-smi's. Each comes
-from a public log or issue, given in `source`. Bandwidth (GB/s) and dense bf16 TFLOP/s (fp16 before
+from a public log or issue, named in `source`. Bandwidth (GB/s) and dense bf16 TFLOP/s (fp16 before
 Ampere) are from the vendor's data sheets; they are only used to rank layouts by speed.
 """
 
@@ -240,10 +240,10 @@ def find_gpu(name: str) -> GpuModel | None:
 
 
 def gpu_of_host(name: str, smi_mib: int | None = None) -> GpuModel:
-    """Return the GPU that a host or inventory names. `smi_mib` is nvidia-smi's memory.total.
+    """Return the GPU that a host or inventory names. `smi_mib`: nvidia-smi's memory.total.
 
     A name outside the catalogue gets nvidia-smi's memory minus the driver's share. A size that
-    contradicts the catalogue takes precedence: RTX 3080 of 10 and 20 GB share their name.
+    contradicts the catalogue takes precedence: RTX 3080s with 10 and 20 GB have the same name.
     """
     if name == CPU.name:
         return CPU

@@ -30,14 +30,14 @@ _LATENT_STATE_BLOCK_STEP = 128  # TRTLLM's and FlashInfer's kernels for MLA
 
 @dataclass(frozen=True, slots=True)
 class CacheRules:
-    """What a release and its settings decide about the cache.
+    """What a release and its settings determine about the cache.
 
-    `element_bytes`: of a cached key or value. `step`: attention's blocks beside states are a
+    `element_bytes`: of a cached key or value. `step`: attention's blocks next to states are a
     multiple of it. `state_blocks`: those that a request holds in each group of states. `drafted`:
     tokens that a drafter proposes in a step. `whole`: windows keep all tokens (before the hybrid
     cache, or with --disable-hybrid-kv-cache-manager). `shared_context`: ranks that divide the
     tokens of a request among them (decode context parallel). `sparse_rows`: latents that sparse
-    attention reads have their scales beside them (`fp8_ds_mla`).
+    attention reads have their scales next to them (`fp8_ds_mla`).
     """
 
     block_size: int
@@ -51,8 +51,8 @@ class CacheRules:
 
 
 def state_step(block_size: int, *, latent: bool, exported: bool) -> int:
-    """Return the number of which attention's blocks are a multiple beside states. `exported`:
-    FlashInfer hands out checkpoints, on boundaries of 64 tokens."""
+    """Return the number of which attention's blocks next to states are a multiple. `exported`:
+    FlashInfer exports checkpoints, on boundaries of 64 tokens."""
     least = _LATENT_STATE_BLOCK_STEP if latent else _STATE_BLOCK_STEP
     step = max(block_size, least)
     return lcm(step, _CHECKPOINT_STEP) if exported else step
@@ -182,7 +182,7 @@ _SPARSE_FP8_TOKEN = 656
 def attention_bytes(
     attention: Attention, tp: int, element_bytes: float, *, sparse_rows: bool = False
 ) -> float:
-    """Return the bytes that a layer keeps of a token on a rank, with the key of its indexer."""
+    """Return the bytes that a layer keeps per token on a rank, including the key of its indexer."""
     indexer = attention.indexer
     index = indexer.head_dim + _INDEX_SCALE_BYTES if indexer and indexer.owned else 0
     latent = attention.latent
@@ -247,8 +247,8 @@ def plan_cache(needs: Sequence[Needs], rules: CacheRules) -> CachePlan:
 
 
 def _block_beside_states(needs: Sequence[Needs], rules: CacheRules) -> int:
-    """Return the tokens of a block: beside layers that keep a state, so many that a page of
-    attention holds a state (`_align_hybrid_block_size` in vllm/platforms/interface.py)."""
+    """Return the tokens of a block: next to layers that keep a state, enough for a page of
+    attention to hold a state (`_align_hybrid_block_size` in vllm/platforms/interface.py)."""
     states = max((need.state_bytes for each in needs for need in each), default=0)
     token = max((need.token_bytes for each in needs for need in each), default=0)
     if not states or not token:

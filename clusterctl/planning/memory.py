@@ -194,8 +194,8 @@ def plan_memory(
 ) -> FitPlan:
     """Predict the figures that vLLM will report for this model on these ranks.
 
-    Raises UsageError if the layers cannot be split as asked. Anything else that vLLM would refuse
-    is found by `problems.predict_problems`.
+    Raises UsageError if the layers cannot be split as requested. `problems.predict_problems` finds
+    anything else that vLLM would refuse.
     """
     if options.language_model_only:
         shape = replace(shape, tower=None)
@@ -253,7 +253,7 @@ def _with_drafter(shape: ModelShape, tp: int) -> ModelShape:
 
 
 def _with_own_lessons(seat: RankSeat, settings: Settings) -> RankSeat:
-    """Return the seat without figures of starts with other settings."""
+    """Return the seat without figures from starts with different settings."""
     known = seat.measured.settings if seat.measured else ""
     if known in ("", settings_key(settings)):
         return seat
@@ -413,7 +413,7 @@ def _judge(case: _Case, ranks: tuple[RankMemory, ...]) -> FitPlan:
 
 
 def _block_compared(case: _Case, rank: RankMemory) -> int:
-    """Return the bytes of a block by which vLLM checks a rank's memory before it starts."""
+    """Return the bytes of a block with which vLLM checks a rank's memory before it starts."""
     if case.rules.compares_whole_model:
         return case.cache.block_bytes(0, len(case.shape.layers))
     return case.block_bytes(rank.stage)
@@ -432,7 +432,7 @@ def _longest(case: _Case, ranks: Sequence[RankMemory], blocks: int) -> int:
 
 
 def _blocks_if_off(case: _Case, ranks: Sequence[RankMemory], sign: int) -> int:
-    """Return the blocks of the cache if each rank has its margin of error more, or less."""
+    """Return the cache's blocks if each rank has its margin of error more, or less."""
     blocks = []
     for rank in ranks:
         size = case.block_bytes(rank.stage)

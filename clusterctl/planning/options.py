@@ -33,7 +33,7 @@ from clusterctl.units import GIB
 
 
 class UnknownValue(UsageError):
-    """A value that is unknown here, but may be valid in a newer vLLM."""
+    """A value that is unknown to clusterctl, but may be valid in a newer vLLM."""
 
 
 AUTO_LENGTH = -1  # --max-model-len auto: vLLM uses the longest context that fits
@@ -73,7 +73,7 @@ class ServeOptions:
 
     def cache_element_bytes(self, stored: str = "auto") -> float:
         """Return the bytes of an element of a cached key or value. `stored`: the dtype that the
-        checkpoint asks for, which `auto` takes."""
+        checkpoint specifies, which `auto` uses."""
         dtype = stored if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
         return next((size for name, size in _ELEMENT_BYTES.items() if dtype.startswith(name)), 2)
 
@@ -283,7 +283,7 @@ class Settings:
 
 
 def settings_key(settings: Settings) -> str:
-    """Return what tells these settings from others, in a few letters."""
+    """Return a few letters that distinguish these settings from others."""
     return hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
 
 
@@ -292,8 +292,8 @@ def settle(
 ) -> Settings:
     """Fill in vLLM's defaults.
 
-    `head` is the GPU of the process that starts the engine: vLLM takes the batch defaults from it
-    alone, whatever GPUs the other ranks have.
+    `head` is the GPU of the process that starts the engine: vLLM takes the batch defaults only from
+    it, whatever GPUs the other ranks have.
     """
     length = options.max_model_len
     wanted = shape.context if length is None or length == AUTO_LENGTH else length
@@ -331,7 +331,7 @@ def settle(
 def _cache_rules(
     shape: ModelShape, options: ServeOptions, rules: Rules, head: GpuModel, block_size: int
 ) -> CacheRules:
-    """Return what these options and this release decide about the cache."""
+    """Return what these options and this release determine about the cache."""
     caching = options.prefix_caching
     aligned = rules.aligns_states and not shape.attention_free if caching is None else caching
     if options.state_mode is not None:

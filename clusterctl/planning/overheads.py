@@ -5,7 +5,8 @@ through the layers and then samples for --max-num-seqs requests; the larger of t
 (v1/worker/gpu_model_runner.py, `profile_run`).
 
 Runtime and graphs are measured, not derived. They are the least certain figures of a forecast;
-`margin_gib` returns their error, and measurements of the same GPU and image (`Measured`) win.
+`margin_gib` returns their error, and measurements of the same GPU and image (`Measured`) take
+precedence.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ Fabric = Literal["none", "nvlink", "nvlink-plain", "pcie", "network"]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Overheads reported by an earlier start on a host, in GiB; None if unknown. They hold for
-    starts of the same model, layout and settings: used for others, they made forecasts worse by up
-    to 1.2 % of the KV cache (docs/fit.md)."""
+    """Overheads reported by an earlier start on a host, in GiB; None if unknown. They apply to
+    starts of the same model, layout and settings: for others, they made forecasts worse by up to
+    1.2 % of the KV cache (docs/fit.md)."""
 
     runtime_gib: float | None = None
     graphs_gib: float | None = None
@@ -101,7 +102,7 @@ def graphs_gib(
     exchanging: bool = False,
     measured: Measured | None = None,
 ) -> float:
-    """Return the GiB of captured CUDA graphs for batches of so many requests; 0 with
+    """Return the GiB of captured CUDA graphs for batches of that many requests; 0 with
     --enforce-eager. `exchanging`: replicas divide the experts."""
     if eager:
         return 0.0
@@ -227,7 +228,7 @@ _PATCHES = 65536
 
 
 def _picture_peak(tower: Tower, tp: int) -> int:
-    """Return the bytes that one picture takes in the tower: the profiling run encodes the largest
+    """Return the bytes that one image takes in the tower: the profiling run encodes the largest
     one. Queries, keys, values and the MLP are divided over the ranks."""
     wide = (3 * tower.hidden + tower.mlp_width) // (tp if tower.divided else 1)
     return _PATCHES * 2 * (3 * tower.hidden + wide)

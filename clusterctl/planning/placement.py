@@ -1,4 +1,4 @@
-"""Which rank is placed on which GPU, and which layers it holds."""
+"""Which rank is placed on which GPU, and which layers it has."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ def stages_of(layers: int, placement: Placement) -> tuple[PipelineStage, ...]:
 
 
 def sites_without(sites: Sequence[Site], hosts: Iterable[str]) -> list[Site]:
-    """Return the sites that are left when each of `hosts` has given a GPU: its first, as ranks take
-    them. A host without any is left out."""
+    """Return the sites left when each of `hosts` has given up a GPU: its first, as ranks take them.
+    Hosts without any are left out."""
     used = Counter(hosts)
     return [
         replace(site, gpus=site.gpus[used[site.host] :]) if site.host in used else site
@@ -149,8 +149,8 @@ def sites_without(sites: Sequence[Site], hosts: Iterable[str]) -> list[Site]:
 
 
 def room_for_copies(free: Sequence[HostGpus], width: int) -> int:
-    """Return how many data parallel ranks of so many GPUs vLLM can place: it divides none of them
-    over hosts, unless no host has enough GPUs for one."""
+    """Return how many data parallel ranks of that many GPUs vLLM can place: it splits them across
+    hosts only if no host has enough GPUs for one."""
     if width > max((host.free for host in free), default=0):
         return sum(host.free for host in free) // width
     return sum(host.free // width for host in free)

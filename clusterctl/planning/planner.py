@@ -108,8 +108,8 @@ def plan(request: PlanRequest) -> FitReport:
 
 
 def _requests_that_start(request: PlanRequest, found: FitPlan) -> int | None:
-    """Return how many requests a batch may have at most, if the default is more than there are
-    blocks for states; None if it is not, or if the user has decided."""
+    """Return the most requests that a batch may have, if the default exceeds the blocks for states;
+    None if it does not, or if the user has set it."""
     own = [argument for argument in request.arguments if argument.key == "max-num-seqs"]
     if found.state_blocks is None or any(argument.origin != DEFAULT for argument in own):
         return None
@@ -232,8 +232,8 @@ def require_possible(
 def propose(request: PlanRequest) -> tuple[Proposal, ...]:
     """Return the layouts that fit, best first: those that may not fit last, then by estimated
     tokens/s under load. Tensor parallel groups stay inside a host unless the network is fast. One
-    stage more than needed is offered too, for its larger cache; further ones only add hops. Layouts
-    on which vLLM cannot start are left out."""
+    stage more than needed is also offered, for its larger cache; more only add hops. Layouts on
+    which vLLM cannot start are left out."""
     fitting: list[Proposal] = []
     for tp in _tensor_sizes(request):
         offered = 0
@@ -296,8 +296,8 @@ def _closest(request: PlanRequest) -> FitPlan:
 
 def best_seated(request: PlanRequest, tp: int, pp: int, partition: tuple[int, ...]) -> FitPlan:
     """Return the plan for TP x PP: inside the first host on which it fits and starts; else over the
-    hosts in the given order if that does, else with the largest GPUs first; else the best of these.
-    Raises DoesNotFit if there are too few GPUs."""
+    hosts in the given order if it does so there, else with the largest GPUs first; else the best of
+    these. Raises DoesNotFit if there are too few GPUs."""
     options = replace(request.options, partition=partition)
     largest_first = sorted(request.sites, key=lambda site: -min(g.memory_gib for g in site.gpus))
     roomy = [site for site in request.sites if len(site.gpus) >= tp * pp]
@@ -332,7 +332,7 @@ def _starts(request: PlanRequest, plan: FitPlan) -> bool:
 
 
 def _replicated(placement: Placement, sites: Sequence[Site], asked: int | None) -> Placement:
-    """Add the replicas asked for, else as many as fit on the remaining GPUs of the same kinds."""
+    """Add the requested replicas, else as many as fit on the remaining GPUs of the same kinds."""
     if asked:
         return replace(placement, replicas=asked)
     kinds = [(seat.gpu, seat.place) for seat in placement.seats]
@@ -375,8 +375,8 @@ def _as_served(request: PlanRequest) -> FitPlan | None:
 
 
 def _unproven(request: PlanRequest) -> tuple[str, ...]:
-    """Return the reasons why the figures are no verdict: what this model, release or flag needs was
-    not compared with vLLM."""
+    """Return why the figures are not a verdict: what this model, release or flag needs was not
+    compared with vLLM."""
     options, architecture = request.options, request.shape.architecture
     found = [*request.shape.assumptions]
     if not found and not is_proven(architecture) and architecture not in _STARTED:
@@ -408,8 +408,7 @@ def _unproven(request: PlanRequest) -> tuple[str, ...]:
 
 
 def _doubts(request: PlanRequest) -> tuple[str, ...]:
-    """Return the reasons why the forecast is too uncertain to refuse a start; empty if it is
-    reliable."""
+    """Return why the forecast is too uncertain to refuse a start; empty if it is reliable."""
     doubts = [*_unproven(request)]
     if request.hardware.env.get(LONGER, "0") not in ("0", ""):
         doubts.append(f"{LONGER} allows a longer context than the model's own")
@@ -445,7 +444,7 @@ def _report(request: PlanRequest, found: FitPlan, notes: Sequence[str]) -> FitRe
 
 
 def _network_notes(request: PlanRequest, placement: Placement) -> Iterator[str]:
-    """Yield where the speed of a network that tensors cross comes from, and what it leaves out."""
+    """Yield the source of the speed of a network that tensors cross, and what it leaves out."""
     if _exchanges_over_network(request, placement):
         yield (
             "speed: not estimated, as experts on different hosts exchange tokens in each layer; "

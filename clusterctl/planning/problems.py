@@ -1,6 +1,6 @@
 """Predict vLLM's errors before anything starts.
 
-Problems have the names of the causes that are recognised in logs afterwards.
+Problems have the names of the causes that are later recognised in logs.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def predict_problems(
 
 
 def _of_release(plan: FitPlan, rules: Rules) -> Iterator[PredictedProblem]:
-    """Yield faults of single releases that end a start of this layout."""
+    """Yield bugs of specific releases that make a start with this layout fail."""
     stages = plan.placement.pp
     if rules.loses_stages and stages > 1:
         several = plan.placement.stages_cross_hosts or len(plan.ranks) > _LARGEST_HOST
@@ -96,7 +96,7 @@ def _of_release(plan: FitPlan, rules: Rules) -> Iterator[PredictedProblem]:
 
 
 def _of_speed(shape: ModelShape, plan: FitPlan) -> Iterator[PredictedProblem]:
-    """Yield what slows each step down, with its share of the estimate."""
+    """Yield what slows down each step, with its share of the estimate."""
     if any(seat.gpu.is_cpu for seat in plan.placement.seats):
         return
     model = SpeedModel(shape, plan.placement, plan.settings.quantization, NETWORK, plan.options)
@@ -123,7 +123,7 @@ def _of_speed(shape: ModelShape, plan: FitPlan) -> Iterator[PredictedProblem]:
 def tp_problem(shape: ModelShape, tp: int, *, by_number: bool = False) -> str | None:
     """Return why vLLM does not accept that tensor parallel size for this model, or None.
 
-    `by_number`: --enable-expert-parallel keeps experts whole, whatever their width is.
+    `by_number`: --enable-expert-parallel keeps experts whole, whatever their width.
     """
     found = heads_problem(shape, tp)
     for layer in dict.fromkeys(shape.layers) if found is None else ():

@@ -1,6 +1,6 @@
-"""For which architectures the formulas were compared with vLLM's own code, and agree.
+"""The architectures for which the formulas were compared with vLLM's own code, and agree.
 
-`scripts/prove_formula.py` makes proven.json.
+`scripts/prove_formula.py` writes proven.json.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _TOKENS = 0.0001  # Rounding of whole blocks
 
 @cache
 def proven_architectures() -> frozenset[str]:
-    """Return the architectures whose weights are within 0.5 % on every configuration compared, and
-    whose KV cache holds exactly as many tokens."""
+    """Return the architectures whose weights are within 0.5 % in every compared configuration, and
+    whose KV cache holds exactly the same number of tokens."""
     found = json.loads(PROVEN.read_text(encoding="utf-8"))["architectures"]
     return frozenset(
         name
@@ -30,6 +30,6 @@ def proven_architectures() -> frozenset[str]:
 
 
 def is_proven(architecture: str, *, drafted: bool = False) -> bool:
-    """Return whether the formulas hold for models of this architecture; `drafted`: with layers of
+    """Return whether the formulas hold for models of this architecture; `drafted`: with layers from
     their own checkpoint that propose tokens."""
     return architecture + (DRAFTED if drafted else "") in proven_architectures()

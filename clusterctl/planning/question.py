@@ -1,5 +1,5 @@
 """The one question to the planner about a service on a cluster. `fit`, `serve`, `apply`, `drain`,
-`remove` and `restart` ask it, so that they plan for the same model on the same GPUs."""
+`remove` and `restart` all use it, so that they plan for the same model on the same GPUs."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ class Question:
 
     @cached_property
     def config_json(self) -> dict[str, Any] | None:
-        """Raises UsageError for a config.json that cannot be read."""
+        """Raises UsageError for an unreadable config.json."""
         text = self.config
         return parse_config(text, f"{self.request.model}/config.json") if text else None
 
     @property
     def shape(self) -> ModelShape | None:
-        """The model's shape, as the hosts have it, else the catalogue. Raises UsageError."""
+        """The model's shape, from the hosts, else from the catalogue. Raises UsageError."""
         if self.config_json is not None:
             return describe(self.config_json, self.model.hub_id or self.model.served_name)
         return self.model.entry.known_shape if self.model.entry else None
@@ -83,14 +83,15 @@ class Question:
 
     @property
     def served(self) -> ServiceDocument | None:
-        """The same model as it is served now, whose layout is kept."""
+        """The same model as currently served, whose layout is kept."""
         first = next(iter(self.service.documents), None)
         same = first is not None and first.argv[2:3] == [self.launch.model_argument]
         return first if same else None
 
     def require_location(self, hosts: Collection[str] | None = None) -> ModelLocation | None:
-        """Return where all hosts have the model; None for one that is on no host, and that each
-        downloads from the Hub. Raises RequirementsNotMet for hosts (of `hosts`) that lack it."""
+        """Return where all hosts have the model; None for a model that is on no host and that each
+        host downloads from the Hub. Raises RequirementsNotMet for hosts (of `hosts`) that lack it.
+        """
         if not any(self.findings.values()) and self.request.model == self.model.hub_id:
             return None
         needed = set(self.hosts if hosts is None else hosts)
@@ -106,7 +107,7 @@ class Question:
         )
 
     def known_request(self) -> PlanRequest | None:
-        """Return what the planner can be asked; None if too little is known, which prevents no
+        """Return the request for the planner; None if too little is known, which does not prevent a
         start."""
         try:
             shape = self.shape
@@ -186,7 +187,7 @@ def question_again(
     without: Collection[str] = (),
     vllm: str | None = None,
 ) -> Question:
-    """Ask about a service as it is declared: the same flags and sizes. Raises as `question`, and
+    """Ask about a service as declared: the same flags and sizes. Raises what `question` raises, and
     UsageError for a document that no run has written."""
     if len(document.argv) < 3:  # A host may have any document
         raise UsageError(f"{document.name} has no command line that can be planned")
@@ -199,7 +200,7 @@ def question_again(
 
 
 def plan_as_served(survey: Survey, document: ServiceDocument) -> tuple[PlanRequest, FitPlan] | None:
-    """Return what was planned, and the plan; None where the planner has none."""
+    """Return what was planned, and the plan; None if the planner has none."""
     try:
         request = question_again(survey.require_answers(), document).known_request()
         return (request, one_service(plan(request), request).plan) if request else None
@@ -224,7 +225,7 @@ def _own_hosts_first(hardware: Hardware, survey: Survey, service: Service) -> Ha
 
 
 def _look_for(survey: Survey, model: Model, hosts: Collection[str]) -> Findings:
-    """Look for the model on these hosts; a model of this machine is nowhere else."""
+    """Look for the model on these hosts; a model on this machine is nowhere else."""
     if not model.candidates:
         return {}
     transports = {host: survey.transports[host] for host in hosts}
@@ -234,7 +235,7 @@ def _look_for(survey: Survey, model: Model, hosts: Collection[str]) -> Findings:
 
 
 def _free_gpus(survey: Survey, leaving: Collection[str], share: float) -> HeldGpus:
-    """Return the GPUs that have `share` free: all of them where the cluster is not up yet."""
+    """Return the GPUs that have `share` free: all of them if the cluster is not up yet."""
     state = survey.states.get(survey.inventory.head.name)
     return gpus_held(survey, state.nodes, leaving, share) if state else HeldGpus(_all_gpus(survey))
 

@@ -74,7 +74,7 @@ def seats_for(
     request: PlanRequest | None,
 ) -> list[Seats]:
     """Return the seats of replicas beyond those `kept`, until there are `most` in all, or for as
-    many as fit. `request`: what the planner is asked about each; None if it knows nothing."""
+    many as fit. `request`: the planner's request for each; None if it cannot plan them."""
     sites = hardware.sites or sites_of_unknown_gpus(hardware.free)
 
     def fits(placement: Placement) -> bool:
@@ -96,9 +96,9 @@ def seat_replicas(
     sites  hosts with their free GPUs; those of the replicas in `kept` are among them
     fits   whether a replica can start on the GPUs of this placement
 
-    A replica gets GPUs of one host wherever a host has enough of them, so that its ranks exchange
-    nothing over the network; hosts with fewer replicas of this service come first, so that the loss
-    of a host costs as few of them as possible.
+    A replica gets GPUs of one host if a host has enough, so that its ranks exchange nothing over
+    the network; hosts with fewer replicas of this service come first, so that losing a host costs
+    as few as possible.
     """
     largest = max((len(site.gpus) for site in sites), default=0)
     used = Counter(host for seats in kept for host in set(seats))
@@ -122,9 +122,9 @@ def seat_replicas(
 
 
 def _copies_on(sites: Sequence[Site], sizes: Sizes, largest: int) -> list[Placement]:
-    """Return the places of the data parallel ranks of one replica, for most replicas a single one;
-    none if they do not fit. vLLM starts them host by host, and divides none of them over hosts
-    unless it needs more than the `largest` host has."""
+    """Return the places of a replica's data parallel ranks (usually one); none if they do not fit.
+    vLLM starts them host by host, and splits one across hosts only if it needs more than the
+    `largest` host has."""
     groups = [sites]
     if sizes.width <= largest:
         groups = [[site] for site in sorted(sites, key=lambda site: -len(site.gpus))]
@@ -142,7 +142,7 @@ def _copies_on(sites: Sequence[Site], sizes: Sizes, largest: int) -> list[Placem
 def require_replicas(
     service: str, asked: int, possible: int, width: int, fix: str = "--replicas {1}"
 ) -> None:
-    """Raise DoesNotFit if more replicas were asked for than fit."""
+    """Raise DoesNotFit if more replicas were requested than fit."""
     if asked <= possible:
         return
     gpus = f"{width} GPU{'s' * (width > 1)} each"
@@ -156,20 +156,20 @@ def require_replicas(
 
 
 def sites_of_unknown_gpus(free: Sequence[HostGpus]) -> list[Site]:
-    """Return hosts of which only the number of GPUs is known, to seat ranks on."""
+    """Return hosts of which only the number of GPUs is known, to place ranks on."""
     unknown = GpuModel("GPU", 0.0, 0, 0, 0, 0)
     return [Site(host.host, (unknown,) * host.free) for host in free if host.free]
 
 
 def free_numbers(service: Service, many: int) -> list[int]:
-    """Return the numbers of new replicas: the lowest that no replica has."""
+    """Return the numbers of new replicas: the lowest unused ones."""
     numbers = (number for number in count(1) if number not in service.numbers)
     return list(islice(numbers, many))
 
 
 @dataclass
 class ReplicaPorts:
-    """The ports of replicas on each host, while new ones are given out."""
+    """The ports of replicas on each host, while new ones are assigned."""
 
     survey: Survey
     _given: set[tuple[str, int]] = field(default_factory=set)
@@ -238,7 +238,7 @@ def moved(
 
 
 def members_of(planned: Iterable[PlannedReplica], away: Sequence[Member]) -> list[Member]:
-    """Return the replicas as members, with those of dead hosts, by number."""
+    """Return the replicas as members, including those of dead hosts, by number."""
     found = [
         Member(one.document.replica, one.host, one.document.host, one.document.port)
         for one in planned

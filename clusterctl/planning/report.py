@@ -99,7 +99,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class FitReport(Proposal):
-    """The result of planning: the sizes asked for, else the current layout, else the best one."""
+    """The result of planning: the requested sizes, else the current layout, else the best one."""
 
     problems: tuple[PredictedProblem, ...] = ()
     advice: tuple[Advice, ...] = ()

@@ -1,6 +1,6 @@
 """Memory figures reported in vLLM's log (0.7.1 to 0.32), compared with the forecast.
 
-The overheads of a start are kept in a file on the head, and replace the usual figures in the next
+The overheads of a start are stored in a file on the head, and replace the usual figures in the next
 forecast for the same GPU and image.
 """
 
@@ -57,7 +57,7 @@ class Comparison:
 
 
 def compare(plan: FitPlan, reported: Reported, rank: int = 0) -> tuple[Comparison, ...]:
-    """Compare every figure that was printed for that rank."""
+    """Compare every figure printed for that rank."""
     memory = plan.ranks[rank]
     pairs = (
         ("weights_gib", memory.weights_gib, reported.weights_gib),
@@ -75,7 +75,7 @@ def learn(plan: FitPlan, reported: Reported, rules: Rules, rank: int = 0) -> Mea
     The overhead is the memory that vLLM may use, less the printed weights and cache, the
     activations computed here, and CUDA graphs if vLLM deducts them. It is None if the cache size
     was given, if the log lacks a figure, or if the result is negative: vLLM then found its model
-    compiled and skipped the activation peak, which the next start may have.
+    already compiled and skipped the activation peak, which the next start may have.
     """
     memory, settings = plan.ranks[rank], settings_key(plan.settings)
     if reported.kv_cache_gib is None or plan.options.kv_cache_bytes is not None:
@@ -235,8 +235,8 @@ def lessons(
 ) -> list[dict[str, Any]]:
     """Return the entries to keep from this start, one for each of `hosts`, where its ranks are.
 
-    Empty on CPUs, with pipeline stages or with different GPUs, where a printed figure does not hold
-    for every rank; and if implausible, as when another process used the GPU.
+    Empty on CPUs, with pipeline stages or with mixed GPUs, where a printed figure does not apply to
+    every rank; and if implausible, as when another process used the GPU.
     """
     ranks = plan.ranks
     kinds = {(rank.gpu, rank.memory_gib) for rank in ranks}

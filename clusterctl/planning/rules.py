@@ -2,8 +2,8 @@
 
 Read in the sources of 0.7.2, 0.8.5.post1, 0.9.2, 0.10.2, 0.12.0, 0.15.1, 0.17.1, 0.18.0, 0.20.0,
 0.22.0 to 0.26.0, 0.29.0, 0.32.0 and 0.33.0 (config/cache.py, engine/arg_utils.py, config/vllm.py,
-v1/core/kv_cache_utils.py). A rule that changed between two of these applies from the version that
-the source or a log names, otherwise from the first version in which it was seen.
+v1/core/kv_cache_utils.py). A rule that changed between two of these applies from the version named
+in the source or a log, otherwise from the first version in which it was seen.
 """
 
 from __future__ import annotations

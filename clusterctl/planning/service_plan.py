@@ -78,7 +78,7 @@ class ServicePlan:
 
 @dataclass(frozen=True)
 class _Draft:
-    """What is decided before the replicas are."""
+    """The decisions that precede those about replicas."""
 
     asked: Question
     launch: Launch  # With its layout
@@ -127,8 +127,8 @@ def plan_service(
 
 
 def _require_same_share(asked: Question) -> None:
-    """Raise UsageError for a service that runs with another part of its GPU, which others may have
-    the rest of."""
+    """Raise UsageError for a service that runs with a different share of its GPU, since others may
+    have the rest."""
     for replica in asked.service.replicas:
         if replica.gpu_share != asked.request.gpu_share:
             now, wanted = f"{replica.gpu_share:g}", f"{asked.request.gpu_share:g}"
@@ -146,7 +146,7 @@ def _client_address(survey: Survey) -> str:
 
 
 def _choose_port(asked: Question) -> int:
-    """Return the port that clients know. Raises UsageError if the one asked for is taken."""
+    """Return the port for clients. Raises UsageError if the requested one is taken."""
     survey, own = asked.survey, asked.service.name
     ports = {name: service.port for name, service in survey.services.items() if service.port}
     gateways = [one.name for one in survey.inventory.gateways if one.name in survey.facts]
@@ -156,7 +156,7 @@ def _choose_port(asked: Question) -> int:
 
 
 def _refuse_public(asked: Question) -> None:
-    """Raise UsageError for all addresses where a gateway without TLS has one of the Internet."""
+    """Raise UsageError for `--host 0.0.0.0` if a gateway without TLS has a public address."""
     survey, request = asked.survey, asked.request
     if request.host not in ("0.0.0.0", "::") or survey.inventory.network.public:  # noqa: S104
         return
@@ -174,7 +174,7 @@ def _refuse_public(asked: Question) -> None:
 
 
 def _notes(draft: _Draft, layout: Layout) -> tuple[str, ...]:
-    """Return the reasons for the layout, and what users should know of it."""
+    """Return the reasons for the layout, and what users should know about it."""
     model, dead = draft.asked.model, sorted(draft.asked.survey.left_out)
     notes = [f"{host} has left Ray: planned without it" for host in dead]
     notes.append(f"TP {layout.tensor_parallel}, PP {layout.pipeline_parallel}: {layout.reason}")
@@ -191,10 +191,10 @@ def _notes(draft: _Draft, layout: Layout) -> tuple[str, ...]:
 
 
 def _with_replicas(draft: _Draft) -> ServicePlan:
-    """Return the plan with all replicas: those that run keep their hosts, ports and numbers.
+    """Return the plan with all replicas: running ones keep their hosts, ports and numbers.
 
-    Raises DoesNotFit if not all fit, UsageError for other sizes than those of the replicas that
-    run.
+    Raises DoesNotFit if not all fit, UsageError for sizes that differ from those of running
+    replicas.
     """
     survey, service, request = draft.asked.survey, draft.service, draft.asked.request
     layout, forecast = draft.launch.layout, draft.forecast
@@ -242,7 +242,7 @@ def _with_replicas(draft: _Draft) -> ServicePlan:
 
 
 def _seated(draft: _Draft, number: int, seats: Seats, ports: ReplicaPorts) -> PlannedReplica:
-    """Return the replica with its ranks on these hosts. One that runs there keeps its port."""
+    """Return the replica with ranks on these hosts. One already running there keeps its port."""
     survey, launch = draft.asked.survey, draft.launch
     first = survey.topology.node(seats[0])
     name = replica_name(draft.service.name, number)
@@ -313,8 +313,8 @@ def _refuse_kind(asked: Question, launch: Launch) -> None:
 
 
 def _partition(draft: _Draft, seats: Seats, old: ServiceDocument | None) -> dict[str, str]:
-    """Return how layers are split over GPUs that differ: as the report has it for these hosts, else
-    as the replica has it."""
+    """Return how layers are split over different GPUs: from the report for these hosts, else from
+    the replica."""
     found = old.env.get(PARTITION) if old else None
     if seats == draft.forecast.places:
         found = draft.forecast.partition
@@ -341,8 +341,8 @@ def _list_of(
 
 
 def other_urls(survey: Survey, door: str, members: MembersDocument) -> tuple[str, ...]:
-    """Return the URLs of the gateways of other hosts, for clients that know more than the head's;
-    none where they share an address, or clients are on these hosts (`--host 127.0.0.1`)."""
+    """Return the URLs of the gateways on other hosts, for clients that can use more than the
+    head's; none if they share an address, or clients are on these hosts (`--host 127.0.0.1`)."""
     if survey.inventory.gateway.virtual_ip or members.listen == LOOPBACK:
         return ()
     found = []
@@ -354,7 +354,7 @@ def other_urls(survey: Survey, door: str, members: MembersDocument) -> tuple[str
 
 
 def door_notes(door: str, others: Sequence[str]) -> tuple[str, ...]:
-    """Return what users must know of a gateway with this URL."""
+    """Return what users must know about a gateway with this URL."""
     if not door:
         return ("this image has no gateway: clients use the replicas' own addresses",)
     return (f"clients can also use {', '.join(others)}",) if others else ()

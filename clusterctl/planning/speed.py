@@ -1,8 +1,8 @@
 """Estimate the speed of layouts in order to rank them; the tokens/s are not guaranteed.
 
-As many requests as are asked for are under way at once, and each that is answered is followed by
-another. The prompts of all of them are prefilled in passes of `batched` tokens, and they decode in
-step. A round, in which each has one answer, takes
+The given number of requests is in flight at once, and each answered request is followed by another.
+The prompts of all of them are prefilled in passes of `batched` tokens, and they decode in step. A
+round, in which each has one answer, takes
 
     prefill of all their prompts + OUTPUT - 1 decode steps + FIRST_TOKEN + ANSWER
     + API_OVERHEAD for each request
@@ -22,15 +22,15 @@ stage boundary. An all-reduce or a hop of `n` bytes takes `latency + n / bandwid
 Stages take turns: a step of all requests takes as many passes as there are stages, each with its
 share; only reading weights overlaps between stages.
 
-In the first round all prompts come at once and are prefilled one pass after the other. Later the
-requests whose prompts shared a pass end together, so that the next prompts come in such groups: one
-waits for half of the pass under way, if there are prompts in it, and for its own.
+In the first round all prompts arrive at once and are prefilled pass by pass. Later, requests whose
+prompts shared a pass end together, so that the next prompts arrive in such groups: each waits for
+half of the current pass, if it has prompts, and for its own.
 
 Without CUDA graphs (--enforce-eager) the host launches every operation of a layer while the GPU
 computes those before: a step takes at least that long. Weights that --cpu-offload-gb leaves in the
 host's memory are read over PCIe in each step, in addition.
 
-docs/fit.md says how the constants were fitted and what they are off by;
+docs/fit.md explains how the constants were fitted and how far off they are;
 tests/unit/planning/test_speed_of_layouts.py checks.
 """
 
@@ -187,7 +187,7 @@ def speed_of(
 class SpeedModel:
     """Times of a model on its ranks.
 
-    `prompt`: tokens of a prompt that are prefilled, beside those that are `cached` as a prefix.
+    `prompt`: tokens of a prompt that are prefilled, besides those that are `cached` as a prefix.
     `batched`: tokens of a pass, --max-num-batched-tokens. `rounds`: how many requests follow each
     other in each place.
     """
@@ -205,7 +205,7 @@ class SpeedModel:
 
     def load(self, requests: int) -> Load:
         """Return the speed with `requests` concurrent requests. Those beyond --max-num-seqs wait
-        for the ones before them."""
+        for earlier ones."""
         replicas = min(self.placement.replicas, requests)
         each = requests // replicas
         if 0 < (most := self.options.max_num_seqs or 0) < each:
@@ -247,7 +247,7 @@ class SpeedModel:
         return step + busy
 
     def _prefill(self, tokens: int, passes: int) -> float:
-        """Return the seconds to prefill prompts in so many passes, one behind the other in the
+        """Return the seconds to prefill prompts in that many passes, pipelined through the
         stages."""
         size = math.ceil(tokens / passes)
         slowest = first = hops = 0.0
@@ -291,8 +291,8 @@ class SpeedModel:
         return all_on_gpu - on_gpu
 
     def offload(self, stage: PipelineStage, gpu: GpuModel, tokens: int) -> float:
-        """Return the seconds to read offloaded weights for a pass of `tokens`: of experts those
-        that a token has chosen, as on the GPU."""
+        """Return the seconds to read offloaded weights for a pass of `tokens`: only chosen experts,
+        as on the GPU."""
         if not self.options.cpu_offload_gib:
             return 0.0
         share = self._read(stage, tokens).total / self._read(stage, _BATCHED).total
@@ -302,8 +302,8 @@ class SpeedModel:
         return _STAGE_OVERHEAD + (_GROUP_OVERHEAD if self.placement.tp > 1 else 0.0)
 
     def _operating(self, stage: PipelineStage) -> float:
-        """Return the seconds that the operations of a stage's layers take besides their work. An
-        all-reduce has its own."""
+        """Return the fixed cost, in seconds, of the operations in a stage's layers. All-reduces are
+        counted separately."""
         layers = self.shape.layers[stage.first : stage.last]
         return sum(_operations(layer, 1) for layer in layers) * _OPERATION
 
@@ -312,8 +312,8 @@ class SpeedModel:
 
     def _work(self, stage: PipelineStage, gpu: GpuModel, tokens: int, *, sampled: int) -> float:
         """Return the seconds to read the weights or to compute with them, whichever is longer: 2
-        operations per weight and token, which has 2 bytes. Kernels compute with quantized weights
-        as with these, but with fp8 twice as fast on GPUs that have it."""
+        operations per weight (of 2 bytes) and token. Kernels compute with quantized weights at the
+        same speed, but with fp8 twice as fast on GPUs that support it."""
         read, one = self._read(stage, tokens), weights_read(self.shape, stage, None, 1)
         faster = gpu.has_native_fp8 and self.quantization and self.quantization.method == "fp8"
         rest = (read.layers + read.head) / _BANDWIDTH_SHARE
@@ -323,8 +323,7 @@ class SpeedModel:
         return max(reading, computing / (gpu.tflops * 1e12))
 
     def _cache(self, stage: PipelineStage, gpu: GpuModel, requests: int) -> float:
-        """Return the seconds to read the KV cache of these requests, half of whose answers is
-        there."""
+        """Return the seconds to read the KV cache of these requests, with half of their answers."""
         layers = self.shape.layers[stage.first : stage.last]
         element = self.options.cache_element_bytes(self.shape.cache_dtype)
         kept = (layer.attention for layer in layers if layer.attention)

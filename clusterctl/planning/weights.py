@@ -89,7 +89,7 @@ _BITSANDBYTES_OUTER_BLOCK = 256
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One allocation. --cpu-offload-gb may move a `movable` one to the host's memory."""
+    """One allocation. --cpu-offload-gb may move a `movable` one to host memory."""
 
     size: int
     movable: bool = True
@@ -223,8 +223,8 @@ def weight_bytes(
 
 @dataclass(frozen=True, slots=True)
 class WeightsRead:
-    """Bytes of weights that a pass reads on a rank: of experts, of the rest of the layers, and of
-    the head, which only tokens that are sampled need."""
+    """Bytes of weights that a pass reads on a rank: experts, the rest of the layers, and the head,
+    which only sampled tokens need."""
 
     layers: float
     experts: float
@@ -241,7 +241,7 @@ def weights_read(
 ) -> WeightsRead:
     """Return what a pass of `batch` tokens reads on a rank.
 
-    Only experts chosen by a token are read: with E experts of which each token takes k, that is a
+    Only experts chosen by a token are read: with E experts of which each token uses k, that is a
     share of 1 - (1 - k/E)^batch.
     """
     cut = _Cut(shape.hidden, stage.tp, quantization, stage.tp)
@@ -330,7 +330,7 @@ def _state(layer: DecoderLayer, state: State, cut: _Cut) -> Iterator[Tensor]:
 
 
 def groups_for(state: State, tp: int) -> int:
-    """Return the groups of B and C with those that are added so that each rank has its own
+    """Return the groups of B and C, including those added so that each rank has its own
     (`extra_groups_for_head_shards` in mamba_utils.py)."""
     if state.kind != "mamba2" or state.groups % tp == 0:
         return state.groups
@@ -366,7 +366,7 @@ def _latent(
     layer: DecoderLayer, attention: Attention, latent: Latent, cut: _Cut
 ) -> Iterator[Tensor]:
     """Yield the tensors of MLA: projections down to the latent are whole on every rank, those up
-    are split.
+    from it are split.
 
     vLLM also keeps kv_b_proj unpacked as two bf16 matrices for decoding (W_UK_T and W_UV).
     """
@@ -398,8 +398,8 @@ def _latent(
 def _compressed(
     layer: DecoderLayer, attention: Attention, compressed: Compressed, cut: _Cut
 ) -> Iterator[Tensor]:
-    """Yield the tensors of DeepSeek V4's attention (vllm/models/deepseek_v4/attention.py). Of a
-    layer with ratio 4 each row is made of two spans, and an indexer has rows of its own."""
+    """Yield the tensors of DeepSeek V4's attention (vllm/models/deepseek_v4/attention.py). In a
+    layer with ratio 4, each row is made of two spans, and an indexer has its own rows."""
     wide, rank = attention.head_dim, compressed.query_rank
     heads, out = attention.heads // cut.tp, cut.part(compressed.groups * compressed.out_rank)
     yield Tensor(heads * 4)  # sinks

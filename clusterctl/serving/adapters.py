@@ -1,5 +1,5 @@
-"""LoRA adapters of this machine: what they are, and whether a model takes them. Reads files, and
-nothing else."""
+"""LoRA adapters on this machine: what they are, and whether a model accepts them. Only reads
+files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEFAULT_RANK = 16  # vLLM's --max-lora-rank
 
 @dataclass(frozen=True)
 class LocalAdapter:
-    """An adapter in a directory of this machine."""
+    """An adapter in a directory on this machine."""
 
     name: str  # The `model` of requests
     directory: Path
@@ -43,12 +43,12 @@ class LocalAdapter:
 
     @property
     def path(self) -> str:
-        """Where hosts have it, below the models' directory."""
+        """Its path on hosts, below the models directory."""
         return f"{DIRECTORY}/{self.name}-{self.digest}"
 
     def problems(self, shape: ModelShape | None, most: int) -> Iterator[UsageError]:
-        """Yield why a model of that shape, started for adapters of ranks to `most`, does not take
-        it."""
+        """Yield why a model of that shape, started for adapters of ranks up to `most`, does not
+        accept it."""
         what = f"{self.directory}"
         if self.rank > most:
             yield UsageError(
@@ -71,7 +71,7 @@ class LocalAdapter:
 
 
 def _rank_flag(rank: int) -> int:
-    """Return the value of --max-lora-rank for it, of those that vLLM takes (config/lora.py)."""
+    """Return the value of --max-lora-rank for it, among those vLLM accepts (config/lora.py)."""
     return next((each for each in (1, 8, 16, 32, 64, 128, 256, 320, 512) if each >= rank), rank)
 
 
@@ -159,7 +159,7 @@ def _json_object(file: Path, data: bytes) -> dict[str, Any]:
 
 
 def _parts(header: Mapping[str, Any]) -> Iterator[tuple[tuple[int, str, str], list[int]]]:
-    """Yield layer, part of it and side (A or B) of each tensor, with the tensor's shape."""
+    """Yield the layer, its part and the side (A or B) of each tensor, with the tensor's shape."""
     for name, tensor in header.items():
         found = _PART.search(name)
         shape = tensor.get("shape") if isinstance(tensor, dict) else None

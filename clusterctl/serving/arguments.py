@@ -87,7 +87,7 @@ class Layout:
 
     @property
     def copies(self) -> list[int]:
-        """How many data parallel ranks begin on each of the hosts that have any."""
+        """How many data parallel ranks start on each host that has any."""
         width = self.tensor_parallel * self.pipeline_parallel
         return list(Counter(group[0] for group in self._groups(width)).values())
 
@@ -148,11 +148,10 @@ def batch_limits(
 ) -> BatchLimits:
     """Return values for --max-num-seqs and --max-num-batched-tokens.
 
-    They are always passed, because vLLM derives them from the GPU of the host that it starts on:
+    They are always passed, because vLLM derives them from the GPU of the host on which it starts:
     with an 80 GiB head, a 24 GiB worker pays for 1024 sequences (the sampler's warm-up takes about
-    3.6 x sequences x vocabulary x 4 B: 2.1 instead of 0.5 GiB for Qwen). `own` are vLLM's own
-    defaults on the GPU for which they are smallest, `least` the fewest tokens with which the model
-    starts.
+    3.6 x sequences x vocabulary x 4 B: 2.1 instead of 0.5 GiB for Qwen). `own`: vLLM's own defaults
+    on the GPU for which they are smallest; `least`: the fewest tokens with which the model starts.
     """
     own = own or _USUAL
     tokens = max(defaults.tokens or own.tokens, least)
@@ -163,8 +162,8 @@ def serve_arguments(launch: Launch) -> tuple[Argument, ...]:
     """Return all flags in command-line order. The user's flags override the catalogue's, and these
     the defaults.
 
-    Raises UsageError for all flags that this vLLM is known not to have, and for a model with code
-    of its own unless the user says whether to trust it.
+    Raises UsageError for all flags that this vLLM is known not to have, and for a model with its
+    own code unless the user says whether to trust it.
     """
     layout = launch.layout
     flags = [
@@ -194,8 +193,8 @@ def serve_arguments(launch: Launch) -> tuple[Argument, ...]:
 
 
 def _no_experts(launch: Launch, arguments: Iterable[Argument]) -> Iterator[UsageError]:
-    """Yield an error if experts are to be split that the model does not have, which vLLM refuses
-    once it loads."""
+    """Yield an error for splitting experts that the model does not have, which vLLM refuses when it
+    loads."""
     split = any(one.name == EXPERT_PARALLEL and not one.negated for one in arguments)
     if split and launch.shape and not any(layer.experts for layer in launch.shape.layers):
         yield UsageError(
@@ -246,7 +245,7 @@ def engine_arguments(launch: Launch) -> tuple[Argument, ...]:
 
 
 def serve_argv(launch: Launch) -> list[str]:
-    """Return the argv `vllm serve MODEL ...`. Raises as `serve_arguments`."""
+    """Return the argv `vllm serve MODEL ...`. Raises what `serve_arguments` raises."""
     return ["vllm", "serve", launch.model_argument, *render(serve_arguments(launch))]
 
 

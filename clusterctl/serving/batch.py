@@ -1,7 +1,7 @@
 """A file of requests, sent to a service: OpenAI's batch format, without its upload and its wait.
 
-Every answer is a line of the answers file as soon as it arrives, so a run that was interrupted
-continues where it stopped.
+Every answer is a line of the answers file as soon as it arrives, so an interrupted run continues
+where it stopped.
 """
 
 from __future__ import annotations
@@ -153,9 +153,9 @@ def _parsed(text: str, number: int, model: str) -> BatchRequest:
 def opened_answers(file: Path) -> Iterator[tuple[IO[str], set[str]]]:
     """Open the answers file to append to it; yield it with the ids that it has answers for.
 
-    Requests that failed in an earlier run are sent again, so their lines are removed, as is a line
-    that was cut short. Raises UsageError if the file cannot be written, holds anything but answers,
-    or another run writes to it.
+    Requests that failed in an earlier run are resent, so their lines are removed, as is a truncated
+    line. Raises UsageError if the file cannot be written, contains anything but answers, or another
+    run is writing to it.
     """
     # Half a surrogate pair is written as a JSON escape; bytes that are not UTF-8 are read as text
     # that is not JSON.
@@ -227,8 +227,8 @@ class BatchRun:
     def send(
         self, requests: Iterator[BatchRequest], cancelled: threading.Event, say: Callable[[], None]
     ) -> None:
-        """Send all requests; once `cancelled` is set, only wait for the answers to requests that
-        were sent already, and repeat none. `say` is called twice a second.
+        """Send all requests; once `cancelled` is set, only wait for answers to requests already
+        sent, and repeat none. `say` is called twice a second.
 
         Raises ConnectionFailed if the service has answered nothing for `patience` seconds: while a
         service restarts, requests are repeated, since generating text twice does no harm. Raises

@@ -81,7 +81,7 @@ class BenchFigures:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """A measurement as it is kept on the head, a JSON line each."""
+    """A measurement as stored on the head, one JSON line each."""
 
     time: float  # Unix seconds
     service: str
@@ -120,7 +120,7 @@ def bench_job(
     kind: ModelKind = TEXT,
 ) -> Job:
     """Return the job that measures the service at `url` (without /v1) from the head's container.
-    The prompts come of `seed`: with that of a run before, vLLM's prefix cache has them."""
+    `seed` determines the prompts: with that of an earlier run, they are in vLLM's prefix cache."""
     # `vllm bench` makes prompts with the model's tokenizer.
     given = parse_arguments(document.argv[3:])
     tokenizer = last_value(given, "tokenizer")
@@ -213,7 +213,7 @@ def _percentiles(found: Mapping[str, Any], name: str) -> dict[str, float]:
 
 
 def read_results(data: bytes | None) -> list[BenchResult]:
-    """Return the results kept on the head, oldest first; lines of other versions are left out."""
+    """Return the results stored on the head, oldest first; lines of other versions are left out."""
     found = []
     for line in (data or b"").splitlines():
         with suppress(ValueError):
@@ -229,7 +229,7 @@ def with_results(data: bytes | None, new: Sequence[BenchResult]) -> bytes:
 
 @dataclass(frozen=True)
 class LastTime:
-    """What was measured now, against the last time. Shares: 0.1 is 10 %."""
+    """The new measurement compared with the last one. Shares: 0.1 is 10 %."""
 
     time: float  # Unix seconds, of the last time
     vllm: str
@@ -242,8 +242,8 @@ class LastTime:
 
 
 def comparison(now: Sequence[BenchResult], kept: Sequence[BenchResult]) -> LastTime | None:
-    """Compare runs of one load with the last ones of the same service, model and load; None
-    without any, and if no tokens came. `kept`: results from before, oldest first."""
+    """Compare runs of one load with the last ones of the same service, model and load; None without
+    any, or if no tokens were generated. `kept`: results from before, oldest first."""
     one = now[0]
     of_load = [
         each

@@ -1,7 +1,7 @@
-"""Files of the operator's machine that vLLM's flags name: chat templates, parser plugins.
+"""Local files that vLLM's flags name: chat templates, parser plugins.
 
-A relative path, or one that begins with `~`, is a file here; it is brought to every host, where
-node containers can read it. An absolute path is one on the hosts, and stays as it is.
+A relative path, or one that begins with `~`, is a file on this machine; it is copied to every host,
+where node containers can read it. An absolute path is on the hosts, and stays unchanged.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ _BROUGHT = re.compile(r"[0-9a-f]{16}-[A-Za-z0-9._-]{1,200}")
 
 @dataclass(frozen=True)
 class BroughtFile:
-    """A file to bring. Its path has its digest, so that a changed file restarts its service."""
+    """A file to copy. Its path contains its digest, so that a changed file restarts its service."""
 
     path: str  # On the hosts, and in node containers
     data: bytes
 
 
 def directory(cluster: str) -> str:
-    """Return the directory of brought files on every host."""
+    """Return the directory of copied files on every host."""
     return f"{config_dir(cluster)}/files"
 
 
 def with_brought(
     request: ServiceRequest, cluster: str, base: Path = Path()
 ) -> tuple[ServiceRequest, tuple[BroughtFile, ...]]:
-    """Return the request with the paths that its files get on the hosts, and these files. Relative
-    paths start at `base`.
+    """Return the request with the paths of its files on the hosts, and these files. Relative paths
+    start at `base`.
 
     Raises UsageError for every file that is missing, cannot be read or is too large.
     """
@@ -101,8 +101,8 @@ def _read(file: Path, argument: Argument, cluster: str) -> BroughtFile:
 
 
 def _not_to_bring(folder: Path, real: Path, data: bytes) -> str:
-    """Return why a file is not for the hosts, or an empty string. A model that somebody cloned, or
-    a fleet file of others, may name anything that the user can read."""
+    """Return why a file must not be copied to hosts, or "". A cloned model, or someone else's fleet
+    file, may name anything that the user can read."""
     # The cache of Hugging Face's hub: snapshots link to blobs beside them
     cache = folder.parent.parent
     blobs = cache / "blobs" if folder.parent.name == "snapshots" else folder
@@ -135,10 +135,10 @@ def bring(
 
 
 def carry(document: ServiceDocument, cluster: str, source: Transport, to: Transport) -> None:
-    """Write the files that were brought for a service on a host that it moves to, which may be
-    newer than they are. `source`: a host that has them.
+    """Copy a service's files to a host that it moves to, which may have been added later. `source`:
+    a host that has them.
 
-    Raises StepFailed for a file that is not there as it was brought: its name has its digest.
+    Raises StepFailed for a missing or changed file, according to the digest in its name.
     """
     folder, files = directory(cluster), []
     for flag in parse_arguments(document.argv[3:]):

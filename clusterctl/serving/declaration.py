@@ -102,7 +102,7 @@ class StageEvents:
 
 
 class ContactLost(ConnectionFailed):
-    """The head cannot be watched any more; the service itself may be fine."""
+    """The head can no longer be watched; the service itself may be fine."""
 
 
 class ChangedByOthers(StepFailed):
@@ -114,8 +114,8 @@ class PatientReader:
     """Reads the head's state and tolerates short failures of the connection.
 
     Returns None while reads fail. Raises ContactLost after `deadlines.OUT_OF_SIGHT` seconds of
-    failures, or at once if another try cannot help (a refused key, sudo): the service continues
-    without this run.
+    failures, or at once if a retry cannot help (a refused key, sudo): the service continues without
+    this run.
     """
 
     read: Callable[[], NodeState | None]
@@ -150,7 +150,7 @@ class PatientReader:
 def log_end(
     inventory: Inventory, host: Transport, name: str, *, timeout: float = deadlines.LOG_TAILS
 ) -> Sequence[str]:
-    """Return the end of a service's log on its host; nothing if it cannot be read."""
+    """Return the end of a service's log on its host; "" if it cannot be read."""
     paths = NodePaths(inventory.cluster)
     log = paths.log(name).name
     order = {
@@ -169,8 +169,8 @@ def log_end(
 
 @dataclass(frozen=True)
 class _Failed:
-    """The last failure of a start. One alone does not show that the next start would fail, too: a
-    port or a GPU may have been taken for a moment."""
+    """The last failure of a start. A single failure does not mean that the next start would fail,
+    too: a port or a GPU may have been taken briefly."""
 
     attempt: int = 0
     error: ClusterctlError | None = None
@@ -198,7 +198,7 @@ def await_ready(
     """Return the state of the service once it is ready.
 
     `read` returns the head's current state; its errors propagate. `log` returns the end of the
-    service's log, whose cause often stands far above the last lines that the state has. Raises
+    service's log, in which the cause is often far above the last lines in the state. Raises
     StepFailed with the cause found in the log when the supervisor gives up, when an attempt fails
     like the one before, or when time runs out; and RayNotFormed if the service waits for Ray's
     nodes or GPUs for more than `for_ray` seconds.
@@ -300,10 +300,10 @@ class ServedAt:
 
 
 def served_at(survey: Survey, name: str) -> ServedAt:
-    """Return where the service or replica `name` is served. The head's answer suffices.
+    """Return where the service or replica `name` is served. Only the head has to answer.
 
-    A service is reached through the gateway while that is up, otherwise at its first
-    replica that is not draining. Raises UsageError with the names of those declared.
+    A service is reached through the gateway while that is up, otherwise at its first replica that
+    is not draining. Raises UsageError with the names of those declared.
     """
     service = service_of(name)
     listed = survey.service(service).listed
@@ -322,7 +322,7 @@ def served_at(survey: Survey, name: str) -> ServedAt:
 
 
 def _gateway_address(survey: Survey, port: int) -> str:
-    """Return where the head reaches its gateway's `port`; empty while it does not listen there."""
+    """Return where the head reaches its gateway's `port`; "" while it does not listen."""
     state = survey.fresh_state(survey.inventory.head.name)
     if state is None or state.gateway.state != "up":
         return ""
@@ -350,13 +350,13 @@ class HostServices:
         file: bytes | None,
         proof: Callable[[], object] = lambda: None,
     ) -> None:
-        """Write the document if the file on the host still holds `file` (compare-and-swap), wait
+        """Write the document if the file on the host still contains `file` (compare-and-swap), wait
         until the service is ready, and call `proof`. If it fails, restore `old`, but only if no
-        other run has written the file and `lock` is held: a run that was suspended must not undo
-        others' changes.
+        other run has written the file and `lock` is held: a suspended run must not undo others'
+        changes.
 
         Losing contact with the host does not count as a failure: the service keeps loading. Raises
-        ContactLost then, otherwise as `await_ready`.
+        ContactLost in that case, otherwise what `await_ready` raises.
         """
         path = service_file(self.inventory.cluster, document.name)
         written = to_json(document).encode()
@@ -413,7 +413,7 @@ class HostServices:
         )
 
     def stop(self, lock: ClusterLock, document: ServiceDocument, file: bytes | None) -> None:
-        """Delete the service's file, which must still hold `file`, and wait until the supervisor
+        """Delete the service's file, which must still contain `file`, and wait until the supervisor
         reports that the service has stopped.
 
         Raises StepFailed if it still runs `deadlines.STOP_SLACK` s after its shutdown timeout.

@@ -1,7 +1,7 @@
 """The API from a client's view: one real request as proof, and a command to paste.
 
 `/health` and `/v1/models` answer 200 while the engine is stuck or dead (vllm#53157), so only a real
-answer proves a service: a completion, or what else its kind of model answers.
+answer proves a service: a completion, or whatever its kind of model answers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ServiceEndpoint:
 
     @property
     def asked(self) -> ModelKind:
-        """How clients ask it."""
+        """How clients call it."""
         return CHAT if self.chat and self.kind is TEXT else self.kind
 
     def request(self, prompt: str, max_tokens: int) -> Ask:
@@ -70,15 +70,15 @@ REFUSALS = {
 
 
 def post(client: httpx2.Client, url: str, body: dict[str, Any]) -> httpx2.Response:
-    """Send a request in JSON, as `send`."""
+    """Send a request in JSON, like `send`."""
     # Not `json=`, which refuses NaN and halves of surrogate pairs: that is the service's to do.
     return send(client, url, ("application/json", json.dumps(body).encode()))
 
 
 def send(client: httpx2.Client, url: str, body: tuple[str, bytes]) -> httpx2.Response:
     """Send a request (content type, content) and read its answer. Raises StepFailed if that is
-    longer than LARGEST_ANSWER, since whatever listens on the port may send without end; otherwise
-    as httpx2."""
+    longer than LARGEST_ANSWER, since whatever listens on the port may send endlessly; otherwise
+    what httpx2 raises."""
     import httpx2
 
     headers = {"Content-Type": body[0]}
@@ -162,7 +162,7 @@ def ask(
 def key_line(host: str, key_path: str, *, sudo: bool) -> str:
     """Return a shell command that puts the service's key into a variable, without showing it.
 
-    The key stays out of the screen, of the shell's history and of log files. With `sudo` the
+    The key does not appear on the screen, in the shell's history or in log files. With `sudo` the
     command uses `clusterctl exec`, which can ask for sudo's password, and puts the host's name
     before each line.
     """
@@ -208,7 +208,7 @@ def _curl(endpoint: ServiceEndpoint, path: str) -> str:
 
 
 def python_client(endpoint: ServiceEndpoint) -> str:
-    """Return the expression that makes a client of OpenAI's Python package."""
+    """Return the expression that creates a client of OpenAI's Python package."""
     trust = ""
     if endpoint.trust:
         context = f"ssl.create_default_context(cafile={endpoint.trust!r})"

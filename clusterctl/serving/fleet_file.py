@@ -1,4 +1,4 @@
-"""The fleet file of `apply`: all services of a cluster, each as `serve` would be asked for it.
+"""The fleet file of `apply`: all services of a cluster, each with its arguments of `serve`.
 
 Its JSON Schema, for editors, is published with
 
@@ -72,7 +72,7 @@ Replicas = Annotated[
 
 
 class FleetService(BaseModel):
-    """A service, under its name: what `clusterctl serve` is told of it."""
+    """A service, by name: its arguments of `clusterctl serve`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 

@@ -22,9 +22,9 @@ _LARGEST_FRAME = 16 * 2**20  # bytes, as `node.job` sends at most
 
 @dataclass(frozen=True)
 class Job:
-    """A command, which runs in a directory of its own (0700) that is removed with it.
+    """A command, which runs in its own directory (0700) that is removed with it.
 
-    Files and variables travel over stdin, so secrets may be among them.
+    Files and variables are sent over stdin, so secrets may be among them.
     """
 
     argv: Sequence[str]
@@ -41,7 +41,7 @@ class JobResult:
 
 @dataclass(frozen=True)
 class JobOutput:
-    """Takes what the command writes, as it arrives, and notes for the user."""
+    """Receives the command's output as it arrives, and notes for the user."""
 
     stdout: Callable[[bytes], object]
     stderr: Callable[[bytes], object]
@@ -51,8 +51,8 @@ class JobOutput:
 def run_job(
     head: Transport, cluster: str, job: Job, output: JobOutput, cancelled: threading.Event
 ) -> JobResult:
-    """Run the command in the head's node container; return once it has ended, with all that it
-    started.
+    """Run the command in the head's node container; return once it and everything that it started
+    have ended.
 
     Once `cancelled` is set, the command is interrupted as by Ctrl-C, and killed after 15 s. Raises
     ConnectionFailed if the connection breaks, which ends the command too, and CommandFailed.

@@ -1,4 +1,4 @@
-"""Named API keys: what users write about them, and the document that the gateway follows."""
+"""Named API keys: their limits as users write them, and the document that the gateway follows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def limit(text: str, option: str, period: str) -> int:
 
 
 def with_key(document: KeysDocument, key: NamedKey) -> KeysDocument:
-    """Return the document with another key. Raises UsageError for a name that is taken or odd."""
+    """Return the document with another key. Raises UsageError for a taken or invalid name."""
     if not _NAME.fullmatch(key.name) or key.name == CLUSTER_KEY:
         raise UsageError(
             f"{key.name} cannot be the name of a key",
@@ -50,7 +50,7 @@ def with_key(document: KeysDocument, key: NamedKey) -> KeysDocument:
 
 
 def without_key(document: KeysDocument, name: str) -> KeysDocument:
-    """Return the document without the key. Raises UsageError if it has none of that name."""
+    """Return the document without the key. Raises UsageError if there is none with that name."""
     left = [key for key in document.keys if key.name != name]
     if len(left) == len(document.keys):
         have = ", ".join(key.name for key in document.keys) or "none"

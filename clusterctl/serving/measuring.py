@@ -1,4 +1,4 @@
-"""Measure a service: which one is asked for, and one run of vLLM's own benchmark against it."""
+"""Measure a service: find the requested one, and run vLLM's own benchmark once against it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _LOG_TAIL = 8192  # Bytes of the benchmark's output that are kept for errors
 
 
 def asked_for(names: Sequence[str], survey: Survey) -> list[ServiceDocument]:
-    """Return the services `names`, as their clients reach them, through the gateway; without any,
-    the only one. Raises UsageError."""
+    """Return the services `names`, as clients reach them through the gateway; without names, the
+    only one. Raises UsageError."""
     declared = {name: replica.document for name, replica in survey.replicas.items()}
     known = {}
     for name, service in survey.services.items():

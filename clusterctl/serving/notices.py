@@ -1,5 +1,5 @@
-"""Recognise log lines of a successful start that explain why the service is slower than it could be
-or answers differently than requested.
+"""Recognise log lines of a successful start that explain why the service is slower than possible or
+answers differently than requested.
 
 The wordings come from logs of vLLM 0.8 and 0.19 and from the sources of 0.7 to 0.33.
 """

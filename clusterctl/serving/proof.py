@@ -52,8 +52,8 @@ def prove(
     sink: EventSink,
     addresses: Mapping[str, str],
 ) -> Proof:
-    """Send a request as a client would, for the kind of model that the supervisor found, and
-    compare the ranks with the plan.
+    """Send a request like a client, for the kind of model that the supervisor found, and compare
+    the ranks with the plan.
 
     api        the host that runs the API server
     read       returns the current state of that host
@@ -106,7 +106,7 @@ def prove(
 def _await_adapters(
     document: ServiceDocument, host: str, read: Callable[[], NodeState | None]
 ) -> None:
-    """Wait until the replica offers its adapters. Raises StepFailed with why it does not."""
+    """Wait until the replica offers its adapters. Raises StepFailed, with the reason, if not."""
     found: dict[str, str] = {}
 
     def offered() -> bool | None:

@@ -1,9 +1,11 @@
 """Flags by release of vLLM, so that a start that must fail is refused before anything is stopped
 for it.
 
-vllm_releases.json has them: `scripts/new_release.sh` reads each release's sources and notes with
-which of those that were read a flag came and went. A release between two of them may have a flag
-already, or lack it already; then vLLM itself decides.
+vllm_releases.json has them:
+
+`scripts/new_release.sh` reads a release's sources, and records in which of these releases a flag
+appeared and disappeared. A release between two of them may or may not have a flag; then vLLM itself
+decides.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ def _version(text: str | None) -> Version | None:
 
 @dataclass(frozen=True)
 class FlagHistory:
-    """The first release read that has a flag (None: before all of them), and the first read that
-    lacks it again."""
+    """The first known release with a flag (None: before all of them), and the first known one
+    without it again."""
 
     since: Version | None
     gone: Version | None
@@ -96,7 +98,7 @@ def flags_of(version: Version | None) -> frozenset[str]:
 
 
 def completed(key: str, version: Version | None = None) -> str:
-    """Return the flag that argparse takes `key` for: the only one that begins like it, else `key`
+    """Return the flag that argparse takes `key` for: the only one that begins with it, else `key`
     itself."""
     begun = _begun(key, version)
     return begun[0] if len(begun) == 1 else key
@@ -130,7 +132,7 @@ def refused_flags(arguments: Iterable[Argument], version: Version | None) -> lis
 
 
 def _refusal(argument: Argument, version: Version) -> tuple[str, str]:
-    """Return what this vLLM refuses of an argument, and what to do; an empty hint if nothing."""
+    """Return what this vLLM refuses in an argument, and what to do; an empty hint if nothing."""
     for value in argument.values:
         history = _VALUES.get(f"{argument.key} {value}")
         if history and not history.known_to(version):
@@ -153,7 +155,7 @@ def _refusal(argument: Argument, version: Version) -> tuple[str, str]:
 
 
 def _misspelt(name: str, version: Version) -> str:
-    """Return the nearest flag as a hint for one that no release has; empty if it may be of a newer
+    """Return the nearest flag as a hint for one that no release has; "" if it may be from a newer
     release, or the beginning of several."""
     if version > NEWEST or name.startswith("-") or any(each.startswith(name) for each in FLAGS):
         return ""
@@ -162,8 +164,8 @@ def _misspelt(name: str, version: Version) -> str:
 
 
 def deprecated_flags(arguments: Iterable[Argument], version: Version | None) -> tuple[str, ...]:
-    """Return a sentence for each flag, and each value of one, that the newest known release calls
-    deprecated."""
+    """Return a sentence for each flag, or value of one, that is deprecated in the newest known
+    release."""
     going: dict[str, str] = NEWEST_RELEASE["deprecated"]
     notes = []
     for argument in arguments:

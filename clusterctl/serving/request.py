@@ -112,7 +112,7 @@ class ServiceRequest:
 
     @property
     def gpu_share(self) -> float:
-        """The part of a GPU that each rank takes."""
+        """The share of a GPU that each rank takes."""
         return gpu_share(self.env)
 
     @property
@@ -205,7 +205,7 @@ def read_request(
 def _sharing(
     request: ServiceRequest, share: float | None, fail: Callable[..., None]
 ) -> ServiceRequest:
-    """Return the request for a part of a GPU: of its memory, and of what Ray counts."""
+    """Return the request for a share of a GPU: of its memory, and of Ray's count."""
     if share is None:
         return request
     memory = last_value(request.given, "gpu-memory-utilization")
@@ -259,15 +259,15 @@ def _refusal(argument: Argument, *, typed: bool) -> str | None:
 
 
 def _abbreviated(key: str) -> str | None:
-    """Return the flag of clusterctl's own or refused ones that `key` is the beginning of, which
-    argparse takes for the whole flag; None for a flag that vLLM has by that name."""
+    """Return the flag, among clusterctl's own and refused ones, that `key` abbreviates, as argparse
+    accepts; None for a flag that vLLM has by that name."""
     if key.startswith("-") or is_vllm_flag(f"--{key}"):
         return None
     return next((flag for flag in (*_SERVICE_FLAGS, *_REFUSED) if flag.startswith(key)), None)
 
 
 def _in_full(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
-    """Return the arguments with each unambiguous beginning of a flag as the whole flag."""
+    """Return the arguments with each unambiguous abbreviation of a flag completed."""
     found = []
     for argument in arguments:
         rest = argument.name.removeprefix(argument.key)

@@ -1,9 +1,9 @@
-"""Brings the replicas of a service from what is declared to what is planned, while others serve.
+"""Takes the replicas of a service from declared to planned, while others serve.
 
 New replicas are started first. Then one replica at a time is changed: it leaves the gateway, its
 running requests end, it restarts on its own GPUs, and must prove itself before the next one. A
-change that fails is undone on the one replica that was being changed. So a run that is ended at any
-moment leaves replicas of the old and of the new version, and a second run continues.
+change that fails is undone on the one replica that was being changed. So a run that is interrupted
+at any moment leaves replicas of the old and the new version, and a second run continues.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from clusterctl.transport.lock import ClusterLock
 
 
 def gateway_let_go(gateway: GatewayState, document: ServiceDocument) -> bool:
-    """Whether the gateway sends a draining replica nothing more, and waits for nothing from it."""
+    """Whether the gateway has stopped sending to a draining replica, and awaits nothing from it."""
     own = [
         member
         for member in gateway.members
@@ -83,10 +83,10 @@ class Rollout:
         self._now = {member.replica: member for member in before}
 
     def run(self) -> dict[str, Proof]:
-        """Make it so; return the proof of each replica by its name.
+        """Carry out the rollout; return the proof of each replica by name.
 
-        Raises StepFailed and others as `HostServices.declare` and `prove`; replicas that were not
-        named in the error serve as before.
+        Raises what `HostServices.declare` and `prove` raise; replicas not named in the error serve
+        as before.
         """
         held = {replica.host for replica in self.surplus}
         new = [replica for replica in self.replicas if replica.old is None]
@@ -145,7 +145,7 @@ class Rollout:
         raise_all(failures(outcomes))
 
     def _declare(self, replica: PlannedReplica) -> None:
-        """Declare and prove a replica; one that fails either is undone."""
+        """Declare and prove a replica; undo it if either fails."""
         assert self.lock  # noqa: S101 - something changes
         self._give_key(replica.host)
         services, document = self._services(replica.host), replica.document
@@ -220,8 +220,8 @@ class Rollout:
         )
 
     def _drain(self, document: ServiceDocument) -> None:
-        """Take a replica that serves out of the gateway, and wait for its running requests, for at
-        most its shutdown timeout; vLLM itself then gives them as long again."""
+        """Take a serving replica out of the gateway, and wait for its running requests, for at most
+        its shutdown timeout; vLLM itself then gives them the same time again."""
         member = self._now.get(document.replica)
         if member is None or not self._serves(document.name):
             return
@@ -269,7 +269,7 @@ class Rollout:
         self._declare_members(self._now.values())
 
     def _declare_members(self, members: Iterable[Member]) -> None:
-        """Write the members' file on the head, unless it says so already."""
+        """Write the members file on the head, unless it already matches."""
         if self.lock is None:
             return
         self._now = {member.replica: member for member in sorted(members, key=lambda m: m.replica)}
@@ -298,7 +298,7 @@ class Rollout:
         return members_file(self.survey.inventory.cluster, self.members.service)
 
     def _give_key(self, host: str) -> None:
-        """Make sure that the host has the cluster's key, which its API servers demand."""
+        """Make sure that the host has the cluster's key, which its API servers require."""
         path = str(NodePaths(self.survey.inventory.cluster).api_key)
         transport = self.survey.transports[host]
         if host == self.survey.inventory.head.name or not self.key:

@@ -20,7 +20,7 @@ from clusterctl.serving.vllm_flags import Argument, is_collected, last_value, pa
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedReplica:
-    """A replica that is ready to be declared, and what is declared in its place."""
+    """A replica that is ready to be declared, and what is currently declared in its place."""
 
     document: ServiceDocument
     layout: Layout  # where the ranks must run
@@ -39,7 +39,7 @@ class PlannedReplica:
 
     @property
     def restarts(self) -> bool:
-        """Whether a process that runs is stopped and started again."""
+        """Whether a running process is restarted."""
         return self.old is not None and (self.again or needs_restart(self.old, self.document))
 
     @property
@@ -73,13 +73,13 @@ def choose_port(
     *,
     low: bool = False,
 ) -> int:
-    """Return the port asked for; else the port that the service `name` has already, so that serving
-    it again changes nothing; else the first free one from 8000 on.
+    """Return the requested port; else the current port of the service `name`, so that serving it
+    again changes nothing; else the first free one from 8000 on.
 
-    `ports`: those that clients know, by service. `listening`: ports that programs on hosts with a
+    `ports`: those that clients use, by service. `listening`: ports that programs on hosts with a
     gateway listen on, the gateway itself included. `low`: node containers may listen below
-    FIRST_OPEN. Raises UsageError when the port asked for is taken, with the owner and a free port,
-    or too low.
+    FIRST_OPEN. Raises UsageError if the requested port is taken, with the owner and a free port, or
+    too low.
     """
     known = dict(ports)
     own = known.pop(name, None)
@@ -127,7 +127,7 @@ def build_service(
     launch: Launch, *, env: Mapping[str, str] | None = None, ready_timeout: float = deadlines.READY
 ) -> ServiceDocument:
     """Return the document of one launch. `env` is job-wide: vLLM copies it to every rank, so
-    variables that differ between hosts must not be in it. Raises UsageError as `serve_argv`."""
+    variables that differ between hosts must not be in it. Raises UsageError like `serve_argv`."""
     argv = serve_argv(launch)
     environment = {"VLLM_ENGINE_READY_TIMEOUT_S": f"{ready_timeout:.0f}"}
     if launch.model_argument.startswith("/"):
@@ -202,7 +202,7 @@ def difference(old: ServiceDocument, new: ServiceDocument) -> list[str]:
 
 
 def dropped_flags(old: ServiceDocument, new: ServiceDocument) -> list[str]:
-    """Return the flags that `old` has and `new` has not, with their dashes."""
+    """Return the flags that are in `old` but not in `new`, with their dashes."""
     names = dict(_flags(new.argv))
     return [f"--{name}" for name, _ in _flags(old.argv) if name not in names]
 
@@ -210,7 +210,7 @@ def dropped_flags(old: ServiceDocument, new: ServiceDocument) -> list[str]:
 def needs_restart(old: ServiceDocument, new: ServiceDocument) -> bool:
     """Return whether the running process must be replaced to follow `new`.
 
-    Computed from both: the fingerprint in a document may come from another release.
+    Computed from both, since the fingerprint in a document may come from another release.
     """
     return fingerprint(old.argv, old.env) != fingerprint(new.argv, new.env)
 

@@ -1,4 +1,4 @@
-"""The rounds of a soak, and what they say: whether the cluster held, and who was slow. Pure."""
+"""The rounds of a soak, and their verdict: whether the cluster held up, and what was slow. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEAST_ROUNDS = 4  # Fewer have no usual speed
 
 @dataclass(frozen=True)
 class SoakRound:
-    """One measurement, the fabric gate after it, and what status said then."""
+    """One measurement, the fabric gate after it, and the status after that."""
 
     time: float  # Unix seconds
     figures: BenchFigures | None  # None if the measurement failed
@@ -30,7 +30,7 @@ class SoakRound:
 
 
 def findings(rounds: Sequence[SoakRound]) -> list[str]:
-    """Return what was wrong, a sentence each; empty if the cluster held."""
+    """Return what was wrong, a sentence each; empty if the cluster held up."""
     found = [f"{text} ({times} of {len(rounds)} rounds)" for text, times in _problems(rounds)]
     failed = sum(one.figures.failed for one in rounds if one.figures)
     if failed:

@@ -77,7 +77,7 @@ class Argument:
 
     @property
     def key(self) -> str:
-        """The name up to the first dot: of a dotted part, the flag that it belongs to."""
+        """The name up to the first dot: for a dotted part, the flag that it belongs to."""
         return self.name.partition(".")[0]
 
     @property

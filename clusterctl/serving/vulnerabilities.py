@@ -1,6 +1,6 @@
 """Known vulnerabilities of vLLM and Ray that a request can reach, by the release that fixes them.
 
-vulnerabilities.json has them, each with its source. A release after the day on which it was read
+vulnerabilities.json has them, each with its source. Releases after the date on which it was read
 may have others.
 """
 
@@ -38,7 +38,7 @@ KNOWN = tuple(Vulnerability(**each) for each in _TABLE["known"])
 
 
 def vulnerabilities_of(versions: Mapping[str, str]) -> tuple[Vulnerability, ...]:
-    """Return those of the given versions by package."""
+    """Return the vulnerabilities of the given versions, by package."""
     return tuple(each for each in KNOWN if each.is_in(versions.get(each.package, "")))
 
 

@@ -67,8 +67,7 @@ def trusting(ca: str, path: str) -> dict[str, str]:
 
 
 def entries(lock: str) -> dict[str, list[str]]:
-    """Return the lock's entries by name; several for a name whose versions differ between
-    Pythons."""
+    """Return the lock's entries by name; several if versions differ between Pythons."""
     found: dict[str, list[str]] = {}
     for line in lock.replace("\\\n", " ").splitlines():
         if line and not line.startswith("#"):

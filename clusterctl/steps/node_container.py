@@ -114,8 +114,7 @@ class NodeContainer:
 
 
 def own_container(driver: ContainerDriver, cluster: str) -> Container | None:
-    """Return the cluster's node container. Raises RequirementsNotMet if another container has its
-    name."""
+    """Return the cluster's node container. Raises RequirementsNotMet if another has its name."""
     found = driver.find(container_name(cluster))
     if found and found.cluster != cluster:
         whose = f"belongs to cluster {found.cluster}" if found.cluster else "is not clusterctl's"

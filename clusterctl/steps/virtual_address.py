@@ -210,8 +210,8 @@ class VirtualAddress:
         self._pause = pause
 
     def check(self, view: HostView) -> Change | None:
-        """Raises RequirementsNotMet if the host cannot have the address, or another machine has
-        it."""
+        """Raises RequirementsNotMet if the host cannot have the address, or another machine
+        does."""
         here, name = self._seat_of(view), view.host.name
         found = _look(view, self._files, str(self._address), here.nic)
         if not found.systemd:

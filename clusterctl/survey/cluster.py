@@ -143,8 +143,7 @@ def _of_other_clusters(survey: Survey, found: Iterable[ClusterctlError]) -> list
 
 
 def _other_cluster(survey: Survey, host: str | None) -> str | None:
-    """Return the name of the cluster with a running container on `host`, if it is a different
-    one."""
+    """Return the cluster with a running container on `host`, if it is another one."""
     answer = survey.answers.get(host or "")
     running = (one for one in answer.containers if one.state == "running") if answer else ()
     names = (one.labels.get(CLUSTER_LABEL) for one in running)

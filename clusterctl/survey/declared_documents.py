@@ -96,8 +96,7 @@ def is_document(file: str, text: str) -> bool:
 
 
 def members_in(documents: Mapping[str, str]) -> dict[str, MembersDocument]:
-    """Return the lists of members among the documents, by service; `serve` replaces a damaged
-    one."""
+    """Return lists of members among the documents, by service; `serve` replaces damaged ones."""
     found = {}
     for file, text in documents.items():
         if file.startswith("members/"):

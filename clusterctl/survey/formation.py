@@ -1,5 +1,4 @@
-"""Wait until Ray has every node that the inventory declares, or report which are missing and
-why."""
+"""Wait until Ray has every node that the inventory declares, or report why some are missing."""
 
 from __future__ import annotations
 

@@ -21,8 +21,7 @@ from clusterctl.transport.fanout import fan_out, values
 
 
 def hosts_with_gateway(survey: Survey) -> list[str]:
-    """Return the hosts that have a gateway now, the head first: a worker has one once
-    bootstrapped."""
+    """Return the hosts that have a gateway now, the head first: a worker's comes with bootstrap."""
     head = survey.inventory.head.name
     states = {one.name: survey.fresh_state(one.name) for one in survey.inventory.gateways}
     return [

@@ -37,8 +37,7 @@ class Replica:
 
     @property
     def condition(self) -> str:
-        """The state that the supervisor reports, or `declared` before it has processed the
-        document."""
+        """The state that the supervisor reports, or `declared` before it read the document."""
         return self.state.state if self.state else "declared"
 
     @property

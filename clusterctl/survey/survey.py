@@ -133,8 +133,7 @@ def look_twice(
     transports: Mapping[str, Transport],
     pause: float = deadlines.SECOND_LOOK,
 ) -> Survey:
-    """Return what `look` finds, and look again at hosts whose node container seems to have
-    vanished."""
+    """Return what `look` finds, and look again at hosts whose node container seems gone."""
     survey = look(transports)
     if not survey.vanished:
         return survey
@@ -198,8 +197,7 @@ class Survey:
         return {error.host or "": error for error in failures(self.outcomes)}
 
     def require_answers(self, hosts: Collection[str] | None = None) -> Survey:
-        """Return this survey. Raises the errors of all hosts (or of `hosts`) that did not
-        answer."""
+        """Return this survey. Raises the errors of all hosts (or `hosts`) that did not answer."""
         raise_all(error for name, error in self.errors.items() if hosts is None or name in hosts)
         return self
 

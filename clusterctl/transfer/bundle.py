@@ -93,8 +93,7 @@ def _tar(images: Sequence[ImageSource]) -> Iterator[bytes]:
 
 
 def _member(name: str, size: int, chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield a tar member; the same input gives the same bytes. Raises StepFailed for a wrong
-    `size`."""
+    """Yield a tar member; the same input gives the same bytes. A wrong `size` raises StepFailed."""
     entry = tarfile.TarInfo(name)
     entry.size = size
     yield entry.tobuf(tarfile.GNU_FORMAT)

@@ -72,8 +72,7 @@ class EngineState:
         return next((image for image in self.images if reference in image.tags), None)
 
     def common(self, layers: Sequence[str]) -> int:
-        """Return the length of the longest prefix of `layers` that one of the engine's images
-        starts with."""
+        """Return the length of the longest prefix of `layers` that an image here starts with."""
 
         def shared(image: HeldImage) -> int:
             pairs = zip(image.layers, layers, strict=False)

@@ -81,8 +81,7 @@ class RelayProcess:
         self.send(wire.COMMAND, 0, wire.lines(rows))
 
     def enqueue(self, *rows: str) -> None:
-        """Queue commands for `send_queued`, which sends them together; dropped if the relay is
-        gone."""
+        """Queue commands for `send_queued` to send together; dropped if the relay is gone."""
         self._rows.put(rows)
 
     def send_queued(self, idle: Callable[[], None]) -> None:
@@ -262,8 +261,7 @@ class RelaySupervisor:
                 self._relay.enqueue(self._want_command(new))
 
     def relocate(self, paths: Mapping[str, str]) -> None:
-        """Make the next relay serve these blobs from `paths` (digest to path) instead of fetching
-        them."""
+        """Make the next relay serve these blobs from `paths` (digest to path), not fetch them."""
         with self._commanding:
             self.link = replace(self.link, places={}, origin={**self.link.origin, **paths})
             self._wanted = [digest for digest in self._wanted if digest not in paths]

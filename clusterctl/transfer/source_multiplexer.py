@@ -132,8 +132,7 @@ class SharedSource:
         return self._ranks.get(digest, len(self._ranks)), start
 
     def pieces(self, digest: str, start: int, size: int) -> Iterator[bytes]:
-        """Yield a range of a blob. Raises what the source raises, to be passed to
-        `note_failure`."""
+        """Yield a range of a blob. Raises what the source raises; pass that to `note_failure`."""
         if self._source is None:
             raise StepFailed("there is no source")
         packed = digest in self._packed

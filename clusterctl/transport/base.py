@@ -67,8 +67,7 @@ class Channel(Closing, Protocol):
         """Send end of file; stdout stays open."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until the command ends, and return its exit status; -1 if the connection was
-        lost."""
+        """Wait until the command ends, and return its exit status; -1 if the connection is lost."""
 
     def stderr_tail(self) -> str:
         """The last 64 KiB that the command has written to stderr so far."""
@@ -165,8 +164,7 @@ class Transport(Protocol):
         """
 
     def open_channel(self, argv: Sequence[str], *, sudo: bool = False) -> Channel:
-        """Start `argv` on the host and return its channel. No time limit. Raises what `run`
-        raises."""
+        """Start `argv` on the host; return its channel. No time limit. Raises what `run` raises."""
 
     def open_tcp(self, address: str, port: int) -> Channel:
         """Open a TCP connection from the host to `address:port`, through this connection."""

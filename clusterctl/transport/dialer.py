@@ -221,8 +221,7 @@ def _is_lost(future: Future[fabric.Connection]) -> bool:
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether a busy sshd may cause the error (MaxStartups closes or resets), so that a retry may
-    help."""
+    """Whether a busy sshd may cause the error (MaxStartups closes or resets): worth a retry."""
     if isinstance(error, paramiko.AuthenticationException | ConnectionFailed):
         return False
     return isinstance(error, ConnectionError | EOFError | paramiko.SSHException)

@@ -119,8 +119,7 @@ class LockHolder:
 
 
 def this_process(command: str) -> LockHolder:
-    """Describe this process as a holder. `command` is shown to others, and must not contain
-    secrets."""
+    """Describe this process as a holder. `command` is shown to others: no secrets."""
     now = datetime.now(UTC).astimezone().isoformat(timespec="seconds")
     return LockHolder(account(), socket.gethostname(), os.getpid(), now, command)
 

@@ -25,8 +25,7 @@ class SshTarget:
         return self.ssh.connect_timeout or deadlines.CONNECT
 
     def argv(self, *command: str, terminal: bool = False) -> list[str]:
-        """OpenSSH's command line for the same connection. `terminal`: allocate one even for a
-        command."""
+        """OpenSSH's command line for the same connection. `terminal`: even for a command."""
         options = ["-t"] if terminal else []
         if self.ssh.port:
             options += ["-p", str(self.ssh.port)]
@@ -41,8 +40,7 @@ class SshTarget:
         return shlex.join(self.argv(*command))
 
     def copy_key_line(self) -> str:
-        """ssh-copy-id's command line, quoted for a shell, that authorizes the user's key on the
-        host."""
+        """ssh-copy-id's command line, quoted for a shell, for the user's key."""
         options = ["-p", str(self.ssh.port)] if self.ssh.port not in (None, 22) else []
         if self.ssh.identity_file:
             options += ["-i", str(self.ssh.identity_file)]

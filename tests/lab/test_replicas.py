@@ -108,7 +108,7 @@ def test_another_number_of_replicas_changes_nothing_else(
             "rm /dev/shm/filled",
         ),
         (
-            "its MTU on ens3 is 500, and 1500 on the others",
+            "its MTU on ens3 is 500, but 1500 on the others",
             "ip link set ens3 mtu 500",
             "ip link set ens3 mtu 1500",
         ),

@@ -150,8 +150,7 @@ def _end(node: Node, name: str, facts: HostFacts) -> End | None:
 
 
 def default_route_notes(topology: Topology, facts: Mapping[str, HostFacts]) -> Iterator[str]:
-    """Note hosts whose default route, which programs use by default, does not use NCCL's NIC
-    (vllm#27823)."""
+    """Note hosts whose default route, which programs use by default, is not on NCCL's NIC."""
     strays = [
         f"{node.host} ({default}, not {' or '.join(node.nccl_nics)})"
         for node in topology.nodes

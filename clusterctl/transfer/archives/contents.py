@@ -310,8 +310,7 @@ def _from_layout(
 def _from_docker(
     members: Members, entry: _Entry, reference: str | None, platform: str | None
 ) -> ArchiveContents:
-    """Return the image. Uncompressed layers, the usual kind, are not read: their digests are
-    known."""
+    """Return the image. Uncompressed layers, as usual, are not read: their digests are known."""
     name = reference or next(iter(entry.names), "the image")
     read = entry.docker or {}
     paths = texts(read.get("Layers"), "Layers of manifest.json")

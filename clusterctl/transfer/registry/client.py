@@ -176,8 +176,7 @@ class RegistryClient:
 
 
 def _start(response: httpx2.Response) -> int:
-    """Return the offset of the first byte: registries may ignore the requested range and send
-    everything."""
+    """Return the offset of the first byte: registries may ignore the requested range."""
     if response.status_code == 200:
         return 0
     said = response.headers.get("Content-Range", "")

@@ -23,8 +23,7 @@ FORSAKEN = 40.0
 
 
 class Relay:
-    """One run: commands add blobs, start the servers, then set the upstreams and the blobs to
-    fetch."""
+    """One run: commands add blobs, start the servers, then set upstreams and blobs to fetch."""
 
     def __init__(self, commands: BinaryIO, told: BinaryIO) -> None:
         self._commands, self._told = commands, told

@@ -284,8 +284,7 @@ class Roster:
         self._told_of_detour = False
 
     def set(self, upstreams: List[Upstream]) -> None:
-        """Set the upstreams, preferred first. Objects that were already in the list keep their
-        state."""
+        """Set the upstreams, preferred first. Objects already in the list keep their state."""
         with self._lock:
             before, self._upstreams = self._upstreams, upstreams
             for place, upstream in enumerate(upstreams):

@@ -271,8 +271,7 @@ class Downloads:
 
 
 def trust_here(ca: str) -> None:
-    """Make downloads in this process trust `ca` (PEM), and certifi's CAs if the machine has
-    none."""
+    """Make this process's downloads trust `ca` (PEM), and certifi's CAs if the machine has none."""
     if not host_fetch.TRUST.get_ca_certs():
         host_fetch.TRUST.load_verify_locations(certifi.where())
     host_fetch.reach(ca, {})

@@ -260,8 +260,7 @@ class _Limited(httpx2.SyncByteStream):
 def refusal_of_file(
     hub: Hub, listing: Listing, url: str, status: int, headers: Mapping[str, str | None]
 ) -> ClusterctlError:
-    """Return the error for a file that the hub refused. `headers`: the response's, which give the
-    reason."""
+    """Return the error for a file that the hub refused. `headers`: those with the reason."""
     answer = httpx2.Response(
         status,
         headers={name: value for name, value in headers.items() if value},

@@ -136,8 +136,7 @@ class HuggingFace:
         )
 
     def cached(self, listing: Listing, file: HubFile) -> Path | None:
-        """See Hub. Finds files of this commit that `hf download` or vLLM downloaded to this
-        machine."""
+        """See Hub. Finds files of this commit that `hf download` or vLLM downloaded locally."""
         found = huggingface_hub.try_to_load_from_cache(
             listing.model_id, file.path, revision=listing.revision
         )
