@@ -115,13 +115,8 @@ class Rolling:
         survey = take_survey(self.cluster.inventory, transports)
         return replace(self.cluster, survey=survey.require_answers(self.cluster.held))
 
-<<<<<<< HEAD
     def rollouts(self, now: Cluster, deaf: Collection[str] = ()) -> list[Rollout]:
         """Return the replicas of each service as they are declared there. `deaf`: as in Rollout."""
-=======
-    def rollouts(self, now: Cluster) -> list[Rollout]:
-        """Return the replicas of each service as declared on these hosts."""
->>>>>>> 124acdcc (Docstrings of diagnosis, node, operations, serving and planning read as English)
         survey, sink, found = now.survey, self.sink, list[Rollout]()
         key = read_key(survey.inventory, now.head.transport)
         by_service: dict[str, list[PlannedReplica]] = {}
@@ -218,13 +213,8 @@ class EndWell:
     """Step: the node container is stopped, with time for running requests, before one of `steps`
     gives its supervisor a new head, for which Ray and its replicas would end at once.
 
-<<<<<<< HEAD
     Gateways that have joined the new head send it nothing any more. Others still hear the earlier
     one; they notice that the replica takes no requests.
-=======
-    The gateways are not notified, since their head is gone. They notice that the replica accepts no
-    requests.
->>>>>>> 124acdcc (Docstrings of diagnosis, node, operations, serving and planning read as English)
     """
 
     rolling: Rolling

@@ -305,7 +305,9 @@ def test_gateways_that_share_an_address(
         return str(inventory)
 
     refused = operator.run("bootstrap", sharing("10.79.0.100"), "--yes", timeout=300)
-    assert "10.79.0.100 is not in the network of any of its interfaces" in refused.stderr, refused.text
+    assert "10.79.0.100 is not in the network of any of its interfaces" in refused.stderr, (
+        refused.text
+    )
     assert holders(on_host) == []
     taken = operator.run("bootstrap", sharing("10.77.0.1"), "--yes", timeout=300)
     assert "10.77.0.1 is taken" in taken.stderr, taken.text
