@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.models.catalogue import CatalogueEntry, by_alias, by_directory, by_hub_id
 from clusterctl.models.config_files import checkpoint_bytes, not_planned, read_config
 from clusterctl.models.config_json import describe
 from clusterctl.models.name import did_you_mean, is_hub_id
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import parse_version, show_version
-from clusterctl.planning.editions import edition_note
+from clusterctl.planning.editions import edition_note, model_of
 from clusterctl.planning.hardware import GpuModel
 from clusterctl.planning.options import common_class, own_limits
 from clusterctl.planning.placement import sites_of
@@ -133,13 +133,40 @@ def entry_of(model: str) -> CatalogueEntry | None:
     return by_alias(model) or by_hub_id(model) or by_directory(model.rstrip("/").rpartition("/")[2])
 
 
+# What editions of a precision have in config.json, but for what they leave unquantised
+_USUAL: dict[str, dict[str, object]] = {
+    "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16},
+    "int4": {"quant_method": "awq", "bits": 4, "group_size": 128},
+}
+
+
+def _shape_of(entry: CatalogueEntry, hub: HubShapes | None) -> ModelShape:
+    """Return the shape by its config.json: of the catalogue, else of the Hub. An edition of which
+    none can be had is assumed to be its model, with every matrix in the edition's precision."""
+    if entry.config:
+        return entry.shape
+    try:
+        return hub(entry.hub_id) if hub else entry.shape
+    except ClusterctlError:
+        model, stored = model_of(entry), _USUAL.get(entry.precision)
+        if model is entry or stored is None or not model.config:
+            raise
+    shape = describe({**model.config, "quantization_config": stored}, entry.hub_id, whole=False)
+    guess = (
+        f"the config.json of {entry.hub_id} could not be had: planned as {model.hub_id} with all "
+        f"weights of the layers in {entry.precision}"
+    )
+    return replace(shape, assumptions=(*shape.assumptions, guess))
+
+
 def load_shape(model: str | Path, hub: HubShapes | None = None) -> ModelShape:
     """Return the shape of a catalogue entry, a local path, or a Hub ID that `hub` looks up. Raises
     UsageError."""
     name = str(model)
     entry = by_alias(name) or by_directory(name) or by_hub_id(name)
     if entry is not None:
-        return entry.shape if entry.config or hub is None else hub(entry.hub_id)
+        return _shape_of(entry, hub)
     path = Path(name)
     if exists(path):
         shape = describe(read_config(path), path.resolve().name)

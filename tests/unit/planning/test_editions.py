@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from clusterctl.errors import UsageError
 from clusterctl.models.catalogue import by_alias
 from clusterctl.planning.editions import best_edition, edition_note, search
+from clusterctl.planning.fit_request import load_shape
 from clusterctl.planning.hardware import parse_gpus
+from clusterctl.planning.weights import PipelineStage, weight_bytes
 
 
 @pytest.mark.parametrize(
@@ -47,3 +50,21 @@ def test_a_search_finds_words_in_any_order_and_what_fits() -> None:
     small = {each.entry.alias for each in search("", parse_gpus("1xRTX4090"))}
     assert "qwen3.5-9b" in small
     assert not small & {"kimi-k3", "llama-3.1-405b-base"}
+
+
+def test_an_edition_without_config_json_is_its_model_in_its_precision() -> None:
+    """Qwen3.8-27B-FP8, of the same shape, has its own config.json."""
+    found = load_shape("Qwen/Qwen3.6-27B-FP8")
+    real = load_shape("Qwen/Qwen3.8-27B-FP8")
+    assert any("could not be had" in each for each in found.assumptions)
+    assert not real.assumptions
+    whole = PipelineStage(0, len(real.layers), 1, has_embedding=True, has_head=True)
+    weights = [weight_bytes(each, whole, each.quantization) for each in (found, real)]
+    assert weights[0] == pytest.approx(weights[1], rel=0.02)
+
+
+def test_the_hub_comes_before_a_guess_and_a_model_without_config_json_is_an_error() -> None:
+    read = load_shape("Qwen/Qwen3-8B")
+    assert load_shape("Qwen/Qwen3.6-27B-FP8", lambda _: read) == read
+    with pytest.raises(UsageError, match=r"no config\.json of Qwen/Qwen3\.8-Flash-Next"):
+        load_shape("qwen3.8-flash-next")
