@@ -326,7 +326,7 @@ def _fix(step: str, host: str, topology: Topology, file: str) -> str:
     if step == "store":
         return (
             "check its load and its name servers, since torch first looks up the name of its "
-            "address: clusterctl check {file}; {_load(host)}"
+            f"address: clusterctl check {file}; {_load(host)}"
         )
     if len(topology.nodes) == 1:
         return _INSIDE

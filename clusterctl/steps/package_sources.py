@@ -182,5 +182,5 @@ def _other_key(view: HostView, repository: Repository, why: str) -> StepFailed:
         f"{repository.key_url} is not the key that signs {repository.name}: {why}",
         host=view.host.name,
         hint="a proxy in between, or a new key; for your own mirror, set its key in the "
-        "inventory: packages.{'docker' if repository.name == 'docker' else 'nvidia'}.key",
+        f"inventory: packages.{'docker' if repository.name == 'docker' else 'nvidia'}.key",
     )

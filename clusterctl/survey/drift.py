@@ -25,8 +25,7 @@ from clusterctl.survey.survey import Survey
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import failures, fan_out, values
 
-OTHER_CONTAINER = "its container was created from a different inventory or version (clusterctl "
-"plan)"
+OTHER_CONTAINER = "its container is from a different inventory or version (clusterctl plan)"
 OTHER_NODE = "its node.json is from a different inventory or version (clusterctl plan)"
 
 

@@ -281,16 +281,14 @@ def _login_failed(error: LoginFailed, target: SshTarget, place: str) -> Authenti
 
     asked = f" (it asks {error.prompts[-1]!r})" if error.prompts else ""
     if error.accepted:
-        summary = f"{place} accepted {', '.join(error.accepted)}, but requires {wanted} as "
-        f"well{asked}"
+        summary = f"{place} accepted {', '.join(error.accepted)}, but requires {wanted} too{asked}"
         hint = f"run it on a terminal, where you are prompted; this has to work: {command}"
     elif address := next((url for line in error.said if (url := _URL.search(line))), None):
         summary = f"{place} waits for a confirmation in the browser"
         hint = f"open {address[0]}, then run it again"
     elif asked:
         summary = f"{place} accepted no key, but asks {error.prompts[-1]!r}"
-        hint = "run it on a terminal, where you are prompted; to avoid that: "
-        f"{target.copy_key_line()}"
+        hint = f"run it on a terminal, which prompts you; to avoid that: {target.copy_key_line()}"
     elif error.tokens:
         summary = f"{place} accepted no key, and {error.tokens[0]} is in a hardware token"
         hint = f"ssh-add {error.tokens[0]}; without an agent: docs/ssh.md, Hardware keys"
