@@ -44,7 +44,7 @@ def test_a_line_for_a_shell_is_told_from_a_command(clusterctl: Run, inventory: P
 def test_an_unknown_end_of_a_tunnel_is_told_with_those_there_are(
     clusterctl: Run, inventory: Path
 ) -> None:
-    for words, said in ((("chat",), "no target named chat; targets: dashboard"), ((), "to what? ")):
+    for words, said in ((("chat",), "there is no target chat; targets: dashboard"), ((), "to what? ")):
         ran = clusterctl("-i", str(inventory), "tunnel", *words)
         assert ran.returncode == 2
         assert said in ran.stderr
@@ -68,7 +68,7 @@ def test_a_log_that_is_not_there_is_an_error(clusterctl: Run, inventory: Path) -
 def test_every_host_without_its_journal_is_named(clusterctl: Run, inventory: Path) -> None:
     ran = clusterctl("-i", str(inventory), "logs")
     assert ran.returncode == 4
-    assert "here: there is no journal there" in ran.stderr
+    assert "here: it has no journal" in ran.stderr
     assert "error: gone: " in ran.stderr
 
 

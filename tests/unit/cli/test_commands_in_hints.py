@@ -25,9 +25,10 @@ IN_DOCS = re.compile(
 PROSE = frozenset(
     re.findall(
         r"\w+",
-        """again and asks at brought cannot checkout command derives did does from gets gives has
-        installed installs inventory is itself keeps knows loads makes may means must needs or
-        places proves runs sets share skips start started takes that uses works writes""",
+        """again and asks at brought cannot checkout command creates derives did does from gets
+        gives has installed installs inventory is itself keeps knows loads makes may means must
+        needs or places proves runs sets share skips start started takes that uses was without
+        works writes""",
     )
 )
 """Words that follow the program's name in sentences. A new command is not among them."""
