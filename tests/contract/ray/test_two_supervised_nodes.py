@@ -172,3 +172,29 @@ def test_a_node_without_the_token_is_not_let_in(two_nodes: TwoNodes) -> None:
     await_value(refused, "the refusal", FORMED)
     found = breaches(expected_nodes(nodes.topology), await_value(up, "the head", FORMED).nodes)
     assert [(breach.host, breach.summary) for breach in found] == [("worker", "has not joined Ray")]
+
+
+ANOTHER_PATCH = """\
+import collections, platform, sys
+names = "major minor micro releaselevel serial"
+version = collections.namedtuple("version", names)(*sys.version_info[:2], 99, "final", 0)
+sys.version_info, platform.python_version = version, lambda: ".".join(map(str, version[:3]))
+"""
+"""sitecustomize.py: what Ray and the supervisor take for the release of Python."""
+
+
+def test_a_worker_whose_python_is_another_patch_release(
+    two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = two_nodes
+    nodes.head.start()
+    (nodes.worker.paths.root / "sitecustomize.py").write_text(ANOTHER_PATCH)
+    monkeypatch.setenv("PYTHONPATH", str(nodes.worker.paths.root))
+    nodes.worker.start()
+    monkeypatch.undo()
+
+    found = {node.name: node.python_version for node in formed(nodes).nodes if node.alive}
+    assert found["worker"].endswith(".99")
+    assert found["head"] != found["worker"]
+    nodes.head.declare(SERVICE)
+    await_ready(nodes)
