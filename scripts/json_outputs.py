@@ -15,6 +15,7 @@ from typing import Any, Literal, NotRequired
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
+from clusterctl.commands.adapter import ListedAdapter
 from clusterctl.diagnosis.verdict import Cause
 from clusterctl.inventory.schema import DRAFT
 from clusterctl.lab.lifecycle import HostStatus
@@ -215,6 +216,10 @@ class Changes(TypedDict):
 
 class Scaled(Changes):
     replicas: dict[str, str]
+
+
+class ChangedAdapters(Changes):
+    adapters: dict[str, str]
 
 
 class Restarted(TypedDict):
@@ -628,6 +633,9 @@ OUTPUTS: dict[str, tuple[Any, ...]] = {
     "model search": (ModelSearch,),
     "model push": (PushedModel, Plan),
     "model pull": (PushedModel, Plan),
+    "adapter add": (ChangedAdapters,),
+    "adapter ls": (list[ListedAdapter],),
+    "adapter rm": (ChangedAdapters,),
     "key create": (NewKey,),
     "key ls": (list[Key],),
     "key revoke": (RevokedKey,),

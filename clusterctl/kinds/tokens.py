@@ -17,7 +17,7 @@ def _read(content: Any) -> str:
 
 TOKENS = ModelKind(
     name="tokens",
-    result="vectors of tokens",
+    result="pooling",
     paths=("/pooling", "/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"),
     ask=lambda text, _: Ask("/pooling", {"input": text}),
     read=_read,

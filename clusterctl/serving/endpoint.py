@@ -38,6 +38,7 @@ class ServiceAnswer:
     text: str
     tokens: int  # generated; 0 if the model generates none
     seconds: float  # from the request to the last byte
+    task: str = ""  # What the kind answers: `completions`, `embeddings`, ..
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def ask(
             hint=f"is another program on that port? curl {shlex.quote(endpoint.url)}/version",
             detail=str(answer)[:2000],
         ) from error
-    return ServiceAnswer(kind.name, text, tokens, seconds)
+    return ServiceAnswer(kind.name, text, tokens, seconds, kind.result)
 
 
 def key_line(host: str, key_path: str, *, sudo: bool) -> str:

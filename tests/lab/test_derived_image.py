@@ -62,6 +62,6 @@ def test_ray_is_added_once_and_a_model_served_on_one_host(
     words = ("serve", "/data/models/tiny", "--name", "tiny", "--yes", "--json")
     pooled = operator.ok(*words, "--", "--runner", "pooling").json
     assert pooled["changed"]
-    assert pooled["answer"]["kind"] == "embed"
+    assert pooled["answer"]["task"] == "embeddings"
     operator.ok("down", "--purge", "--yes")
     assert on_host("gpu1", "command -v docker").stdout == ""

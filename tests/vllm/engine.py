@@ -107,7 +107,8 @@ class Engine:
             try:
                 api.check_model(5)
             except EndpointError:
-                end = log.read_text(errors="replace")[-3000:]
+                said = log.read_text(errors="replace").splitlines()
+                end = "\n".join([*(line for line in said if "Error" in line), *said[-20:]])
                 assert process.poll() is None, end
                 assert time.monotonic() - started < START_LIMIT, end
                 time.sleep(0.5)

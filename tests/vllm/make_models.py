@@ -28,7 +28,8 @@ def save(name: str, model: Any, **files: Any) -> Path:
 
 
 def bert_config(**more: Any) -> Any:
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    # Heads of 32: vLLM's attention on CPUs takes no smaller ones.
+    sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     return tf.BertConfig(**sizes, intermediate_size=128, vocab_size=30522, **more)
 
 
@@ -76,11 +77,11 @@ image = fast.convert_tokens_to_ids("<image>")
 llava = tf.LlavaForConditionalGeneration(
     tf.LlavaConfig(
         vision_config=tf.CLIPVisionConfig(
-            hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
+            hidden_size=128, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
             image_size=56, patch_size=14,
         ),
         text_config=tf.LlamaConfig(
-            hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+            hidden_size=128, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, vocab_size=320, max_position_embeddings=2048,
         ),
         image_token_index=image, image_seq_length=16,
@@ -104,7 +105,7 @@ heard = byte_tokenizer([*marks, *(f"<|{step / 50:.2f}|>" for step in range(1501)
 ids = {mark: heard.token_to_id(mark) for mark in marks}
 whisper = tf.WhisperForConditionalGeneration(
     tf.WhisperConfig(
-        vocab_size=heard.get_vocab_size(), d_model=64, encoder_layers=2, decoder_layers=2,
+        vocab_size=heard.get_vocab_size(), d_model=128, encoder_layers=2, decoder_layers=2,
         encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=128,
         decoder_ffn_dim=128, num_mel_bins=80, max_source_positions=1500, max_target_positions=448,
         bos_token_id=ids["<|endoftext|>"], eos_token_id=ids["<|endoftext|>"],

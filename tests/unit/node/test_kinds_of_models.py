@@ -23,7 +23,7 @@ from tests.fakes.node_bench import Bench, await_value
         ("embed", "embeddings, 3 numbers, similar texts are nearer (0.98 against 0.16)"),
         ("rerank", "scores, the right passage comes first (0.50 against 0.00)"),
         ("classify", "classes, 3 of them"),
-        ("tokens", "vectors of tokens, 2 x 2 numbers"),
+        ("tokens", "pooling, 2 x 2 numbers"),
         ("speech", "transcriptions, 2 words for a second of tones"),
     ],
 )
