@@ -19,8 +19,8 @@ class _AsTyped:
     parameter, given or not, which took a quarter of `fit`."""
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return what typer's parser would return for nothing, a default, a string or strings, and
-        leave the rest to it."""
+        """Return what typer's parser would for None, a default or strings; leave the rest to
+        it."""
         kind = param.type_descriptor.annotation
         several = param.multiple or param.nargs == -1
         if value is None:

@@ -50,7 +50,7 @@ class Plan:
 
     @property
     def shown(self) -> Set[object]:
-        """What the user sees of it, for `carry_out`."""
+        """What the user sees of the plan, for `carry_out`."""
         return {(each.stage, each.host, each.step, each.change) for each in self.changes}
 
     @property

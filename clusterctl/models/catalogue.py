@@ -38,7 +38,7 @@ def config_file(hub_id: str) -> Path:
 
 
 def gpu_class(capability: int) -> GpuClass | None:
-    """Return the recipes' name for GPUs of that compute capability, times ten."""
+    """Return the recipes' name for GPUs of a compute capability (90 for 9.0)."""
     return "blackwell" if capability >= 100 else "hopper" if capability == 90 else None
 
 

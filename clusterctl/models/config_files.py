@@ -45,8 +45,8 @@ def read_config(path: Path) -> dict[str, Any]:
 def not_planned(model: str) -> UsageError:
     """Return the error for a model in llama.cpp's format."""
     return UsageError(
-        f"{model} is GGUF, llama.cpp's format, whose memory is not planned: each of its tensors "
-        "has its own format",
+        f"{model} is GGUF, llama.cpp's format, whose memory cannot be planned: each tensor has "
+        "its own format",
         hint="plan with the config.json of the model that it was converted from; vLLM 0.28 and "
         "newer need a plugin to serve it",
     )

@@ -361,7 +361,7 @@ class SupervisedService:
             self._turn("loading", counted or attempt.stage_line or reading.error)
 
     def _hang(self, now: float, attempt: Attempt, why: str) -> None:
-        """Have evidence collected on all hosts, and end all ranks once there was time for that."""
+        """Have all hosts collect evidence, and end all ranks once they have had time to."""
         placed = self._ranks(attempt)
         own = session_members(attempt.child.pid)
         asked = self._evidence.ask(self._shown.name, why, placed, own) if self._evidence else 0.0

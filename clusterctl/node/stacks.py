@@ -49,7 +49,7 @@ def _open_own(directory: str) -> None:
 
 
 def ask_for(pid: int) -> bool:
-    """Send SIGNAL to a process that handles it, and return whether it does. Another would end."""
+    """Send SIGNAL if the process handles it (it would die otherwise). Return whether it does."""
     try:
         status = Path("/proc", str(pid), "status").read_text("utf-8", "replace")
         caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)

@@ -37,8 +37,8 @@ from clusterctl.transport.lock import ClusterLock
 
 @dataclass(frozen=True)
 class Roll:
-    """The turns of the hosts `names`. `steps`: those that change a node, its container last. `lock`
-    is None for a plan."""
+    """Changes the hosts `names` in turn. `steps`: those that change a node, the container last.
+    `lock`: None for a plan."""
 
     cluster: Cluster
     names: tuple[str, ...]

@@ -82,8 +82,8 @@ def without_shares(ray: Sequence[RayNode], sharing: Iterable[Replica]) -> list[R
 def with_shares(
     held: HeldGpus, topology: Topology, sharing: Sequence[Replica], share: float
 ) -> HeldGpus:
-    """Return the GPUs without those that these replicas share, except those that still have `share`
-    left. Ray fills the GPU with the least left."""
+    """Return the GPUs without those that these replicas share, except those with room for
+    `share`. Ray fills the fullest GPU first."""
     hosts = {node.node_ip: node.host for node in topology.nodes}
     left: dict[str, list[float]] = defaultdict(list)  # By host, of each shared GPU
     for replica in sharing:

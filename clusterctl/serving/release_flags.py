@@ -155,8 +155,8 @@ def _refusal(argument: Argument, version: Version) -> tuple[str, str]:
 
 
 def _misspelt(name: str, version: Version) -> str:
-    """Return the nearest flag as a hint for one that no release has; "" if it may be from a newer
-    release, or the beginning of several."""
+    """Suggest the nearest flag for one that no release has; "" if it may be from a newer release,
+    or is an abbreviation."""
     if version > NEWEST or name.startswith("-") or any(each.startswith(name) for each in FLAGS):
         return ""
     near = get_close_matches(name, FLAGS, n=1, cutoff=0.85)

@@ -1,4 +1,4 @@
-"""Takes the replicas of a service from declared to planned, while others serve.
+"""Bring a service's replicas from the declared to the planned state while others serve.
 
 New replicas are started first. Then one replica at a time is changed: it leaves the gateway, its
 running requests end, it restarts on its own GPUs, and must prove itself before the next one. A

@@ -154,7 +154,7 @@ def node_tag(image: Image) -> str:
 
 
 def tag_for(reference: str, ray: str) -> str:
-    """For `vllm/vllm-openai:v0.33.0` and 2.60.0: `clusterctl/vllm-openai:v0.33.0-ray2.60.0`."""
+    """Return a tag such as `clusterctl/vllm-openai:v0.33.0-ray2.60.0`."""
     repository, tag = repository_and_tag(reference)
     name, digest = repository.rsplit("/", 1)[-1], reference.partition("@sha256:")[2]
     return f"{OUR_REPOSITORY}{name}:{tag or digest[:12] or 'latest'}-ray{ray}"

@@ -159,8 +159,8 @@ class DriverFile:
                 error.hint = GNU_DD
             elif "MD5 checksums" in said:
                 error.hint = (
-                    "to find out: dd --version on it. GNU's: the file is damaged, download it "
-                    f"again. uutils': {GNU_DD}"
+                    "run dd --version on it. If it is GNU's, the file is damaged: download it "
+                    f"again. If it is uutils': {GNU_DD}"
                 )
             raise
 

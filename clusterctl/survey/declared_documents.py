@@ -109,8 +109,8 @@ def members_in(documents: Mapping[str, str]) -> dict[str, MembersDocument]:
 def services_in(
     cluster: str, answer: Probe, written: Mapping[str, str]
 ) -> dict[str, ServiceDocument]:
-    """Return the services in the probed documents, by name; if one was deleted or is unreadable,
-    what a command wrote (`written`), which the supervisor still follows."""
+    """Return the services in the probed documents, by name. A deleted or unreadable document is
+    taken from `written`, which the supervisor still follows."""
     texts = documents_in(str(NodePaths(cluster).config), answer.files)
     for document in unreadable_in(cluster, answer, written):
         if document.why != CHANGED:

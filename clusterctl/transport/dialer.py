@@ -288,7 +288,7 @@ def _login_failed(error: LoginFailed, target: SshTarget, place: str) -> Authenti
         hint = f"open {address[0]}, then run it again"
     elif asked:
         summary = f"{place} accepted no key, but asks {error.prompts[-1]!r}"
-        hint = f"run it on a terminal, which prompts you; to avoid that: {target.copy_key_line()}"
+        hint = f"run it in a terminal to be prompted; to avoid that: {target.copy_key_line()}"
     elif error.tokens:
         summary = f"{place} accepted no key, and {error.tokens[0]} is in a hardware token"
         hint = f"ssh-add {error.tokens[0]}; without an agent: docs/ssh.md, Hardware keys"

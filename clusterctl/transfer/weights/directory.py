@@ -67,7 +67,7 @@ class Tree:
 def read_tree(directory: Path, name: str | None = None) -> Tree:
     """List the files of a plain directory, or of the newest snapshot of a Hugging Face cache entry.
 
-    Links in a plain directory are followed, but out of it only to weights; a cache entry keeps its
+    Links in a plain directory are followed, outside it only to weights; a cache entry keeps its
     links (from snapshots to blobs). `name` is the name on hosts; default: the directory's name.
     Raises UsageError when the directory does not exist, cannot be read or holds a file that cannot
     be sent.

@@ -44,7 +44,8 @@ def test_a_line_for_a_shell_is_told_from_a_command(clusterctl: Run, inventory: P
 def test_an_unknown_end_of_a_tunnel_is_told_with_those_there_are(
     clusterctl: Run, inventory: Path
 ) -> None:
-    for words, said in ((("chat",), "there is no target chat; targets: dashboard"), ((), "to what? ")):
+    unknown = "there is no target chat; targets: dashboard"
+    for words, said in ((("chat",), unknown), ((), "to what? ")):
         ran = clusterctl("-i", str(inventory), "tunnel", *words)
         assert ran.returncode == 2
         assert said in ran.stderr

@@ -324,7 +324,7 @@ def test_memory_that_is_shared_with_the_host_has_a_wide_margin() -> None:
 
 @pytest.mark.parametrize("name", ["./Qwen3-8B-Q4_K_M.gguf", "unsloth/Qwen3-8B-GGUF:Q4_K_M"])
 def test_formats_that_are_not_planned_are_named(name: str) -> None:
-    with pytest.raises(UsageError, match="whose memory is not planned"):
+    with pytest.raises(UsageError, match="whose memory cannot be planned"):
         without_cluster(FitArguments(name, gpus="RTX 4090"))
 
 
