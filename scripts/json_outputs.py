@@ -20,7 +20,7 @@ from clusterctl.diagnosis.verdict import Cause
 from clusterctl.inventory.schema import DRAFT
 from clusterctl.lab.lifecycle import HostStatus
 from clusterctl.network.gate import FabricRecord
-from clusterctl.node.documents import GatewayState, Rank, RayNode
+from clusterctl.node.documents import GatewayState, Rank, RayNode, SleepState
 from clusterctl.planning.memory import Limit, RankMemory
 from clusterctl.planning.problems import PredictedProblem
 from clusterctl.planning.report import Advice
@@ -300,6 +300,7 @@ class ServiceStatus(TypedDict):
     ranks: list[Rank]
     load: ServiceLoad | None
     start_seconds: dict[str, float]
+    sleep: SleepState | None
 
 
 class Status(TypedDict):

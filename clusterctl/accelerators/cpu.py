@@ -44,6 +44,7 @@ class Cpu:
         tokens=2048,  # vLLM's own default for one rank
         # Compiling takes minutes on a CPU and needs g++, which the image may lack.
         eager=True,
+        sleeps=False,
         cache_variable="VLLM_CPU_KVCACHE_SPACE",
     )
 

@@ -17,6 +17,7 @@ class EngineDefaults:
     sequences: int | None = None
     tokens: int | None = None
     eager: bool = False  # Start with --enforce-eager
+    sleeps: bool = True  # Has vLLM's sleep mode; on others a service that sleeps frees no memory
     # Variable that sets the size of the KV cache, if it is not a share of the device's memory. The
     # image may set it too.
     cache_variable: str = ""

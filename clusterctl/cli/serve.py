@@ -86,6 +86,16 @@ _GpuShare = Annotated[
 ]
 
 
+_Idle = Annotated[
+    str | None,
+    typer.Option(
+        "--idle",
+        metavar="TIME",
+        help="Sleep after this time without a request, such as 10m; the next one wakes it.",
+    ),
+]
+
+
 @guarded
 def serve(
     model: _Model = None,
@@ -97,6 +107,7 @@ def serve(
     dp: _DataParallel = None,
     ep: _ExpertParallel = False,
     gpu_share: _GpuShare = None,
+    idle: _Idle = None,
     name: _Name = None,
     port: _Port = None,
     config: options.VllmConfig = None,
@@ -115,11 +126,10 @@ def serve(
     from clusterctl.serving.request import Options, read_request
     from clusterctl.serving.vllm_flags import parse_arguments
 
-    request = read_request(
-        Options(model, tp, pp, name, port, stall_timeout, replicas, on, {}, dp, ep, gpu_share),
-        read_config_file(config) if config else (),
-        parse_arguments(arguments or ()),
-    )
+    sizes = (dp, ep, gpu_share, idle)
+    given = Options(model, tp, pp, name, port, stall_timeout, replicas, on, {}, *sizes)
+    file = read_config_file(config) if config else ()
+    request = read_request(given, file, parse_arguments(arguments or ()))
     with session("serve", inventory, quiet=as_json) as opened:
 
         def agree(changes: Changes) -> None:

@@ -16,6 +16,8 @@ from clusterctl.node.first_token import MIDDLEWARE
 from clusterctl.node.rank_placement import placement_env
 from clusterctl.node.ray_watch import Snapshot, WorkerActor
 from clusterctl.node.secret_files import mark
+from clusterctl.node.sleeping import DESCRIPTOR, SleepControl
+from clusterctl.node.sleeping import MIDDLEWARE as HOLDING
 from clusterctl.node.timing import Timing
 from clusterctl.node.vllm_plugins import plugin_env
 
@@ -124,13 +126,22 @@ class Attempt:
         self.stage_line = ""
         self._reached: Dict[str, float] = {}  # By stage, in order: when its first line came
         self._ending = ""  # The first line that tells why it ends
+        self.sleeping = SleepControl() if document.idle else None
+        sleeping = {DESCRIPTOR: str(self.sleeping.descriptor)} if self.sleeping else {}
+        holding = ["--middleware", HOLDING] if self.sleeping else []
         store = {"VLLM_DP_MASTER_PORT": str(store_port - STORE_OFFSET)} if store_port else {}
         api = LocalApi(document.host, document.port, document.served_name, key, document.kind)
         self.adapters = Adapters(api, timing)
         takes = takes_adapters(document.argv)
         self.adapters.wanted = document.adapters if takes else {}
         self.child = Child(
-            [*document.argv, "--middleware", MIDDLEWARE, *(self.adapters.argv if takes else [])],
+            [
+                *document.argv,
+                "--middleware",
+                MIDDLEWARE,
+                *(self.adapters.argv if takes else []),
+                *holding,
+            ],
             {
                 **os.environ,
                 # Ray prints the ranks' lines into a pipe: buffered, they would arrive only once 8
@@ -142,11 +153,15 @@ class Attempt:
                 **plugin_env({**os.environ, **env, **document.env}),
                 **placement_env(document),
                 **(self.adapters.env if takes else {}),
+                **sleeping,
                 "VLLM_API_KEY": key,
             },
             paths.log(document.name),
             self._read,
+            [self.sleeping.descriptor] if self.sleeping else [],
         )
+        if self.sleeping:
+            self.sleeping.started()
         self.key = mark(key)
         self._watch = EndpointWatch(api, timing, self.adapters.follow)
 
@@ -232,6 +247,8 @@ class Attempt:
     def kill(self) -> None:
         self._watch.stop()
         self.child.kill_all()
+        if self.sleeping:
+            self.sleeping.close()
 
     def _drives(self, worker: WorkerActor) -> bool:
         """Return whether the worker's driver is a process of this attempt's session."""
@@ -245,6 +262,8 @@ class Attempt:
     def _read(self, line: str) -> None:
         if not self._ending and any(words in line for words in (*_GONE, *_TOLD)):
             self._ending = line
+        if self.sleeping:
+            self.sleeping.heard(line)
         stage = stage_of(line)
         if stage:
             self.stage = later(self.stage, stage)

@@ -37,8 +37,9 @@ class Child:
         env: Mapping[str, str],
         log: Optional[Path],
         on_line: Callable[[str], None],
+        descriptors: Sequence[int] = (),
     ) -> None:
-        """Raise OSError if the program cannot be started."""
+        """Raise OSError if the program cannot be started. `descriptors`: that it inherits."""
         self._process = subprocess.Popen(
             list(argv),
             env=dict(env),
@@ -46,6 +47,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=descriptors,
         )
         self.started = time.monotonic()
         self._tail: Deque[str] = deque(maxlen=_TAIL_LINES)

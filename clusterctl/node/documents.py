@@ -132,6 +132,8 @@ class ServiceDocument:
     # Seconds without a sign of life, while requests are pending, before the service is restarted.
     stall_timeout: float = STALL_TIMEOUT
     replica: int = 1  # From 1 on; numbers of replicas that were stopped are free again
+    idle: float = 0.0  # Seconds without a request after which it sleeps; 0: never
+    parked_gib: float = 0.0  # What each rank then puts into its host's memory; 0: not known
     # Node IP of each rank, in vLLM's order, on which Ray has to place it. Empty in documents of
     # clusterctl 0.2 and older: Ray chooses, and clients reach the process directly.
     node_ips: List[str] = field(default_factory=list)
@@ -239,6 +241,18 @@ class Rank:
 
 
 @dataclass(frozen=True)
+class SleepState:
+    """A service that may sleep, as the supervisor sees it."""
+
+    asleep: bool = False
+    since: float = 0.0  # Unix seconds of its last sleep or waking
+    host_gib: float = 0.0  # What its ranks have put into the memory of their hosts
+    wakes_in: float = 0.0  # Seconds that it took the last time; 0: not known
+    waiting: int = 0  # Requests that wait until it is awake
+    refused: int = 0  # Requests beyond the limits of those, since it was started
+
+
+@dataclass(frozen=True)
 class ServiceState:
     """A service as the supervisor sees it.
 
@@ -277,6 +291,7 @@ class ServiceState:
     key: str = ""  # Mark (secret_files.mark) of the api.key that it was started with
     # By name of an adapter: why it is not offered; empty if it is
     adapters: Dict[str, str] = field(default_factory=dict)
+    sleep: SleepState = field(default_factory=SleepState)  # One that sleeps is `ready`
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ another setting enables the task.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -19,6 +20,7 @@ from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
 
 from clusterctl.kinds.kind import GENERATED_TOKENS, PROMPT_TOKENS, ModelKind
 from clusterctl.kinds.known import ASKED, KINDS
+from clusterctl.node.gateway_config import ASLEEP, CANARY
 from clusterctl.node.timing import Timing
 
 PROBE_TOKENS = 4
@@ -41,6 +43,10 @@ class EndpointError(Exception):
 
 class RequestRefused(EndpointError):
     """The server does not serve this kind of request, or not for its model."""
+
+
+class Asleep(EndpointError):
+    """The engine sleeps, as it may: its API server answers, and the next request wakes it."""
 
 
 class NothingToAsk(EndpointError):
@@ -72,7 +78,9 @@ class LocalApi:
         self._planned = planned
         self.kind: Optional[ModelKind] = None  # What the model is, once `send_request` has found it
         self.answer = ""  # Summary of the proof's answer: `1024 numbers`
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = {CANARY: "1"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
 
     def check_port(self, timeout: float) -> None:
         """Raise EndpointError unless the port is open: vLLM opens it once its engine is up."""
@@ -103,10 +111,15 @@ class LocalApi:
         }
 
     def send_request(self, timeout: float) -> None:
-        """Send one real request; the first call determines the model's kind, and proves it.
+        """Send one real request; the first call determines the model's kind, and proves it. One
+        that sleeps was proven before.
 
         Raises EndpointError, and NothingToAsk if the model is of no known kind.
         """
+        with contextlib.suppress(Asleep):
+            self._send_request(timeout)
+
+    def _send_request(self, timeout: float) -> None:
         if self.kind:
             self._ask(self.kind, timeout)
             return
@@ -190,6 +203,8 @@ class LocalApi:
             connection.close()
         if len(content) > LARGEST_ANSWER:
             raise EndpointError(f"{method} {path}: more than {LARGEST_ANSWER >> 20} MiB")
+        if response.getheader(ASLEEP):
+            raise Asleep(f"{method} {path}: the model is asleep")
         if response.status != http.client.OK:
             refused = response.status in NOT_SERVED
             raise (RequestRefused if refused else EndpointError)(

@@ -29,6 +29,12 @@ MOST_RETRIES = 3
 
 LOOPBACK = "127.0.0.1"
 
+# Header of requests that only prove that a replica answers: they neither wake it nor keep it awake.
+CANARY = "X-Clusterctl-Canary"
+
+# Header of the answer to such a request while the replica sleeps
+ASLEEP = "X-Clusterctl-Asleep"
+
 # What kinds of models offer, and what lies below it: no empty segment, none that begins with a dot,
 # and nothing encoded. `//v1`, `/v1/models/../metrics` and `/v1/models/%2e%2e/metrics` are refused.
 _V1 = "|".join(path for path in _ALL_PATHS if path.startswith("/v1/"))
@@ -409,6 +415,7 @@ def _front(plan: GatewayPlan) -> List[str]:
         "    http-request set-var(txn.prompt) var(txn.estimate) if counted",
         "    http-request del-header Accept-Encoding",
         "    http-request del-header X-Model",
+        f"    http-request del-header {CANARY}",
         f"    acl repeatable path {' '.join(_REPEATABLE)}",
         "    http-request disable-l7-retry unless repeatable",
         "    http-request set-var(txn.session) req.hdr(x-session-id)",

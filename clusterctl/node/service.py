@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence
 
 from clusterctl.kinds.known import kind_named
@@ -23,13 +23,21 @@ from clusterctl.node.adapters import takes_adapters
 from clusterctl.node.attempt import Attempt
 from clusterctl.node.children import session_members
 from clusterctl.node.contract import breaches, free_gpus
-from clusterctl.node.documents import ExpectedNode, Rank, RayNode, ServiceDocument, ServiceState
+from clusterctl.node.documents import (
+    ExpectedNode,
+    Rank,
+    RayNode,
+    ServiceDocument,
+    ServiceState,
+    SleepState,
+)
 from clusterctl.node.endpoint import Reading
 from clusterctl.node.evidence import HangEvidence
 from clusterctl.node.files import Journal, NodePaths
 from clusterctl.node.rank_placement import gpu_share
 from clusterctl.node.ray_watch import WORKER_PREFIX, Snapshot, WorkerActor
 from clusterctl.node.secret_files import SecretUnusable, read_secret
+from clusterctl.node.sleeping import SLEEP, WAKE
 from clusterctl.node.timing import Backoff, Timing
 
 UNPROVABLE = "it listens, and answers no request that would prove it"
@@ -157,6 +165,7 @@ class SupervisedService:
         self._starts = 0
         self._ready_seconds = 0.0
         self._spent: Dict[str, float] = {}
+        self._wakes_in = 0.0
         self._last_error: List[str] = []
         self._last_failure = ""
         self._last_failure_time = 0.0
@@ -229,7 +238,13 @@ class SupervisedService:
             last_failure_time=self._last_failure_time,
             key=attempt.key if attempt else "",
             adapters=reading.adapters,
+            sleep=self._sleep_state(attempt),
         )
+
+    def _sleep_state(self, attempt: Optional[Attempt]) -> SleepState:
+        state = attempt.sleeping.state if attempt and attempt.sleeping else SleepState()
+        self._wakes_in = state.wakes_in or self._wakes_in  # Also what an earlier attempt took
+        return replace(state, wakes_in=self._wakes_in)
 
     def stop(self, now: float) -> None:
         """Begin a graceful stop. The caller repeats `finish_stop` until `stopped`."""
@@ -330,16 +345,7 @@ class SupervisedService:
             self._hang(now, attempt, f"stalled: {reading.silence.text(now)}")
         elif reading.ready:
             if not attempt.was_ready:
-                attempt.was_ready = True
-                self._ready_seconds = now - attempt.started
-                self._spent = attempt.spent(now)
-                self._attempts = 0
-                self._last_error = []
-                result = kind_named(reading.kind).result
-                answers = ", ".join(filter(None, (result, reading.answer)))
-                stages = ", ".join(f"{name} {took:g}" for name, took in self._spent.items())
-                took = f"after {self._ready_seconds:.1f} s ({stages})"
-                self._turn("ready", f"{took}: answers {answers}")
+                self._became_ready(now, attempt)
             placed = self._ranks(attempt)
             if placed and placed != attempt.placed:
                 attempt.placed = placed
@@ -347,6 +353,7 @@ class SupervisedService:
                 self._journal.write(self._shown.name, "ranks", ", ".join(told))
             if now - attempt.started - self._ready_seconds > self._timing.ray_steady:
                 self._backoff.succeeded()
+            self._rest(now, attempt)
         elif reading.unprovable:
             self._drop(attempt)
             self._give_up(UNPROVABLE, [f"{UNPROVABLE}: {reading.unprovable}"])
@@ -359,6 +366,43 @@ class SupervisedService:
             started = len(attempt.owned(self._snapshot)) if attempt.progress() == "ray" else 0
             counted = f"{started} of {attempt.document.gpus} ranks started" if started else ""
             self._turn("loading", counted or attempt.stage_line or reading.error)
+
+    def _became_ready(self, now: float, attempt: Attempt) -> None:
+        attempt.was_ready = True
+        if attempt.sleeping:
+            attempt.sleeping.used = now
+        self._ready_seconds = now - attempt.started
+        self._spent = attempt.spent(now)
+        self._attempts = 0
+        self._last_error = []
+        result = kind_named(attempt.reading.kind).result
+        answers = ", ".join(filter(None, (result, attempt.reading.answer)))
+        stages = ", ".join(f"{name} {took:g}" for name, took in self._spent.items())
+        took = f"after {self._ready_seconds:.1f} s ({stages})"
+        self._turn("ready", f"{took}: answers {answers}")
+
+    def _rest(self, now: float, attempt: Attempt) -> None:
+        """Order it to sleep after its idle time, and to wake once a request waits."""
+        sleeping = attempt.sleeping
+        if sleeping is None:
+            return
+        event = sleeping.take_turn(now)
+        if event:
+            self._journal.write(
+                self._shown.name, "asleep" if sleeping.state.asleep else "awake", event
+            )
+        reading = attempt.reading
+        working = reading.running + reading.waiting > 0  # Maybe for nobody who waits for the answer
+        failed = sleeping.failure(now, self._timing.sleep_limit)
+        if failed and not working:
+            self._retry_later(now, attempt, failed)
+        elif sleeping.pending:
+            return
+        elif sleeping.state.asleep:
+            if sleeping.report.waiting:
+                sleeping.order(WAKE, now)
+        elif self._shown.idle and now - sleeping.used >= self._shown.idle and not working:
+            sleeping.order(SLEEP, now)
 
     def _hang(self, now: float, attempt: Attempt, why: str) -> None:
         """Have all hosts collect evidence, and end all ranks once they have had time to."""

@@ -62,6 +62,9 @@ class Timing:
     # With the two above, a hung idle engine is noticed within 50 s of its last sign of life, so
     # that stall_timeout (ServiceDocument) also holds for idle engines.
     canary_timeout: float = 30.0
+    # For an engine to fall asleep or wake up. The first sleep pins host memory: 54 s for 31 GiB of
+    # each of two ranks on H100.
+    sleep_limit: float = 300.0
     silence_shown: float = 10.0  # A missing sign of life is reported after this long, two readings
 
     # A gateway that ended is back within 2 s.

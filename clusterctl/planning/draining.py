@@ -24,6 +24,7 @@ from clusterctl.planning.replicas import (
     seats_for,
     sizes_of,
 )
+from clusterctl.planning.sleepers import require_one_replica
 from clusterctl.serving.declaration import require_service
 from clusterctl.serving.service import PlannedReplica
 from clusterctl.survey.services import Replica, Service
@@ -152,6 +153,8 @@ def scaling(survey: Survey, name: str, number: int) -> ServiceMoves:
     listed = service.require_list()
 
     pattern = _as_written(survey, staying[0])
+    if pattern.idle:
+        require_one_replica(name, number)
     asked = question_again(survey, pattern)
     hosts = {node.node_ip: node.host for node in survey.topology.nodes}
     kept = [tuple(hosts[ip] for ip in one.document.node_ips if ip in hosts) for one in staying]

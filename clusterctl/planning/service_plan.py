@@ -33,6 +33,7 @@ from clusterctl.planning.replicas import (
     sizes_of,
 )
 from clusterctl.planning.report import FitReport
+from clusterctl.planning.sleepers import require_host_memory, require_one_replica
 from clusterctl.ray_cluster.topology import REPLICA_PORTS, base_url, client_address
 from clusterctl.serving.arguments import Launch, Layout, serve_arguments
 from clusterctl.serving.endpoint import ServiceEndpoint
@@ -202,6 +203,8 @@ def _with_replicas(draft: _Draft) -> ServicePlan:
     before = len(service.members) if service.listed else len(service.replicas)
     wanted = request.replicas or max(before, 1)
     most = None if wanted == "max" else wanted
+    if request.idle:
+        require_one_replica(service.name, most or 2)
 
     kept = kept_seats(survey, service, sizes, hosts_on(survey, request.on or ""))
     kept = dict(sorted(kept.items())[:most])
@@ -257,15 +260,26 @@ def _seated(draft: _Draft, number: int, seats: Seats, ports: ReplicaPorts) -> Pl
         env={**layout_env(layout, draft.asked.hardware), **_partition(draft, seats, old)},
     )
     node_ips = [survey.topology.node(host).node_ip for host in seats]
+    document = replace(
+        document,
+        name=name,
+        replica=number,
+        node_ips=node_ips,
+        kind=_kind(draft.asked, launch),
+        adapters=_adapters(draft.asked),
+    )
+    if document.idle and draft.forecast.report:
+        parked = max(rank.weights_gib for rank in draft.forecast.report.plan.ranks)
+        document = replace(document, parked_gib=round(parked, 2))
+        memory = {
+            node.node_ip: (node.host, survey.facts[node.host].memory)
+            for node in survey.topology.nodes
+            if node.host in survey.facts
+        }
+        others = [each.document for each in survey.replicas.values() if each.name != name]
+        require_host_memory(document, [one for one in others if one.idle], memory)
     return PlannedReplica(
-        document=replace(
-            document,
-            name=name,
-            replica=number,
-            node_ips=node_ips,
-            kind=_kind(draft.asked, launch),
-            adapters=_adapters(draft.asked),
-        ),
+        document=document,
         layout=layout,
         host=first.host,
         chat=draft.chat,

@@ -19,7 +19,7 @@ from clusterctl.survey.status import ClusterStatus, HostRow, ServiceLoad, Servic
 _STYLES = {
     "running": "green", "up": "green", "ready": "green",
     "starting": "yellow", "loading": "yellow", "waiting": "yellow", "backing-off": "yellow",
-    "stopping": "yellow", "declared": "yellow",
+    "stopping": "yellow", "declared": "yellow", "asleep": "yellow",
     "exited": "red", "missing": "red", "down": "red", "not joined": "red", "stalled": "red",
     "failed": "red", "stopped": "red",
 }  # fmt: skip
@@ -139,7 +139,8 @@ def _service_lines(row: ServiceRow) -> list[Text]:
     """Return the lines of a service with one replica."""
     state = row.state
     first = _text(f"service {row.document.service}", style="bold")
-    first.append(" · ").append(_word(row.condition))
+    asleep = state is not None and state.sleep.asleep
+    first.append(" · ").append(_word("asleep" if asleep else row.condition))
     if state and row.condition in {"loading", "starting"} and state.stage:
         first.append(_text(f" ({state.stage})"))
     if row.drained:
@@ -147,6 +148,8 @@ def _service_lines(row: ServiceRow) -> list[Text]:
     lines = [first.append(_what(row)), _text(f"  endpoint   {row.endpoint}")]
     if state is None:
         return lines
+    if state.sleep.asleep:
+        lines.append(_text(f"  asleep     {_asleep(row)}"))
     if state.ranks:
         ranks = ", ".join(f"{rank.rank} on {rank.host}" for rank in state.ranks)
         lines.append(_text(f"  ranks      {ranks}"))
@@ -167,6 +170,16 @@ def _service_lines(row: ServiceRow) -> list[Text]:
             failure = f" · last failure {duration(row.failed_ago)} ago: {state.last_failure}"
         lines.append(_text(f"  restarts   {state.restarts}{failure}"))
     return lines
+
+
+def _asleep(row: ServiceRow) -> str:
+    if row.state is None:
+        return ""
+    sleep, hosts = row.state.sleep, dict.fromkeys(rank.host for rank in row.ranks if rank.host)
+    memory = f" ({sleep.host_gib:.1f} GiB of weights in host memory)" if sleep.host_gib else ""
+    wakes = f"in {sleep.wakes_in:.1f} s" if sleep.wakes_in else "with the next request"
+    waiting = f", {count(sleep.waiting, 'request')} waiting" if sleep.waiting else ""
+    return f"on {', '.join(hosts) or row.host}{memory}, wakes {wakes}{waiting}"
 
 
 def _replica_lines(service: str, rows: Sequence[ServiceRow]) -> list[Text]:
@@ -292,6 +305,7 @@ def status_document(status: ClusterStatus) -> dict[str, Any]:
                 "ranks": [asdict(rank) for rank in row.state.ranks] if row.state else [],
                 "load": asdict(row.load) if row.load else None,
                 "start_seconds": row.state.start if row.state else {},
+                "sleep": asdict(row.state.sleep) if row.state else None,
             }
             for row in status.services
         ],

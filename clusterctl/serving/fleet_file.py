@@ -121,6 +121,11 @@ class FleetService(BaseModel):
         description="Seconds without progress, while requests are pending, after which vLLM is "
         "restarted. Default: 50.",
     )
+    idle: str | None = Field(
+        default=None,
+        description="Time without a request after which it sleeps, such as 90s, 10m or 2h; the "
+        "next request wakes it. Default: never.",
+    )
     config: Path | None = Field(
         default=None,
         description="vLLM's own YAML configuration file, which `flags` override. Relative paths "
@@ -208,6 +213,7 @@ def _request(
         data_parallel=entry.dp,
         expert_parallel=entry.ep,
         gpu_share=entry.gpu_share,
+        idle=entry.idle,
     )
     try:
         # An unknown user's home stays as it is written, and cannot be read.

@@ -28,6 +28,12 @@ def _is_service_name(name: str) -> bool:
     return is_service_name(name)
 
 
+_DURATION = re.compile(r"^(\d{1,6})(s|m|h|d)\Z")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+# Seconds. Whether vLLM still works on something is read every 5 s (timing.scrape_every).
+LEAST_IDLE, MOST_IDLE = 10.0, 7 * 86400.0
+
 ANY_HOST = "*"  # `--on` that ends an earlier choice of hosts
 
 # Names of logs (`ray.log`), of files on the node, of a subject in its ledger and of targets of
@@ -86,6 +92,7 @@ class Options:
     data_parallel: int | None = None
     expert_parallel: bool = False
     gpu_share: float | None = None  # Of one GPU, for its only rank
+    idle: str | None = None  # A duration such as `10m`
 
 
 @dataclass(frozen=True)
@@ -104,6 +111,7 @@ class ServiceRequest:
     # From a config file only, never in `given`; becomes the cluster's key, in a file on the head
     api_key: str | None = field(default=None, repr=False)
     stall_timeout: float | None = None  # Seconds, as in ServiceDocument; None: the default
+    idle: float = 0.0  # Likewise
     # None: as many as there are now, or one for a new service
     replicas: int | Literal["max"] | None = None
     on: str | None = None  # Hosts that may have ranks; None: as before, or all
@@ -198,6 +206,7 @@ def read_request(
     )
     request = replace(request, replicas=_replicas(options.replicas, request, fail))
     request = _sharing(request, options.gpu_share, fail)
+    request = _sleeping(request, options.idle, fail)
     raise_all(problems)
     return request
 
@@ -227,6 +236,26 @@ def _sharing(
         given=lay_over(request.given, [argument]),
         env={**request.env, PER_WORKER: f"{share:g}"},
     )
+
+
+def _sleeping(
+    request: ServiceRequest, idle: str | None, fail: Callable[..., None]
+) -> ServiceRequest:
+    """Return the request for a service that sleeps after its idle time: one replica, with one API
+    server, whose requests it counts."""
+    if idle is None:
+        return request
+    found = _DURATION.match(idle)
+    seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    if not LEAST_IDLE <= seconds <= MOST_IDLE:
+        fail(f"--idle {idle}: must be a time from 10s to 7d, such as 90s, 10m or 2h")
+    if request.replicas not in (None, 1) or request.data_parallel > 1:
+        fail("--idle is for a service with one replica: without --replicas and --dp")
+    if last_value(request.given, "api-server-count") not in (None, "1"):
+        fail("--idle is for one API server, which counts the requests", "--api-server-count 1")
+    if any(one.key == "enable-lora" and not one.negated for one in request.given):
+        fail("--idle is for a model without adapters: without --enable-lora")
+    return replace(request, idle=seconds)
 
 
 def _replicas(

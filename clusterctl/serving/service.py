@@ -61,6 +61,9 @@ def document_name(request: ServiceRequest, names: tuple[str, ...]) -> str:
     return request.name or service_name(names[0])
 
 
+HOLDS = "CLUSTERCTL_HOLDS"
+"""Variable of a service that sleeps where vLLM has no sleep mode."""
+
 FIRST_OPEN = 1024
 """Linux's first port for programs without CAP_NET_BIND_SERVICE."""
 
@@ -133,6 +136,8 @@ def build_service(
     if launch.model_argument.startswith("/"):
         # With the weights on disk, no rank must contact the Hub.
         environment["HF_HUB_OFFLINE"] = "1"
+    if launch.request.idle and not launch.defaults.sleeps:
+        environment[HOLDS] = "1"  # Nothing else of its command would differ
     environment |= {**(env or {}), **launch.request.env}
     try:
         given = last_value(parse_arguments(argv[3:]), "shutdown-timeout")
@@ -155,6 +160,7 @@ def build_service(
         ready_timeout=ready_timeout,
         shutdown_timeout=shutdown,
         stall_timeout=launch.request.stall_timeout or STALL_TIMEOUT,
+        idle=launch.request.idle,
     )
 
 
@@ -196,6 +202,7 @@ def difference(old: ServiceDocument, new: ServiceDocument) -> list[str]:
         compare(f"adapter {name}", old.adapters.get(name), new.adapters.get(name))
     compare("ready timeout", f"{old.ready_timeout:g} s", f"{new.ready_timeout:g} s")
     compare("stall timeout", f"{old.stall_timeout:g} s", f"{new.stall_timeout:g} s")
+    compare("idle", *(f"{one.idle:g} s" if one.idle else None for one in (old, new)))
     if not lines and needs_restart(old, new):
         return ["command line: the same values in another form, which vLLM may read differently"]
     return lines

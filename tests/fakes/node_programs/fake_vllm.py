@@ -3,6 +3,8 @@
 Settings in ROOT/vllm.json, read at every request: `exit` with `words`, `never_listen`,
 `models`, `completion` (ok | error | hang), `running`, `tokens_still`, `ignore_term`, `kind`: of its
 model, `text` by default (ANSWERS), and `paths`: those that it lists in openapi.json.
+Where it may sleep: `sleep` and `wake_up` (ok | error | hang), and `seconds`, which a request takes.
+Like vLLM it has the middleware of the command line, and an engine that a request ends in its sleep.
 ROOT/vllm.die makes it log what that file has, and end with status 0, as the API server does when
 its engine died.
 """
@@ -11,6 +13,7 @@ its engine died.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -20,7 +23,10 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+from clusterctl.node.sleeping import DESCRIPTOR, HoldsWhileAsleep
 
 root = Path(sys.argv[1])
 document = json.loads((root / "etc/clusterctl/demo/services/chat.json").read_text())
@@ -76,6 +82,29 @@ class Handler(BaseHTTPRequestHandler):
         if self.path.endswith("_lora_adapter"):
             self.change_adapters(json.loads(sent))
             return
+        if holding is None:
+            self.serve()
+            return
+        headers = [(name.lower().encode(), value.encode()) for name, value in self.headers.items()]
+        scope = {"type": "http", "method": "POST", "headers": headers, "serve": self.serve}
+        asyncio.run_coroutine_threadsafe(holding(scope, nothing, self.take), loop).result()
+
+    async def take(self, message: dict[str, Any]) -> None:
+        """What the middleware itself answers."""
+        if message["type"] == "http.response.start":
+            self.begun = message
+        else:
+            self.send_response(self.begun["status"])
+            for name, value in self.begun["headers"]:
+                self.send_header(name.decode(), value.decode())
+            self.end_headers()
+            self.wfile.write(message["body"])
+
+    def serve(self) -> None:
+        if engine_sleeps["asleep"]:
+            print("CUDA error: an illegal memory access was encountered", flush=True)
+            os._exit(1)
+        time.sleep(settings().get("seconds", 0))
         how, kind = settings().get("completion", "ok"), settings().get("kind", "text")
         path, answer = ANSWERS[kind]
         if self.path != path:
@@ -127,6 +156,63 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+engine_sleeps = {"asleep": False}
+
+
+class SleepingEngine:
+    """The engine of vLLM's API server, as far as it sleeps."""
+
+    async def sleep(self, level: int, mode: str) -> None:
+        await self.act("sleep")
+        parked = "sleep freed 2.00 GiB memory in total, of which 1.50 GiB is backed up in CPU and"
+        log(f"CuMemAllocator: {parked} the rest 0.50 GiB is discarded directly.")
+        engine_sleeps["asleep"] = True
+
+    async def wake_up(self) -> bool:
+        await self.act("wake_up")
+        engine_sleeps["asleep"] = False
+        return True
+
+    async def act(self, what: str) -> None:
+        kind = settings().get(what, "ok")
+        if kind == "error":
+            raise RuntimeError("CUDA error: out of memory")
+        while kind == "hang":
+            await asyncio.sleep(1)
+
+
+async def nothing() -> dict[str, Any]:
+    return {}
+
+
+async def unsent(_message: dict[str, Any]) -> None:
+    pass
+
+
+async def app(scope: dict[str, Any], _receive: Any, _send: Any) -> None:
+    if scope["type"] == "http":
+        await asyncio.to_thread(scope["serve"])
+
+
+def begin_holding() -> HoldsWhileAsleep | None:
+    if DESCRIPTOR not in os.environ:
+        return None
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    state = SimpleNamespace(engine_client=SleepingEngine())
+    scope = {"type": "lifespan", "app": SimpleNamespace(state=state)}
+
+    async def begin() -> HoldsWhileAsleep:
+        held = HoldsWhileAsleep(app)
+        await held(scope, nothing, unsent)
+        return held
+
+    return asyncio.run_coroutine_threadsafe(begin(), loop).result()
+
+
+loop = asyncio.new_event_loop()
+holding = begin_holding()
 
 
 def die_when_told() -> None:

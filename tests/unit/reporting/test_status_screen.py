@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from clusterctl.node.documents import Member, ServiceState
+from clusterctl.node.documents import Member, Rank, ServiceState, SleepState
 from clusterctl.reporting.status_view import screen, status_screen
 from clusterctl.serving.service import build_service
 from clusterctl.survey.status import ClusterStatus, HostRow, ServiceLoad, ServiceRow
@@ -120,3 +120,17 @@ def test_the_load_of_a_service_comes_with_where_its_start_went() -> None:
         screen(stream).print(status_screen(replace(_status("gpu"), services=services)), crop=False)
         line = "  start      55 s: imports 17, ray 13, kv-cache 25"
         assert (line in stream.getvalue().splitlines()) is expected
+
+
+def test_a_service_that_sleeps_says_where_and_how_long_it_takes_to_wake() -> None:
+    sleep = SleepState(asleep=True, host_gib=15.91, wakes_in=0.58, waiting=1)
+    rank = Rank(0, 0, 0, "gpu2", "10.0.0.2", 7)
+    state = ServiceState("tiny", "ready", 1.0, ranks=[rank], sleep=sleep)
+    row = ServiceRow(build_service(launch()), "gpu1", state)
+    stream = io.StringIO()
+    screen(stream).print(status_screen(replace(_status("gpu"), services=(row,))), crop=False)
+    assert " · asleep · " in stream.getvalue()
+    assert (
+        "  asleep     on gpu2 (15.9 GiB of weights in host memory), wakes in 0.6 s, "
+        "1 request waiting\n" in stream.getvalue()
+    )
