@@ -259,11 +259,10 @@ class _Search:
         return False
 
     def _unknown(self, text: str) -> tuple[Rule, Pattern, _Values] | None:
-        """Return the unknown failure that a line shows."""
-        failure = failure_in(text, self._before, self._start)
+        """Return what a line shows that no rule knows."""
+        alone = not any(self._current.values())
+        failure = failure_in(text, self._before, self._start, alone=alone)
         if failure is None:
-            return None
-        if failure.shown.kind is Kind.SAID and any(self._current.values()):
             return None
         chained, self._chained = self._chained, ""
         if chained == WRAPS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -84,9 +84,12 @@ def running_in(functions: Sequence[str], before: Sequence[str]) -> str:
             return of_functions[function]
 
     for line in reversed(before):
-        if stage := stage_of(line):
+        if stage := _stage_of(line):
             return _BY_STAGE.get(stage, "")
     return ""
+
+
+_stage_of = lru_cache(maxsize=1000)(stage_of)  # the same lines stand before many
 
 
 @cache

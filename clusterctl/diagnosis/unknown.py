@@ -237,14 +237,20 @@ def may_fail(text: str) -> bool:
     return not (prefix and prefix["level"] in _HARMLESS)
 
 
-def failure_in(text: str, before: Sequence[bytes], start: Start) -> UnknownFailure | None:
-    """Return the failure that a line shows, if any. `before`: the lines up to this one.
+def failure_in(
+    text: str, before: Sequence[bytes], start: Start, *, alone: bool
+) -> UnknownFailure | None:
+    """Return the failure that a line shows, if it does. `before`: the lines up to this one;
+    `alone`: the start met nothing else yet, beside which a line that only speaks of an error is
+    none.
 
     Once the service is ready, the API server's lines may concern a single request, and a line
     without an exception is not a failure.
     """
     shown = _shown(text)
     if shown is None or (start.serves and shown.kind is not Kind.RAISED):
+        return None
+    if shown.kind is Kind.SAID and not alone:
         return None
     if shown.name.startswith(_WRAPPERS) or shown.name.endswith("Warning"):
         return None
