@@ -120,9 +120,9 @@ def rotate(
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
-    """Replace the cluster's own key; services restart with it, one replica at a time:
+    """Replace the cluster's own key; services restart with it.
 
-    those with several lose no request.
+    Replicas restart one at a time: services with several lose no request.
     """
     from clusterctl.cli.session import confirm, session
     from clusterctl.commands.key import replace_own

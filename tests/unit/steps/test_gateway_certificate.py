@@ -135,6 +135,6 @@ def test_one_that_was_made_is_made_again_for_other_names_and_before_it_ends(
         late.setattr(gateway_certificate, "RENEWED_BEFORE", timedelta(days=3651))
         soon = step(wanted).check(view)
         assert soon
-        assert "ends within" in soon.summary
+        assert "expires within" in soon.summary
     step(wanted, "gate.example").apply(view, other)
     assert host.files[PEM][0] != first

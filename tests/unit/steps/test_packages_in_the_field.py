@@ -78,8 +78,8 @@ def test_containerd_of_kubernetes_stays() -> None:
         "ubuntu", ("debian",), "24.04", containerd=says(f"{BARE}has=containerd.io\n", status=0)
     )
     assert planned(view) == (
-        "install docker-ce from https://download.docker.com/linux/ubuntu, for the containerd.io "
-        "that is installed"
+        "install docker-ce from https://download.docker.com/linux/ubuntu, for the installed "
+        "containerd.io"
     )
 
 

@@ -203,7 +203,7 @@ def test_a_mark_of_an_image_goes_and_leaves_the_others(view: HostView, tmp_path:
 
 @pytest.mark.parametrize("path", ["/etc", "/", "/etc/clusterctl/../passwd", "/var/lib/docker"])
 def test_only_clusterctls_own_paths_can_be_named_for_removal(path: str) -> None:
-    with pytest.raises(ValueError, match="not clusterctl's"):
+    with pytest.raises(ValueError, match="does not belong to clusterctl"):
         PathsAbsent("files", [path])
 
 
