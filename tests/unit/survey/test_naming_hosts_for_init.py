@@ -88,7 +88,8 @@ def test_one_machine_under_two_addresses_is_told() -> None:
         {"a": "10.0.0.1", "a-2": "10.1.0.1"}, {"a": facts("a"), "a-2": facts("a")}, counted=False
     )
     assert said == [
-        "a-2 (10.1.0.1) seems to be the same machine as a (10.0.0.1): machine ID and boot ID are equal"
+        "a-2 (10.1.0.1) seems to be the same machine as a (10.0.0.1): machine ID and boot ID are "
+        "equal"
     ]
 
 
