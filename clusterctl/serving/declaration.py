@@ -230,7 +230,9 @@ def await_ready(
             return state
         events.see(state)
         last = f"last seen: {stage_title(state)}{_colon(state.detail)}"
-        if state.state in {"failed", "backing-off", "stopped"} and state.last_error:
+        # A vLLM that ends without a word has no last lines. What stopped may have failed long ago.
+        ended = state.state in {"failed", "backing-off"}
+        if ended or (state.state == "stopped" and state.last_error):
             last_attempt = state.state != "backing-off"
             if last_attempt or state.attempts != failed.attempt:
                 error = explain(document.name, log() or state.last_error, host=events.host)

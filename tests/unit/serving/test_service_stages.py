@@ -45,6 +45,11 @@ def follow(
     return found, events
 
 
+def test_a_vllm_that_ends_without_a_word_is_not_waited_for() -> None:
+    with pytest.raises(StepFailed, match="tiny did not start"):
+        follow([node("backing-off", attempts=1), node("starting"), node("failed", attempts=2)])
+
+
 def test_stages_are_told_once_each_in_order() -> None:
     found, events = follow(
         [
