@@ -49,7 +49,7 @@ start:
 Today it is right for {new_right} of these {new} failures, which is no held-out figure any more,
 and calls {new_sick} of {new_healthy} healthy starts sick. Of {new_line} of the failures no rule
 knows the cause, and naming the line is all that is asked. Where vLLM 0.33.0 raises an exception, in
-8,035 places, it is named in 8,033; none of the 3,092 lines that it logs as information or warnings
+8,035 places, it is named in 8,033; none of the 3,092 lines that it logs below errors
 makes a start sick that serves (`python -m scripts.new_failures` tells it of any release).
 
 How sure a cause is, today. That a failure between ranks is only likely was decided when 2 of 10
