@@ -279,6 +279,8 @@ def test_every_command_fits_a_terminal_of_80_columns(
         ("ssh", "gpu1", "true"), ("tunnel",), ("tunnel", "dashboard", "--port", "0"),
         ("image", "push", "--dry-run"), ("image", "ls"), ("image", "cache"),
         ("model", "push", "/data/models/none"), ("model", "ls"), ("model", "search"),
+        ("adapter", "ls"), ("adapter", "add", "tiny", "x=/nonexistent"),
+        ("adapter", "rm", "tiny", "x"),
         ("lab", "status"),
     ]  # fmt: skip
     first = {" ".join(words[:2]) for words in typed} | {words[0] for words in typed}
