@@ -301,9 +301,10 @@ def test_a_clock_that_is_set_back_keeps_no_service_from_starting_again(
     await_value(lambda: abs((bench.state() or state).time - right()) < 60, "a report of now")
 
 
-def _killed(bench: Bench, **timing: Any) -> None:
-    """Start a service, kill its vLLM, and wait until the supervisor has noticed."""
-    bench.timing = replace(bench.timing, service_backoff_first=3.0, **timing)
+def _killed(bench: Bench, backoff: float = 3.0, **timing: Any) -> None:
+    """Start a service, kill its vLLM, and wait until the supervisor has noticed. It starts again
+    after `backoff` seconds."""
+    bench.timing = replace(bench.timing, service_backoff_first=backoff, **timing)
     bench.declare()
     bench.start()
     bench.await_service("ready")
@@ -335,7 +336,7 @@ def test_a_host_that_leaves_long_after_vllm_ended_is_not_its_cause(bench: Bench)
 def test_a_vllm_that_ends_before_ray_is_seen_to_be_gone_names_ray_as_the_cause(
     bench: Bench,
 ) -> None:
-    _killed(bench)
+    _killed(bench, backoff=30.0)
 
     bench.behaviour("ray", {"silent": True})
     os.kill(bench.starts("ray")[0]["pid"], signal.SIGKILL)
