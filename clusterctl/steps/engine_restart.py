@@ -20,7 +20,7 @@ from collections.abc import Callable
 from clusterctl import deadlines
 from clusterctl.containers.spec import container_name
 from clusterctl.engine.step import Change, HostView
-from clusterctl.steps.files import make_directories, root_script
+from clusterctl.steps.files import line_per_path, make_directories, root_script
 
 UNITS = "/etc/systemd/system"
 
@@ -179,4 +179,4 @@ class NoUnitsBesideEngine:
 
 def _look(view: HostView, paths: list[str]) -> list[str]:
     """Return for each path `wanted`, `unknown` or `other`, and the file's digest or `none`."""
-    return root_script(view, LOOK, *paths, doing="looking at systemd's units").splitlines()
+    return line_per_path(view, LOOK, paths, doing="looking at systemd's units")

@@ -44,6 +44,23 @@ def root_script(
     return result.stdout
 
 
+def line_per_path(
+    view: HostView,
+    script: str,
+    paths: Sequence[str],
+    *,
+    doing: str,
+    timeout: float = deadlines.COMMAND,
+) -> list[str]:
+    """Return the line that the script prints for each path. Raises CommandFailed as `root_script`,
+    and if a host answers with more or fewer lines."""
+    lines = root_script(view, script, *paths, doing=doing, timeout=timeout).splitlines()
+    if len(lines) != len(paths):
+        why = f"{doing} failed: {len(lines)} lines came for {len(paths)} paths"
+        raise CommandFailed(why, host=view.host.name, detail="\n".join(lines[-20:]))
+    return lines
+
+
 LOOK_AT_DIRECTORIES = """\
 for path in "$@"; do
   [ -d "$path" ] && stat -L -c '%a %u' "$path" || echo none
@@ -122,10 +139,10 @@ class DirectoriesPresent:
 
     def check(self, view: HostView) -> Change | None:
         paths = [directory.path for directory in self._wanted]
-        found = root_script(view, LOOK_AT_DIRECTORIES, *paths, doing="looking at directories")
+        found = line_per_path(view, LOOK_AT_DIRECTORIES, paths, doing="looking at directories")
         wrong = {
             directory.path: state
-            for directory, state in zip(self._wanted, found.splitlines(), strict=True)
+            for directory, state in zip(self._wanted, found, strict=True)
             if state != f"{directory.mode:o} 0"
         }
         # A parent that is made with its child goes without saying: the lock makes one between a
@@ -208,7 +225,7 @@ class FilesPresent:
         """Return the files that differ, with the digests of their current content."""
         wanted = self._files_for(view)
         paths = [file.path for file in wanted]
-        seals = root_script(view, LOOK_AT_FILES, *paths, doing="looking at files").splitlines()
+        seals = line_per_path(view, LOOK_AT_FILES, paths, doing="looking at files")
         return [
             (file, ABSENT if seal == "none" else seal.partition(" ")[2])
             for file, seal in zip(wanted, seals, strict=True)

@@ -22,6 +22,7 @@ from clusterctl.packages.repository import (
 from clusterctl.steps.files import (
     LOOK_AT_FILES,
     RemoteFile,
+    line_per_path,
     make_directories,
     make_private,
     root_script,
@@ -82,12 +83,12 @@ def _unlike(
     if not files:
         return []
     paths = [f"{directory}/{file.name}" for file in files]
-    seals = root_script(
-        view, LOOK_AT_FILES, *paths, doing="comparing packages", timeout=deadlines.PACKAGE_FILES
+    seals = line_per_path(
+        view, LOOK_AT_FILES, paths, doing="comparing packages", timeout=deadlines.PACKAGE_FILES
     )
     return [
         file
-        for file, seal in zip(files, seals.splitlines(), strict=True)
+        for file, seal in zip(files, seals, strict=True)
         if seal != f"644 {file.sha256 or hashlib.sha256(bundle.read(file)).hexdigest()}"
     ]
 
@@ -157,7 +158,7 @@ def ensure_source(view: HostView, repository: Repository) -> None:
     )
     make_directories(view, *(file.path.rpartition("/")[0] for file in files))
     paths = [file.path for file in files]
-    seals = root_script(view, LOOK_AT_FILES, *paths, doing="looking at sources").splitlines()
+    seals = line_per_path(view, LOOK_AT_FILES, paths, doing="looking at sources")
     for file, seal in zip(files, seals, strict=True):
         if seal != file.seal:
             view.transport.put(file.data, file.path, mode=file.mode, sudo=True)

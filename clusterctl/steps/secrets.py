@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from clusterctl.engine.step import Change, HostView, Step, Unknown
 from clusterctl.errors import ClusterctlError, StepFailed
-from clusterctl.steps.files import root_script
+from clusterctl.steps.files import line_per_path, root_script
 
 RAY_TOKEN = "ray.token"  # noqa: S105 - the file's name
 API_KEY = "api.key"
@@ -59,7 +59,7 @@ class SecretsMade:
         self._paths = tuple(paths)
 
     def check(self, view: HostView) -> Change | None:
-        found = root_script(view, LOOK, *self._paths, doing="looking at secrets").splitlines()
+        found = line_per_path(view, LOOK, self._paths, doing="looking at secrets")
         wrong = [
             path
             for path, seal in zip(self._paths, found, strict=True)

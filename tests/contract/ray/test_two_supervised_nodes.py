@@ -57,12 +57,14 @@ def alive_ids(nodes: TwoNodes) -> dict[str, str]:
 
 
 def priorities_of_actors() -> set[int]:
-    """The niceness of all actors of Ray here. Those of a node have a PID namespace of their own."""
+    """The niceness of all actors of our nodes. Each node has a PID namespace of its own, and other
+    tests have a Ray of their own."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # one that has just ended
             title = (process / "cmdline").read_text("utf-8", "replace")
-            if title.startswith("ray::") and not title.startswith("ray::IDLE"):
+            ours = b"RAY_worker_niceness=0" in (process / "environ").read_bytes().split(b"\0")
+            if ours and title.startswith("ray::") and not title.startswith("ray::IDLE"):
                 found.add(os.getpriority(os.PRIO_PROCESS, int(process.name)))
     return found
 
