@@ -671,7 +671,7 @@ def test_a_model_missing_on_one_host_is_named(operator: Operator, on_host: OnHos
         (
             [f"{GPU2} ip link set ens3 {to}" for to in ("down", "name swapped")],
             [f"{GPU2} ip link set {to}" for to in ("swapped name ens3", "ens3 up")],
-            "gpu2: interface ens3, which carries Gloo and NCCL, is not there",
+            "gpu2: interface ens3, which carries Gloo and NCCL, does not exist",
             "gpu2: has no interface ens3 (nics.nccl, nics.gloo)",
         ),
     ],
