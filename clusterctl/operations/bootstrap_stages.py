@@ -224,8 +224,8 @@ class Target(HostTarget):
 
     @cached_property
     def _new_token(self) -> Step:
-        """A GCS that starts again ends all actors that it does not know on the raylets that it
-        knew, by their addresses: that of the earlier head must not be heard when it comes back."""
+        """The replicas of the new Ray ended when the earlier head came back with its disk, probably
+        since its GCS ends actors that it does not know. It must not be heard then."""
         path = secret_path(self.inventory.cluster, RAY_TOKEN)
         file = RemoteFile(path, secrets.token_hex(32).encode(), 0o600)
         return FilesPresent("token of Ray", lambda _: (file,))

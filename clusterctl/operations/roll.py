@@ -132,7 +132,7 @@ class Roll:
                 names += f", turn {number} of {len(self.turns)}"
             if self._takes_over:
                 end = EndWell(turn, self.steps, self.engines)
-                proven = ThenProven(turn, self.steps[-1])
+                proven = ThenProven(self.steps[-1], turn)
                 found.append(Stage(f"Ray on {names}", turn.hosts, (end, *self.steps[:-1], proven)))
                 continue
             leave, back = LeaveGateway(turn, self.steps), ReturnToGateway(turn)

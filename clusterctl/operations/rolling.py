@@ -88,7 +88,7 @@ class Rolling:
         gateways = {host.name for host in self.cluster.inventory.gateways}
         if self.spared and not gateways & set(self.hosts):
             steps = tuple(map(Unnoticed, steps))
-        return tuple(OrBack(self, step) for step in steps) if self.old else tuple(steps)
+        return tuple(OrBack(step, self) for step in steps) if self.old else tuple(steps)
 
     def named(self, *, draining: bool) -> list[str]:
         """Return the replicas that are members in the head's lists, draining or not."""
@@ -250,10 +250,9 @@ class EndWell:
 
 
 @dataclass(frozen=True)
-class ThenProven:
-    """Step: wraps another one, after which the hosts' replicas prove themselves."""
+class Wrapped:
+    """Step: does what another one does, and more in `apply` or `check` of a subclass."""
 
-    rolling: Rolling
     step: Step
 
     @property
@@ -265,45 +264,38 @@ class ThenProven:
 
     def apply(self, view: HostView, change: Change) -> None:
         self.step.apply(view, change)
+
+
+@dataclass(frozen=True)
+class ThenProven(Wrapped):
+    """Step: wraps another one, after which the hosts' replicas prove themselves."""
+
+    rolling: Rolling
+
+    def apply(self, view: HostView, change: Change) -> None:
+        super().apply(view, change)
         if view.host.name == self.rolling.hosts[0]:
             self.rolling.rejoin()
 
 
 @dataclass(frozen=True)
-class Unnoticed:
+class Unnoticed(Wrapped):
     """Step: wraps another one, whose change interrupts nobody."""
 
-    step: Step
-
-    @property
-    def title(self) -> str:
-        return self.step.title
-
     def check(self, view: HostView) -> Change | Unknown | None:
-        change = self.step.check(view)
+        change = super().check(view)
         return replace(change, disruptive=False) if isinstance(change, Change) else change
-
-    def apply(self, view: HostView, change: Change) -> None:
-        self.step.apply(view, change)
 
 
 @dataclass(frozen=True)
-class OrBack:
+class OrBack(Wrapped):
     """Step: wraps another one; if that fails, the hosts get their previous containers back."""
 
     rolling: Rolling
-    step: Step
-
-    @property
-    def title(self) -> str:
-        return self.step.title
-
-    def check(self, view: HostView) -> Change | Unknown | None:
-        return self.step.check(view)
 
     def apply(self, view: HostView, change: Change) -> None:
         try:
-            self.step.apply(view, change)
+            super().apply(view, change)
         except ClusterctlError as error:
             self.rolling.go_back(error)
             raise
