@@ -192,10 +192,11 @@ class LocalApi:
             kind, data = body or ("", None)
             headers = {**self._headers, **({"Content-Type": kind} if kind else {}), **(more or {})}
             connection.request(method, path, data, headers)
-            response = connection.getresponse()
-            content = response.read(LARGEST_ANSWER + 1)
-            if response.length and len(content) <= LARGEST_ANSWER:
-                raise http.client.IncompleteRead(content, response.length)
+            # An answer that ends with its connection keeps the socket until it is closed itself.
+            with connection.getresponse() as response:
+                content = response.read(LARGEST_ANSWER + 1)
+                if response.length and len(content) <= LARGEST_ANSWER:
+                    raise http.client.IncompleteRead(content, response.length)
         except (OSError, http.client.HTTPException) as error:
             words = str(error) or type(error).__name__
             raise EndpointError(f"{method} {path}: {words}") from error

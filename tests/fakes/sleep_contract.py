@@ -6,6 +6,7 @@ import http.client
 import json
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,11 +32,11 @@ class Sleeper:
         asked = {"model": self.model, "prompt": "Hello", "max_tokens": tokens, "temperature": 0}
         asked["ignore_eos"] = True
         words = {"Authorization": f"Bearer {key or self.key}", "Content-Type": "application/json"}
-        connection.request("POST", "/v1/completions", json.dumps(asked), words | headers)
-        answer = connection.getresponse()
-        content = json.loads(answer.read())
-        connection.close()
-        return answer.status, content
+        # Both: an answer that ends with its connection keeps the socket after that is closed
+        with closing(connection):
+            connection.request("POST", "/v1/completions", json.dumps(asked), words | headers)
+            with connection.getresponse() as answer:
+                return answer.status, json.loads(answer.read())
 
     def text(self, tokens: int = 8) -> str:
         status, content = self.ask(tokens)
