@@ -123,6 +123,7 @@ class Gateway:
         self._plan: Optional[GatewayPlan] = None
         self._child: Optional[Child] = None
         self._restart_at = 0.0
+        self._first_at: Optional[float] = None  # When the first start is due, ready members or not
         self._backoff = Backoff(timing.gateway_backoff_first, timing.gateway_backoff_max)
         self._told: Dict[str, str] = {}  # Commands in effect, by what they are about
         self._offers: Dict[str, str] = {}  # By backend; kept while none of its members answers
@@ -295,6 +296,10 @@ class Gateway:
             self._child, self._restart_at = None, now + self._backoff.failed()
             self._turn("backing-off", why)
         if self._child is None and now < self._restart_at:
+            return
+        if self._first_at is None:
+            self._first_at = now + self._timing.gateway_first
+        if self._plan is None and now < self._first_at and not _any_ready(admitted):
             return
         if self._child is None or plan != self._plan:
             self._begin(now, plan, admitted)
@@ -502,6 +507,12 @@ def _listed(api: LocalApi, timeout: float) -> Dict[str, str]:
         return api.models(timeout)
     except EndpointError:
         return {}
+
+
+def _any_ready(admitted: Mapping[str, Mapping[int, MemberProof]]) -> bool:
+    """Before one is, a gateway could answer nothing but 503, where clients of several gateways
+    take a refused connection as the sign to ask another."""
+    return any(proof.ready for proofs in admitted.values() for proof in proofs.values())
 
 
 def _why_it_ended(child: Child) -> str:

@@ -70,6 +70,7 @@ class Timing:
     # A gateway that ended is back within 2 s.
     gateway_backoff_first: float = 0.3
     gateway_backoff_max: float = 30.0
+    gateway_first: float = 3.0  # How long the first start waits for a member that is ready
     gateway_steady: float = 10.0  # After this long, the backoff starts from its first value again
     gateway_silence: float = 5.0  # A gateway whose socket is silent this long is started again
     gateway_repeat: float = 5.0  # How often the gateway is told everything again

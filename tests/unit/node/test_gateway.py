@@ -61,6 +61,7 @@ class GatewayBench:
         key: str = CLUSTER_KEY,
         listen: str = "127.0.0.1",
         listens: str = "",
+        proof: MemberProof = READY,
     ) -> None:
         self.port, self.replicas = port, [ModelServer(key), ModelServer(key)]
         self.listen = listen
@@ -71,7 +72,7 @@ class GatewayBench:
         self.paths.api_key.chmod(0o600)
         self.documents = {"tiny": self.service("tiny", self.replicas)}
         self.keys: list[NamedKey] = []
-        self.proofs = {replica.port: READY for replica in self.replicas}
+        self.proofs = {replica.port: proof for replica in self.replicas}
         timing = Timing(tick=0.05, gateway_silence=2.0, gateway_counts_every=0.1)
         journal = Journal(self.paths.journal, "a", io.StringIO())
         self.gateway = Gateway("a", "127.0.0.1", self.paths, timing, journal, listens)
@@ -149,6 +150,35 @@ def gate(short_path: Path) -> Iterator[GatewayBench]:
         bench.await_up()
         yield bench
         bench.stop()
+
+
+def test_a_gateway_that_starts_refuses_connections_until_a_replica_is_ready(
+    short_path: Path,
+) -> None:
+    with reserved() as port:
+        bench = GatewayBench(short_path, port_of(port), proof=MemberProof(ready=False))
+        began, before = time.monotonic(), []
+        while time.monotonic() < began + 1:
+            before.append(bench.health())
+            time.sleep(0.1)
+        bench.proofs[bench.replicas[1].port] = READY
+        bench.follow()
+        first = wait_until(lambda: bench.health() or None, 10.0, every=0.01)
+        took = time.monotonic() - began
+        bench.stop()
+
+    assert set(before) == {0}
+    assert first == 200
+    assert took < Timing().gateway_first
+
+
+def test_one_without_a_ready_replica_says_so_after_a_while(short_path: Path) -> None:
+    with reserved() as port:
+        bench = GatewayBench(short_path, port_of(port), proof=MemberProof(ready=False))
+        first = wait_until(lambda: bench.health() or None, 10.0, every=0.05)
+        bench.stop()
+
+    assert first == 503
 
 
 def test_requests_are_balanced_and_carry_the_clusters_key_to_replicas(gate: GatewayBench) -> None:
