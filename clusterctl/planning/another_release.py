@@ -3,6 +3,7 @@ and memory by its own rules. Asked before a container gets that release."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from clusterctl.errors import ClusterctlError
@@ -15,6 +16,8 @@ from clusterctl.serving.release_flags import refused_flags
 from clusterctl.serving.vllm_flags import parse_arguments
 from clusterctl.survey.services import Service
 from clusterctl.survey.survey import Survey
+
+_log = logging.getLogger("clusterctl.planning")
 
 
 @dataclass(frozen=True)
@@ -69,4 +72,5 @@ class AnotherRelease:
         except ClusterctlError:
             return None
         except Exception:  # a bug in the planner must not prevent a change
+            _log.exception("the planner failed at %s with vLLM %s", service.name, vllm)
             return None
