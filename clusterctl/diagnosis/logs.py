@@ -21,6 +21,7 @@ from clusterctl.diagnosis.unknown import (
     Start,
     failure_in,
     may_fail,
+    overcome,
 )
 from clusterctl.node.attempt import stage_of
 
@@ -50,6 +51,8 @@ _READY = (b"Application startup complete", b"Uvicorn running on", b"Processed pr
 # Ray runs: what its programs met until then was overcome.
 _RAY_RUNS = b"Ray runtime started"
 
+_BAR = b"%|"  # of progress
+
 _RELEASE = re.compile(
     rb"(?:vLLM API server version|V1 LLM engine \(v|vLLM version:?) *v?(\d+\.\d+(?:\.\d+)?)"
 )
@@ -60,6 +63,7 @@ _GUESSES = re.compile(
 )
 
 _BLOCK = 4096  # lines
+_INDENTED = " " * 8  # deeper than the lines of a traceback
 
 _DIGITS = b"0123456789"
 _MARKS = tuple(mark.translate(None, _DIGITS) for mark in (*_STARTS, *_READY, _RAY_RUNS))
@@ -155,6 +159,7 @@ class _Search:
         self._fails = False  # lines of this block may show failures that no rule knows
         self._chained = ""  # what stands between the last traceback and this one
         self._waits = False  # a line said that something takes long, and nothing came of it yet
+        self._last: Finding | None = None
 
     def run(self, lines: Iterable[bytes]) -> list[Finding]:
         number, lines = 0, iter(lines)
@@ -176,14 +181,14 @@ class _Search:
                 if shape not in self._silent:
                     self._look(number, raw, shape, there)
         self._end()
-        return sorted((one for found in self._done.values() for one in found), key=_line)
+        return _timed(sorted((one for found in self._done.values() for one in found), key=_line))
 
     def _look(
         self, number: int, raw: bytes, shape: int, there: Sequence[tuple[str, Rule, Pattern]]
     ) -> None:
         """Keep what a line shows, or remember that lines like it show nothing."""
         self._mark(raw)
-        if self._waits and stage_of(raw.decode("utf-8", "replace")):
+        if self._waits and (_BAR in raw or stage_of(raw.decode("utf-8", "replace"))):
             self._went_on()
         if shape in self._met:
             return
@@ -193,6 +198,10 @@ class _Search:
             text = _without_guesses(text)
         candidates = _candidates(text, there)
         known = _match(text, candidates, self._before, self._start.release)
+        if known is None and self._last and self._last.evidence.line == number - 1:
+            known = self._continued(text, there)
+        if known and overcome(text):
+            return
         alike = not any(pattern.tells_alike_apart for _, pattern in candidates)
         if known is None and self._fails and may_fail(text):
             if self._chain(text):
@@ -207,6 +216,20 @@ class _Search:
         if alike and len(self._met) < _MOST_SHAPES:
             self._met.add(shape)
         self._found(number, text, *known)
+
+    def _continued(
+        self, text: str, there: Sequence[tuple[str, Rule, Pattern]]
+    ) -> tuple[Rule, Pattern, _Values] | None:
+        """Return what a finding's line shows together with this one, in which a terminal or a
+        writer of long values went on with it, if that is another cause."""
+        if self._last is None or not text.startswith(_INDENTED):
+            return None
+        whole = f"{self._last.evidence.text} {text.strip()}"
+        known = _match(whole, _candidates(whole, there), self._before, self._start.release)
+        if known is None or known[0].id == self._last.id:
+            return None
+        self._current[self._last.id].remove(self._last)
+        return known
 
     def _mark(self, raw: bytes) -> None:
         """Note that a start of vLLM begins or has become ready."""
@@ -289,7 +312,8 @@ class _Search:
             self._waits = True
             self._silent.clear()  # lines that show progress are among them
         evidence = Evidence(self._file, number, text.strip(), where)
-        _keep(self._current, [Finding(rule, pattern, cause, fix, evidence, at)])
+        self._last = Finding(rule, pattern, cause, fix, evidence, at)
+        _keep(self._current, [self._last])
 
 
 def _there(joined: bytes) -> tuple[Sequence[tuple[str, Rule, Pattern]], bool]:
@@ -331,6 +355,16 @@ def _keep(kept: dict[str, list[Finding]], more: Iterable[Finding]) -> None:
         found.append(one)
         if len(found) > MOST:
             del found[max(range(MOST), key=lambda at: (found[at].weight, at))]
+
+
+def _timed(findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings, in order, with the time of the next one for those before the log's first
+    clock: they came first."""
+    timed, time = [], ""
+    for each in reversed(findings):
+        time = each.time or time
+        timed.append(each if each.time == time else replace(each, time=time))
+    return timed[::-1]
 
 
 def _line(finding: Finding) -> int:

@@ -23,14 +23,15 @@ _MOST_FLAGS = 4
 
 TRIGGER = re.compile(
     r"error|exception|\.exc\.|\.empty|fatal|aborted|core dumped|segfault|segmentation fault|"
-    r"panicked at|nccl warn|assertion|cudbg_|cuda failure|failed|non-zero status|null value"
+    r"panicked at|nccl warn|\.(?:h|cc|cu):\d* warn |assertion|cudbg_|cuda failure|failed|"
+    r"non-zero status|null value"
 )
 """Texts of which a line of a failure has one, in small letters."""
 
 # What programs put before a line: processes, times, levels, places of code, names of containers
 _TAG = re.compile(r"\([^()]*\bpid=\d+[^()]*\)|\[rank\d+\]")
 _PREFIX = re.compile(
-    r"(?:\s*(?:\([^()]*\bpid=\d+[^()]*\)|\[[^\]]*\]:?|[\w.-]+ *\||"
+    r"(?:\s*(?:\((?:[^()]*\bpid=\d+[^()]*|[A-Z]\w+)\)|\[[^\]]*\]:?|[\w.-]+ *\||"
     r"(?P<level>ERROR|CRITICAL|FATAL|WARNING|WARN|INFO|DEBUG):?(?=\s)|"
     r"\d{4}-\d\d-\d\d[T ][\d:.,]+\S*|\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?|\w+\.py:\d+\]?|-(?=\s)) ?)*"
 )
@@ -50,7 +51,7 @@ _MILD = re.compile(
 _NO_MATTER = re.compile(r"exporter agent|is over \d+% full")
 _SOURCE = re.compile(r"\s*(?:raise|except|return|class|def|if|assert|from|import|with)\b")
 
-_CLASS = r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)"
+_CLASS = r"(?:[A-Za-z_]\w*\.)*(?:[A-Za-z_]\w*(?:Error|Exception)|Exception)"
 _DOTTED = r"(?:[a-z_]\w*\.)+(?:[A-Z]\w*|exc\.\w+)"
 _RAISED = re.compile(
     rf"(?P<name>{_CLASS}|{_DOTTED})(?:\[\w+\])?"
@@ -77,8 +78,12 @@ _DIED = re.compile(
     r"Assertion failed|LLVM ERROR|CUDBG_EXCEPTION|Cuda failure \d|CUDA error \d"
 )
 _BARE = re.compile(
-    r"(?:[\w./:\[\]-]+ ){0,3}(?:(?:fatal )?error|failed|failure)\b[^(=]*:", re.IGNORECASE
+    r"(?:[\w./:\[\]-]+ ){0,3}(?:(?:fatal )?error|failed|failure)\b[^(=]*:|"
+    r"(?:error|failed|failure) (?:\w+ ){2}",
+    re.IGNORECASE,
 )
+# NCCL, which left out its name until 2.4
+_OF_NCCL = re.compile(r"NCCL WARN|\.(?:h|cc|cu):\d+ WARN ")
 # An executor that tells what a rank of its raised
 _PASSED_ON = re.compile(r"Worker failed with error '(?P<error>.+)', please check the stack trace")
 _HEADLINE = re.compile(r"Traceback \(most|Error executing method |  File \"")
@@ -237,6 +242,14 @@ def may_fail(text: str) -> bool:
     return not (prefix and prefix["level"] in _HARMLESS)
 
 
+def overcome(text: str) -> bool:
+    """Whether a line tells an exception after which its program went on."""
+    prefix = _PREFIX.match(text)
+    if prefix is None or prefix["level"] not in _HARMLESS:
+        return False
+    return _RAISED.match(text[prefix.end() :].strip()) is not None
+
+
 def failure_in(
     text: str, before: Sequence[bytes], start: Start, *, alone: bool
 ) -> UnknownFailure | None:
@@ -307,7 +320,7 @@ def _shown(text: str) -> Shown | None:
 
     grave = (level in _GRAVE or of_program) and body[:1] not in {"", " "}
     spoken = (_BARE.match(line) or _NATIVE.search(line)) and not harmless
-    if "NCCL WARN" in text or spoken or (grave and not _HEADLINE.match(body)):
+    if _OF_NCCL.search(text) or spoken or (grave and not _HEADLINE.match(body)):
         return _cut(Kind.SAID, "", line)
     return None
 

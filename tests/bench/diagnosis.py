@@ -64,6 +64,8 @@ class LogOf2026:
     text: str
     gathered: date
     doubt: bool = False  # the line alone does not prove a cause
+    batch: str = ""  # those that were gathered together; empty for the first ones
+    at_first: str = ""  # certainty, and `right` or `wrong`, before the batch was used; or `silent`
 
     @property
     def right(self) -> bool:
@@ -75,6 +77,19 @@ class LogOf2026:
             return False
         named = bool(self.line) and self.line in causes[0].evidence[0].text
         return named or causes[0].id == self.cause
+
+
+@dataclass(frozen=True)
+class FirstRun:
+    """What `diagnose` said of a batch before anything was mended with it."""
+
+    failures: int
+    right: int
+    silent: int
+    certain: int
+    certain_right: int
+    healthy: int
+    called_sick: int
 
 
 @dataclass(frozen=True)
@@ -116,9 +131,31 @@ def logs_of_2026() -> list[LogOf2026]:
             one["log"],
             one.get("gathered", SECOND),
             doubt=one.get("doubt", False),
+            batch=one.get("batch", ""),
+            at_first=one.get("at_first", ""),
         )
         for one in yaml.safe_load(text)
     ]
+
+
+def first_runs() -> dict[str, FirstRun]:
+    """Return by batch what was said at first, for those of which that is recorded."""
+    everything = logs_of_2026()
+    found = {}
+    for batch in dict.fromkeys(log.batch for log in everything if log.batch):
+        those = [log for log in everything if log.batch == batch]
+        sick = [log.at_first for log in those if log.cause != HEALTHY]
+        healthy = [log.at_first for log in those if log.cause == HEALTHY]
+        found[batch] = FirstRun(
+            len(sick),
+            sum(said.endswith("right") for said in sick),
+            sick.count("silent"),
+            sum(said.startswith("certain") for said in sick),
+            sick.count("certain right"),
+            len(healthy),
+            sum(said != "silent" for said in healthy),
+        )
+    return found
 
 
 def calibration(pairs: Iterable[tuple[str, bool]]) -> dict[str, tuple[int, int]]:
@@ -182,6 +219,12 @@ def table() -> Iterator[str]:
     right, healthy = sum(log.right for log in sick), len(new) - len(sick)
     passed = sum(log.right for log in new if log.cause == HEALTHY)
     yield f"2026: {right} of {len(sick)} right, {healthy - passed} of {healthy} healthy called sick"
+    for batch, run in first_runs().items():
+        yield (
+            f"2026, {batch} batch at first: {run.right} of {run.failures} right, {run.silent} "
+            f"silent; {run.certain_right} of {run.certain} certain right; {run.called_sick} of "
+            f"{run.healthy} healthy called sick"
+        )
     for name, pairs in (("held-out", held_out_failures()), ("2026", failures_of_2026())):
         for certainty, (right, named) in sorted(calibration(pairs).items()):
             yield f"{name}, {certainty}: {right} of {named} right"

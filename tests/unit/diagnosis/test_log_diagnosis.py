@@ -89,6 +89,20 @@ def test_the_earliest_of_several_causes_counts() -> None:
     ]
 
 
+def test_what_stands_before_the_first_clock_of_a_log_is_earlier_than_what_follows() -> None:
+    died = "(raylet) A worker died or was killed while executing a task by an unexpected error"
+    ended = "ERROR 11-22 03:12:09 [core.py:1099] EngineCore failed to start."
+    assert ids(died, ended) == ["rank-died", "engine-not-started"]
+
+
+def test_a_message_that_goes_on_in_the_next_line_is_read_as_a_whole() -> None:
+    asked = "[autoscaler] Error: No available node types can fulfill resource request"
+    assert ids(asked, f"{' ' * 12}{{'GPU': 1.0, 'node:10.0.0.7': 0.001}}.") == [
+        "pg-host-ip-mismatch"
+    ]
+    assert ids(asked, f"{' ' * 12}{{'GPU': 1.0}}.") == ["pg-not-enough-gpus"]
+
+
 def test_a_healthy_log_has_no_cause_of_failure() -> None:
     assert diagnose(HEALTHY_LOG.splitlines()) == []
 

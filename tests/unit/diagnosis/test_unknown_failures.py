@@ -322,8 +322,15 @@ def test_an_exception_without_words_is_told_with_its_line_of_code() -> None:
          "NVSHMEM failed: /src/nvshmem/ibrc.cpp:418: non-zero status: 110 lane failed"),
         ("[1749.5] [gpu1:7053 :0]   tcp_ep.c:1260 UCX  ERROR send(110) failed: Input/output error",
          "UCX failed: tcp_ep.c:1260 UCX  ERROR send(110) failed: Input/output error"),
-        (error("nvcc fatal   : Unknown option '--odd'"),
-         "a kernel that is compiled at the start failed: Unknown option '--odd'"),
+        (error("nvcc fatal   : No input for lane 7"),
+         "a kernel that is compiled at the start failed: No input for lane 7"),
+        ("Exception: no lane is left", "a program failed: Exception: no lane is left"),
+        ("[rank1]: Error while joining lane 7 (size 0), no such lane",
+         "a program failed: Error while joining lane 7 (size 0), no such lane"),
+        ("(EngineCore) ERROR [core.py:1138] no lane", "a program failed: no lane"),
+        # NCCL before 2.4
+        ("gpu1:93:131 [0] include/socket.h:344 WARN No lane", "a program failed: gpu1:93:131 [0] "
+         "include/socket.h:344 WARN No lane"),
     ],
 )  # fmt: skip
 def test_other_programs_words_for_a_failure_are_read(line: str, cause: str) -> None:
@@ -366,7 +373,14 @@ GRAPHS = "(Worker_TP8 pid=71) INFO 10-01 08:05:05 [g.py:6100] Graph capturing fi
 def test_a_host_without_the_api_server_that_waited_and_went_on_is_healthy() -> None:
     """It never logs that the service is ready."""
     assert diagnose([GRAPHS, WAITS, WAITS.replace(":02:", ":03:"), GRAPHS]) == []
+    assert diagnose([WAITS, "[AutoTuner]: Tuning new::op:  55%|███▎  | 12/22 [06:58<07:10]"]) == []
     assert first(GRAPHS, WAITS).id == "engine-dead-stall"
+
+
+def test_an_exception_after_which_its_program_went_on_is_no_failure() -> None:
+    raised = "ImportError: libcudart.so.13: cannot open shared object file: No such file"
+    assert diagnose([f"WARNING 10-01 08:02:28 [import_utils.py:408] {raised}"]) == []
+    assert first(error(raised)).id == "extension-mismatch"
 
 
 @pytest.mark.parametrize(
