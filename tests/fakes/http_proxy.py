@@ -56,8 +56,8 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {name: value for name, value in self.headers.items() if name != "Connection"}
         try:
             there.request("GET", where._replace(scheme="", netloc="").geturl(), headers=headers)
-            answer = there.getresponse()
-            data = answer.read()
+            with there.getresponse() as answer:
+                data = answer.read()
         except (OSError, HTTPException):
             self.send_error(502, "no answer")
             return
