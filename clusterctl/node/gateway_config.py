@@ -163,6 +163,7 @@ class GatewayService:
     models: Tuple[str, ...]  # The `model` of requests that it answers
     servers: Tuple[GatewayServer, ...]
     key: str = field(default="", repr=False)  # That its members ask for
+    base: str = ""  # Of an adapter: the service whose members it has
 
     @property
     def backend(self) -> str:
@@ -288,6 +289,8 @@ def _general(plan: GatewayPlan) -> List[str]:
         "    option http-no-delay",
         # vLLM closes idle connections after 5 s, maybe just as the next request is sent.
         "    option http-server-close",
+        # A reload must not close a client's idle connection just as its next request is sent.
+        "    option idle-close-on-response",
         # A host without power closes no connection: without a sign of its kernel, however busy its
         # programs are, its requests count as lost after 14 s, and are sent to another replica.
         "    option srvtcpka",
@@ -488,12 +491,18 @@ def _backends(plan: GatewayPlan, ready: FrozenSet[Tuple[str, str]]) -> List[str]
             # Until the first token, a stream that fails is a request without an answer.
             "    http-response wait-for-body time 1h at-least 1",
             # The last one: the same 14 s for a host that was sent something.
-            "    default-server check inter 500ms fall 1 rise 1 tcp-ut 14s",
+            "    default-server tcp-ut 14s",
         ]
         for server in service.servers:
             address = f"[{server.address}]" if ":" in server.address else server.address
             disabled = "" if (service.backend, server.name) in ready else " disabled"
-            lines.append(f"    server {server.name} {address}:{server.port}{disabled}")
+            # A port is checked once, however many adapters are behind it.
+            checked = (
+                f"track service-{service.base}/{server.name}"
+                if service.base
+                else "check inter 500ms fall 1 rise 1"
+            )
+            lines.append(f"    server {server.name} {address}:{server.port} {checked}{disabled}")
     return lines
 
 

@@ -56,7 +56,7 @@ def gateway_services(
         models = {name: tuple(document.served_names)}
         models.update({adapter_service(name, each): (each,) for each in document.adapters})
         found += [
-            GatewayService(each, names, servers, keys.get(name, ""))
+            GatewayService(each, names, servers, keys.get(name, ""), name if each != name else "")
             for each, names in models.items()
             if servers
         ]

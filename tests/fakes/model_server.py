@@ -8,9 +8,14 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+NO_MODEL = (404, {"error": {"message": "The model does not exist.", "type": "NotFoundError"}})
+
 
 class ModelServer:
-    """A replica. `hold()` makes it keep every request without an answer until `release()`."""
+    """A replica. `hold()` makes it keep every request without an answer until `release()`.
+
+    Its answers name the weights that they come from: its own name, or the directory of an adapter.
+    """
 
     def __init__(self, key: str, words: int = 4, pause: float = 0.0) -> None:
         self.requests: list[dict[str, Any]] = []
@@ -21,6 +26,9 @@ class ModelServer:
         self._go = threading.Event()
         self._go.set()
         self.lacks = ""  # A path that its kind of model does not serve
+        self.name = ""  # Of its model; empty: it answers to every name
+        self.adapters: dict[str, str] = {}  # Loaded now: directories by name
+        self.dropped: list[str] = []  # Paths of requests that were held, and got no answer
         self.held = threading.Event()
         """Set once a request waits for `release()`."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -38,6 +46,26 @@ class ModelServer:
         self._server.shutdown()
         self._server.server_close()
 
+    def weights(self, body: dict[str, Any]) -> str:
+        """Return what answers the request; empty if it names a model that is not here."""
+        own = self.name or "its model"
+        model = body.get("model", own)
+        return self.adapters.get(model, own if model == self.name or not self.name else "")
+
+    def change_adapters(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
+        """Return the answer, as vLLM's paths for adapters have it; None for another path."""
+        if not path.endswith("_lora_adapter"):
+            return None
+        name, loaded = body["lora_name"], body["lora_name"] in self.adapters
+        if "lora_path" in body and loaded:
+            return 400, {"error": {"message": f"The lora adapter '{name}' is already loaded."}}
+        if "lora_path" not in body and not loaded:
+            return 404, {"error": {"message": f"The lora adapter '{name}' cannot be found."}}
+        self.adapters.pop(name, None)
+        if "lora_path" in body:
+            self.adapters[name] = body["lora_path"]
+        return 200, {}
+
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         server = self
 
@@ -49,7 +77,9 @@ class ModelServer:
 
             def do_GET(self) -> None:
                 server.paths.append(self.path)
-                self._send(200, {"path": self.path, "data": [{"id": "tiny"}]})
+                listed = [{"id": server.name or "tiny"}]
+                listed += [{"id": name, "root": root} for name, root in server.adapters.items()]
+                self._send(200, {"path": self.path, "data": listed})
 
             def do_POST(self) -> None:
                 sent = self.rfile.read(int(self.headers["Content-Length"]))
@@ -63,14 +93,19 @@ class ModelServer:
                 if self.path == server.lacks:
                     self._send(404, {"detail": "Not Found"})
                     return
+                weights, changed = server.weights(body), server.change_adapters(self.path, body)
+                if changed or not weights:
+                    self._send(*(changed or NO_MODEL))
+                    return
                 if not server._go.is_set():
                     server.held.set()
                     server._go.wait()
+                    server.dropped.append(self.path)
                     self.close_connection = True  # It dies with its requests
                     return
                 usage = {"prompt_tokens": 5, "completion_tokens": server.words}
                 if not body.get("stream"):
-                    text = 'a text that says "prompt_tokens": 999, '
+                    text = f'{weights} says "prompt_tokens": 999, '
                     self._send(200, {"choices": [{"text": text}], "usage": usage})
                     return
                 self.send_response(200)
