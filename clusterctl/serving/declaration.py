@@ -230,12 +230,12 @@ def await_ready(
             return state
         events.see(state)
         last = f"last seen: {stage_title(state)}{_colon(state.detail)}"
-        # A vLLM that ends without a word has no last lines. What stopped may have failed long ago.
+        # What stopped may have failed long ago.
         ended = state.state in {"failed", "backing-off"}
         if ended or (state.state == "stopped" and state.last_error):
             last_attempt = state.state != "backing-off"
             if last_attempt or state.attempts != failed.attempt:
-                error = explain(document.name, log() or state.last_error, host=events.host)
+                error = _why_not_started(state, log, events.host)
                 if last_attempt or failed.again(state.attempts, error):
                     raise error
                 failed = _Failed(state.attempts, error)
@@ -255,6 +255,20 @@ def await_ready(
         f"no answer within {document.ready_timeout:.0f} s; {last}",
         host=events.host,
         hint=f"clusterctl logs {document.name}",
+    )
+
+
+def _why_not_started(
+    state: ServiceState, log: Callable[[], Sequence[str]], host: str
+) -> StepFailed:
+    """Return the error for a start that failed. If vLLM ended without a word, the log only tells
+    how an earlier start ended."""
+    if state.last_error:
+        return explain(state.name, log() or state.last_error, host=host)
+    return StepFailed(
+        f"{state.name} did not start: vLLM {state.last_failure or 'ended'} before it wrote a line",
+        host=host,
+        hint="run `vllm --version` in a container of the image: it may tell why",
     )
 
 

@@ -46,8 +46,15 @@ def follow(
 
 
 def test_a_vllm_that_ends_without_a_word_is_not_waited_for() -> None:
-    with pytest.raises(StepFailed, match="tiny did not start"):
-        follow([node("backing-off", attempts=1), node("starting"), node("failed", attempts=2)])
+    failed = {"last_failure": "ended with status 1"}
+    with pytest.raises(StepFailed, match="vLLM ended with status 1 before it wrote a line"):
+        follow(
+            [
+                node("backing-off", attempts=1, **failed),
+                node("starting"),
+                node("failed", attempts=2, **failed),
+            ]
+        )
 
 
 def test_stages_are_told_once_each_in_order() -> None:
