@@ -30,6 +30,7 @@ from clusterctl.node.documents import (
 from clusterctl.node.endpoint import EndpointError, EndpointWatch, LocalApi
 from clusterctl.node.files import Journal, NodePaths, read_file
 from clusterctl.node.gateway_config import (
+    KEEP_ALIVE,
     USAGE_FILTER,
     GatewayMaps,
     GatewayPlan,
@@ -130,6 +131,7 @@ class Gateway:
         self._maps: Optional[GatewayMaps] = None
         self._keys_told = KeysDocument()  # Those that HAProxy follows
         self._told_at = 0.0
+        self._reloaded_at = -KEEP_ALIVE
         self._in_flight: Dict[str, int] = {}  # Requests, by backend/server
         self._looked_at = 0.0
         self._tls_until = 0.0
@@ -360,6 +362,7 @@ class Gateway:
             self._turn("starting", f"pid {self._child.pid}")
         else:
             self._child.reload()
+            self._reloaded_at = time.monotonic()  # The check of the configuration took its time
             self._journal.write("gateway", "reloaded", ", ".join(s.name for s in plan.services))
 
     def _refused(self, config: Path) -> str:
@@ -417,7 +420,11 @@ class Gateway:
                 self._count_refused(refused_so_far(admin))
         except (OSError, ValueError):
             return False
-        self._told, self._maps, self._keys_told = commands, maps, keys
+        self._told, self._maps = commands, maps
+        # A process that a reload replaced knows the keys of then, and has idle connections
+        revoked = {key.sha256 for key in self._keys_told.keys} - {key.sha256 for key in keys.keys}
+        if not revoked or now - self._reloaded_at > KEEP_ALIVE:
+            self._keys_told = keys
         return True
 
     def _count(self, line: str) -> None:

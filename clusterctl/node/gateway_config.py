@@ -29,6 +29,9 @@ MOST_RETRIES = 3
 
 LOOPBACK = "127.0.0.1"
 
+KEEP_ALIVE = 5.0
+"""Seconds that a client's connection may be idle."""
+
 # Header of requests that only prove that a replica answers: they neither wake it nor keep it awake.
 CANARY = "X-Clusterctl-Canary"
 
@@ -289,7 +292,8 @@ def _general(plan: GatewayPlan) -> List[str]:
         "    option http-no-delay",
         # vLLM closes idle connections after 5 s, maybe just as the next request is sent.
         "    option http-server-close",
-        # A reload must not close a client's idle connection just as its next request is sent.
+        # A reload must not close a client's idle connection just as its next request is sent. Until
+        # KEEP_ALIVE has passed, it may get one answer by the configuration of before.
         "    option idle-close-on-response",
         # A host without power closes no connection: without a sign of its kernel, however busy its
         # programs are, its requests count as lost after 14 s, and are sent to another replica.
@@ -299,7 +303,7 @@ def _general(plan: GatewayPlan) -> List[str]:
         "    srvtcpka-cnt 3",
         "    timeout connect 2s",
         "    timeout http-request 10s",
-        "    timeout http-keep-alive 60s",
+        f"    timeout http-keep-alive {KEEP_ALIVE:g}s",
         "    timeout client 1h",
         "    timeout server 1h",
         "    timeout tunnel 1h",

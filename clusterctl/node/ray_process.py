@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import signal
 import socket
 import threading
 import time
@@ -70,6 +71,7 @@ class RayProcess:
         self._store = store
         self._tables: Dict[str, str] = {}  # Variables of a GCS that keeps its tables on disk
         self._gcs: Optional[Child] = None  # The one that was started again, alone
+        self._hung_at: Optional[float] = None  # When the GCS was ended because it was silent
         self._backoff = Backoff(timing.ray_backoff_first, timing.ray_backoff_max)
         self._child: Optional[Child] = None
         self._parts = RayParts(0, timing.parts_every)
@@ -90,10 +92,12 @@ class RayProcess:
             return None
         return HeadProbe(self._document.head_ip, self._document.gcs_port, self._timing.head_poll)
 
-    def tick(self, now: float, fault: str = "") -> None:
+    def tick(self, now: float, fault: str = "", silent: str = "") -> None:
         """Start, check or end Ray as needed, without blocking. `now`: monotonic seconds. `fault`:
-        why Ray must be restarted although it runs, or ""."""
+        why Ray must be restarted although it runs, or ""; `silent`: how long its GCS has been."""
         child = self._child
+        if not silent:
+            self._hung_at = None
         if child is None:
             if now >= self._next_start:
                 self._start(now)
@@ -110,6 +114,8 @@ class RayProcess:
                 self._fail(now, f"its {gone} ended")
         elif self.state == "up" and fault:
             self._fail(now, fault)
+        elif self.state == "up" and silent:
+            self._end_hung_gcs(now, silent)
         elif self._marked and self.state != "up":
             self._parts.look()
             self._turn("up", f"pid {child.pid}")
@@ -196,6 +202,16 @@ class RayProcess:
         self._journal.write("ray", "gcs", f"ended, and is started again alone: pid {self._gcs.pid}")
         return True
 
+    def _end_hung_gcs(self, now: float, why: str) -> None:
+        """End the GCS alone, which may hang while it opens its tables; `tick` then finds that it is
+        gone. All of Ray is restarted where that is impossible, or did not help."""
+        if self._hung_at is None and self._tables and self._parts.gcs:
+            self._hung_at = now
+            self._journal.write("ray", "gcs", f"{why}, and is ended")
+            self._parts.kill(GCS)
+        elif self._hung_at is None or now - self._hung_at > self._timing.gcs_silence:
+            self._fail(now, why)
+
     def _kill(self, child: Child) -> None:
         # Ray's agents survive a raylet that was killed, and keep its ports.
         child.kill_all()
@@ -253,6 +269,13 @@ class RayParts:
         """Also look for parts in this session, that of a restarted one."""
         self._sessions = [self._sessions[0], session]
         self._missing = frozenset()
+
+    def kill(self, name: str) -> None:
+        """Kill a part that runs."""
+        self.look()
+        if name not in self._missing:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._seen[name], signal.SIGKILL)
 
     def gone(self, now: float) -> str:
         """Return the parts that used to run and were missing in two checks in a row, or ""."""

@@ -161,7 +161,7 @@ class Supervisor:
         self._hosts_file.tick()
         # Only the head replaces a GCS that does not answer; workers then lose theirs.
         silent_gcs = self._view.unanswered(now) if self._document.role == "head" else ""
-        self._ray.tick(now, self._view.unlisted(now) or silent_gcs)
+        self._ray.tick(now, self._view.unlisted(now), silent_gcs)
         self._view.tick(now, self._ray.state == "up", self._document.env)
         if self._view.snapshot:
             self._evidence.heard(self._view.snapshot.asked)

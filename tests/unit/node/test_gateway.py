@@ -328,6 +328,22 @@ def test_a_key_is_in_effect_soon_and_revoked_within_two_seconds(gate: GatewayBen
     assert gate.state().restarts == 0
 
 
+def test_a_revoked_key_is_in_effect_on_connections_from_before_a_reload_too(
+    gate: GatewayBench,
+) -> None:
+    key, url = gate.add_key("alice"), f"http://127.0.0.1:{gate.port}/v1/models"
+    headers = {"Authorization": f"Bearer {key}"}
+    with httpx2.Client(trust_env=False, limits=httpx2.Limits(keepalive_expiry=60)) as client:
+        assert client.get(url, headers=headers).status_code == 200
+        gate.documents["more"] = gate.service("more", gate.replicas)
+        gate.follow()
+        await_value(lambda: "more" in str(gate.get("/v1/models").json()), "the reload")
+        gate.keys.clear()
+        gate.keys_in_effect()
+
+        assert client.get(url, headers=headers).status_code == 401
+
+
 def test_no_request_is_lost_while_keys_come_and_go(gate: GatewayBench) -> None:
     done = threading.Event()
 

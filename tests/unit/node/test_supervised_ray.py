@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -267,6 +268,32 @@ def test_a_gcs_with_tables_that_ends_is_started_again_alone(bench: Bench) -> Non
     os.kill(again, signal.SIGKILL)  # At once, as one does whose tables cannot be written
     bench.await_ray("up", restarts=1)
     assert not is_alive(raylet)
+
+
+@pytest.mark.parametrize("helps", [True, False])
+def test_a_gcs_with_tables_that_hangs_is_ended_alone_first(bench: Bench, helps: bool) -> None:
+    program = bench.root / "gcs" / "gcs_server"
+    program.parent.mkdir()
+    program.symlink_to("/bin/sleep")
+    with_tables(bench, [str(program), PARTS["raylet"]])
+    bench.timing = replace(bench.timing, gcs_silence=2.0, gcs_steady=0.0)
+    bench.start()
+    bench.await_ray("up")
+    await_value(lambda: (state := bench.state()) and state.nodes, "an answer of the GCS")
+    hung, raylet = json.loads((bench.root / "ray.parts").read_text())
+
+    (bench.root / "gcs.silent").touch()
+    again = await_value(lambda: revived(bench), "the GCS alone")
+    if helps:
+        (bench.root / "gcs.silent").unlink()
+        until = time.monotonic() + 2 * bench.timing.gcs_silence
+        await_value(lambda: time.monotonic() > until, "another silence to be over")
+        assert is_alive(raylet)
+        assert is_alive(again)
+        assert len(bench.starts("ray")) == 1
+    else:
+        await_value(lambda: len(bench.starts("ray")) == 2, "all of Ray again")
+    assert not is_alive(hung)
 
 
 def revived(bench: Bench) -> int:
