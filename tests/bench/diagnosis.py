@@ -38,6 +38,7 @@ class Log:
     source: str
     text: str
     gathered: date  # before the rules knew the log
+    second: str = ""  # the cause according to another reading; empty if there was none
 
     @property
     def held_out(self) -> bool:
@@ -116,7 +117,14 @@ def logs() -> list[Log]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     entries = yaml.load(text, Loader=loader)  # noqa: S506 - both are safe
     return [
-        Log(one["cause"], one["sure"], one["from"], one["log"], one.get("gathered", FIRST))
+        Log(
+            one["cause"],
+            one["sure"],
+            one["from"],
+            one["log"],
+            one.get("gathered", FIRST),
+            one.get("second", ""),
+        )
         for one in entries
     ]
 
@@ -136,6 +144,12 @@ def logs_of_2026() -> list[LogOf2026]:
         )
         for one in yaml.safe_load(text)
     ]
+
+
+def agreement() -> tuple[int, int]:
+    """Return of how many logs both readings have the same cause, and how many were read twice."""
+    twice = [log for log in logs() if log.second]
+    return sum(log.second == log.cause for log in twice), len(twice)
 
 
 def first_runs() -> dict[str, FirstRun]:
@@ -219,6 +233,7 @@ def table() -> Iterator[str]:
     right, healthy = sum(log.right for log in sick), len(new) - len(sick)
     passed = sum(log.right for log in new if log.cause == HEALTHY)
     yield f"2026: {right} of {len(sick)} right, {healthy - passed} of {healthy} healthy called sick"
+    yield "read twice: {} of {} alike".format(*agreement())
     for batch, run in first_runs().items():
         yield (
             f"2026, {batch} batch at first: {run.right} of {run.failures} right, {run.silent} "
