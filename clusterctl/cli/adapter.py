@@ -34,10 +34,9 @@ def add(
     """Copy adapters to all hosts and load them on every replica."""
     from clusterctl.cli.session import session
     from clusterctl.commands.adapter import add as run
-    from clusterctl.serving.adapters import parse_adapter, read_adapter
+    from clusterctl.serving.adapters import parse_adapters, read_adapter
 
-    named = dict(map(parse_adapter, adapters))
-    found = [read_adapter(name, directory) for name, directory in named.items()]
+    found = [read_adapter(name, directory) for name, directory in parse_adapters(adapters)]
     with session("adapter-add", inventory, quiet=as_json) as opened:
         plan = run(opened.inventory, service, found, opened.credentials, opened.progress)
     _print(plan, as_json=as_json)

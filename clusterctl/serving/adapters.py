@@ -6,10 +6,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from clusterctl.errors import ClusterctlError, UsageError, raise_all
 from clusterctl.models.shape import ModelShape
@@ -20,12 +20,20 @@ _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 _MOST_HEADER = 16 * 2**20  # Bytes; that of an adapter has some 100 KiB
+_TOWER = re.compile("vision|visual|audio|encoder")  # Layers that are not the language model's
 _PART = re.compile(r"\blayers\.(\d+)\..*?([a-z0-9_]+)\.lora_([AB])\b")
 
-# Parts of a layer whose input is the hidden state, so that its width tells models apart.
-_READS_HIDDEN = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"})
-
 DEFAULT_RANK = 16  # vLLM's --max-lora-rank
+
+
+@dataclass(frozen=True)
+class Width:
+    """How wide the vectors are that a part of a layer takes or gives, which tells models apart."""
+
+    layer: int
+    part: str
+    takes: bool
+    numbers: int
 
 
 @dataclass(frozen=True)
@@ -36,9 +44,7 @@ class LocalAdapter:
     directory: Path
     rank: int
     base: str  # The model that it was trained on, as it names it; may be empty
-    modules: frozenset[str]
-    layers: int  # The highest number of a layer that it changes, plus one
-    hidden: int  # Width of the hidden state; 0 if it does not show
+    widths: tuple[Width, ...]
     digest: str  # Of its content, twelve hexadecimal digits
 
     @property
@@ -56,18 +62,40 @@ class LocalAdapter:
                 hint="serve it again, with -- --enable-lora --max-lora-rank "
                 f"{_rank_flag(self.rank)}",
             )
-        if shape and self.hidden and self.hidden != shape.hidden:
+        other = shape and next(filter(None, (_misfit(shape, each) for each in self.widths)), "")
+        if other:
             yield UsageError(
-                f"{what} is for another model: its hidden state is {self.hidden} wide, and that of "
-                f"the service's model {shape.hidden}",
+                f"{what} is for another model: {other}",
                 hint=f"it names its base as {self.base}" if self.base else None,
             )
-        if shape and self.layers > len(shape.layers):
-            yield UsageError(
-                f"{what} is for another model: it changes layer {self.layers}, and the service's "
-                f"model has {len(shape.layers)}",
-                hint=f"it names its base as {self.base}" if self.base else None,
-            )
+
+
+def _misfit(shape: ModelShape, width: Width) -> str:
+    """Return what shows that it is of another model; empty if nothing does."""
+    if width.layer >= len(shape.layers):
+        return (
+            f"it changes layer {width.layer + 1}, and the service's model has {len(shape.layers)}"
+        )
+    layer = shape.layers[width.layer]
+    expected: dict[str, tuple[int, int]] = {}  # By part: what it takes and gives
+    attention, mlp = layer.attention, layer.mlp
+    if attention and not (attention.latent or attention.compressed):
+        heads, kv = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
+        expected["q_proj"] = (shape.hidden, heads * (2 if attention.gated else 1))
+        expected["k_proj"] = (shape.hidden, kv)
+    if mlp and not layer.experts:
+        expected["gate_proj"] = expected["up_proj"] = (shape.hidden, mlp.width)
+        expected["down_proj"] = (mlp.width, shape.hidden)
+    if width.part not in expected:
+        return ""  # vLLM itself knows
+    takes, gives = expected[width.part]
+    right = takes if width.takes else gives
+    if width.numbers == right:
+        return ""
+    verb = "takes" if width.takes else "gives"
+    return (
+        f"its {width.part} {verb} {width.numbers} numbers, and that of the service's model {right}"
+    )
 
 
 def _rank_flag(rank: int) -> int:
@@ -86,6 +114,16 @@ def parse_adapter(text: str) -> tuple[str, Path]:
     return name, Path(directory)
 
 
+def parse_adapters(texts: Sequence[str]) -> list[tuple[str, Path]]:
+    """Return names and directories. Raises UsageError, for two of one name, too."""
+    found = [parse_adapter(text) for text in texts]
+    names = [name for name, _ in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two adapters are named {name}", hint="requests choose by the name")
+    return found
+
+
 def read_adapter(name: str, directory: Path) -> LocalAdapter:
     """Read an adapter. Raises UsageError, or all reasons why vLLM could or must not load it."""
     if not (directory / _CONFIG).is_file():
@@ -100,10 +138,7 @@ def read_adapter(name: str, directory: Path) -> LocalAdapter:
     raise_all(problems)
 
     header = _header(directory / _WEIGHTS)
-    parts = [(found, shape) for found, shape in _parts(header)]
-    hidden = {
-        shape[-1] for (_, part, side), shape in parts if side == "A" and part in _READS_HIDDEN
-    }
+    parts = list(_parts(header))
     digest = hashlib.sha256()
     for file in (_CONFIG, _WEIGHTS):
         with (directory / file).open("rb") as opened:
@@ -111,11 +146,12 @@ def read_adapter(name: str, directory: Path) -> LocalAdapter:
     return LocalAdapter(
         name,
         directory,
-        max([int(config["r"]), *(shape[0] for (_, _, side), shape in parts if side == "A")]),
+        max([int(config["r"]), *(shape[0] for _, _, side, shape in parts if side == "A")]),
         str(config.get("base_model_name_or_path") or ""),
-        frozenset(part for (_, part, _), _ in parts),
-        max((layer + 1 for (layer, _, _), _ in parts), default=0),
-        hidden.pop() if len(hidden) == 1 else 0,
+        tuple(
+            Width(layer, part, side == "A", shape[-1] if side == "A" else shape[0])
+            for layer, part, side, shape in parts
+        ),
         digest.hexdigest()[:12],
     )
 
@@ -158,10 +194,14 @@ def _json_object(file: Path, data: bytes) -> dict[str, Any]:
     return found
 
 
-def _parts(header: Mapping[str, Any]) -> Iterator[tuple[tuple[int, str, str], list[int]]]:
-    """Yield the layer, its part and the side (A or B) of each tensor, with the tensor's shape."""
+def _parts(header: Mapping[str, Any]) -> Iterator[tuple[int, str, str, list[int]]]:
+    """Yield layer, part, side (A or B) and shape of the tensors of the language model."""
     for name, tensor in header.items():
-        found = _PART.search(name)
+        found = None if _TOWER.search(name) else _PART.search(name)
         shape = tensor.get("shape") if isinstance(tensor, dict) else None
-        if found and isinstance(shape, list) and len(shape) == 2:
-            yield (int(found[1]), found[2], found[3]), shape
+        if found and _is_matrix(shape):
+            yield int(found[1]), found[2], found[3], shape
+
+
+def _is_matrix(shape: object) -> TypeGuard[list[int]]:
+    return isinstance(shape, list) and [type(each) for each in shape] == [int, int]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import transformers as tf
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 target, bert = Path(sys.argv[1]), Path(sys.argv[2])
@@ -88,6 +88,12 @@ llava = tf.LlavaForConditionalGeneration(
     )
 )  # fmt: skip
 place = save("llava", llava)
+# Checkpoints have a level more, which this Transformers leaves out and vLLM expects.
+weights = {
+    name.replace("vision_tower.", "vision_tower.vision_model."): tensor
+    for name, tensor in load_file(place / "model.safetensors").items()
+}
+save_file(weights, place / "model.safetensors", {"format": "pt"})
 pictures = {"height": 56, "width": 56}
 tf.LlavaProcessor(
     image_processor=tf.CLIPImageProcessor(size={"shortest_edge": 56}, crop_size=pictures),

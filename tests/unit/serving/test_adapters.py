@@ -10,22 +10,29 @@ import pytest
 
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.models.catalogue import by_alias
-from clusterctl.serving.adapters import parse_adapter, read_adapter
+from clusterctl.serving.adapters import Width, parse_adapter, parse_adapters, read_adapter
 
 QWEN = by_alias("qwen2.5-1.5b")
 
 
 def adapter(
-    place: Path, *, rank: int = 8, hidden: int = 1536, layer: int = 27, **config: Any
+    place: Path,
+    *,
+    rank: int = 8,
+    layer: int = 27,
+    part: str = "self_attn.q_proj",
+    takes: int = 1536,
+    gives: int = 1536,
+    **config: Any,
 ) -> Path:
     """Write what PEFT writes, with a header alone in place of tensors."""
     place.mkdir()
     settings = {"peft_type": "LORA", "r": rank, "base_model_name_or_path": "Qwen/Qwen2.5-1.5B"}
     (place / "adapter_config.json").write_text(json.dumps({**settings, **config}))
-    part = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+    name = f"base_model.model.model.layers.{layer}.{part}"
     header = {
-        f"{part}.lora_A.weight": {"dtype": "F32", "shape": [rank, hidden], "data_offsets": [0, 0]},
-        f"{part}.lora_B.weight": {"dtype": "F32", "shape": [1536, rank], "data_offsets": [0, 0]},
+        f"{name}.lora_A.weight": {"dtype": "F32", "shape": [rank, takes], "data_offsets": [0, 0]},
+        f"{name}.lora_B.weight": {"dtype": "F32", "shape": [gives, rank], "data_offsets": [0, 0]},
     }
     text = json.dumps(header).encode()
     (place / "adapter_model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
@@ -39,8 +46,8 @@ def said(caught: pytest.ExceptionInfo[ClusterctlError]) -> str:
 def test_an_adapter_is_known_by_its_files(tmp_path: Path) -> None:
     found = read_adapter("sql", adapter(tmp_path / "sql"))
 
-    assert (found.rank, found.layers, found.hidden) == (8, 28, 1536)
-    assert found.modules == {"q_proj"}
+    assert found.rank == 8
+    assert found.widths == (Width(27, "q_proj", True, 1536), Width(27, "q_proj", False, 1536))
     assert found.path == f"adapters/sql-{found.digest}"
     assert QWEN
     assert list(found.problems(QWEN.shape, 16)) == []
@@ -52,7 +59,11 @@ def test_an_adapter_is_known_by_its_files(tmp_path: Path) -> None:
     ("changed", "words"),
     [
         ({"rank": 64}, "has rank 64, and the service was started for ranks to 16"),
-        ({"hidden": 2048}, "is 2048 wide, and that of the service's model 1536"),
+        ({"takes": 2048}, "its q_proj takes 2048 numbers, and that of the service's model 1536"),
+        ({"gives": 512}, "its q_proj gives 512 numbers, and that of the service's model 1536"),
+        ({"part": "self_attn.k_proj"}, "its k_proj gives 1536 numbers, and that of the service's"),
+        ({"part": "mlp.up_proj"}, "its up_proj gives 1536 numbers, and that of the service's"),
+        ({"part": "mlp.down_proj"}, "its down_proj takes 1536 numbers, and that of the service's"),
         ({"layer": 31}, "changes layer 32, and the service's model has 28"),
     ],
 )
@@ -113,6 +124,30 @@ def test_weights_that_are_none_are_refused(tmp_path: Path, content: bytes) -> No
 def test_a_directory_without_an_adapter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a LoRA adapter"):
         read_adapter("sql", tmp_path)
+
+
+@pytest.mark.parametrize("shape", [[8], [8, 1536, 1], ["8", "1536"], "8x1536", None])
+def test_tensors_that_are_no_matrices_tell_nothing(tmp_path: Path, shape: Any) -> None:
+    place = adapter(tmp_path / "sql")
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    text = json.dumps({name: {"shape": shape}}).encode()
+    (place / "adapter_model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+
+    assert read_adapter("sql", place).widths == ()
+
+
+def test_layers_of_a_tower_are_not_compared_with_those_of_the_language_model(
+    tmp_path: Path,
+) -> None:
+    name = "vision_model.encoder.layers.3.self_attn.q_proj"
+    place = adapter(tmp_path / "sql", part=name, takes=1024)
+
+    assert read_adapter("sql", place).widths == ()
+
+
+def test_two_adapters_of_one_name_are_refused() -> None:
+    with pytest.raises(UsageError, match="two adapters are named sql"):
+        parse_adapters(["sql=./a", "code=./b", "sql=./c"])
 
 
 @pytest.mark.parametrize("text", ["sql", "=./sql", "a/b=./sql", "../x=./sql", "sql=", "a:b=./sql"])
