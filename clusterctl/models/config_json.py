@@ -107,7 +107,7 @@ def describe(config: Config, name: str = "", *, whole: bool = True) -> ModelShap
         tower=tower,
         ears=ears,
         per_layer_vocab=first(text, "vocab_size_per_layer_input") if per_layer else 0,
-        multimodal=any(config.get(key) for key in ("vision_config", "audio_config")),
+        multimodal=any(outer.get(key) for key in ("vision_config", "audio_config")),
         encoder=encoder,
         both_ways=both_ways,
         assumptions=tuple(sentence for applies, sentence in guesses if applies),

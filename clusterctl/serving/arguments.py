@@ -10,6 +10,7 @@ from clusterctl import deadlines
 from clusterctl.accelerators.engine_defaults import ON_GPUS, EngineDefaults
 from clusterctl.errors import UsageError, raise_all
 from clusterctl.models.catalogue import CatalogueEntry
+from clusterctl.models.families import FAMILIES
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import Version
 from clusterctl.serving.release_flags import (
@@ -234,7 +235,7 @@ def engine_arguments(launch: Launch) -> tuple[Argument, ...]:
         defaults.append(Argument("shutdown-timeout", (str(deadlines.SHUTDOWN),)))
     if launch.defaults.eager:
         defaults.append(Argument("enforce-eager"))
-    if shape and shape.multimodal and _knows(launch.version, MEDIA_DOMAINS_SINCE):
+    if not _reads_text_alone(shape) and _knows(launch.version, MEDIA_DOMAINS_SINCE):
         defaults.append(Argument("allowed-media-domains", (NO_DOMAIN,)))
     if launch.request.idle and launch.defaults.sleeps:
         defaults.append(Argument("enable-sleep-mode"))
@@ -244,6 +245,13 @@ def engine_arguments(launch: Launch) -> tuple[Argument, ...]:
     if launch.entry:
         catalogued = launch.entry.tokens(launch.version, launch.capability)
     return lay_over(defaults, parse_arguments(catalogued, origin="catalogue"), given)
+
+
+def _reads_text_alone(shape: ModelShape | None) -> bool:
+    """Whether it is known that a model takes no pictures, sound or video."""
+    if shape is None or shape.multimodal:
+        return False
+    return shape.encoder or shape.architecture in FAMILIES
 
 
 def serve_argv(launch: Launch) -> list[str]:

@@ -306,7 +306,8 @@ def test_the_gcs_is_killed_again_and_again(
     require_as_before = as_before(on_host, "gpu1", "gpu2")
 
     def gcs() -> str:
-        return on_host("gpu1", "pgrep -x gcs_server").stdout.strip()
+        # One that was killed stays listed as a zombie for a while
+        return on_host("gpu1", "pgrep -r R,S,D -x gcs_server").stdout.strip()
 
     with SteadyLoad(operator, on_host).during(f"kill -9 of the GCS, {TIMES} times") as row:
         for _ in range(TIMES):

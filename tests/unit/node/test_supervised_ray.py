@@ -276,7 +276,7 @@ def test_a_gcs_with_tables_that_hangs_is_ended_alone_first(bench: Bench, helps: 
     program.parent.mkdir()
     program.symlink_to("/bin/sleep")
     with_tables(bench, [str(program), PARTS["raylet"]])
-    bench.timing = replace(bench.timing, gcs_silence=2.0, gcs_steady=0.0)
+    bench.timing = replace(bench.timing, gcs_silence=4.0)
     bench.start()
     bench.await_ray("up")
     await_value(lambda: (state := bench.state()) and state.nodes, "an answer of the GCS")
