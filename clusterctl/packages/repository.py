@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError
 
 from clusterctl import deadlines
 from clusterctl.errors import RequirementsNotMet, StepFailed, UsageError
@@ -145,6 +146,8 @@ def vendor_key(repository: Repository) -> bytes:
                 data = bytes(answer.read(LARGEST))
         except (OSError, ValueError, HTTPException) as error:
             reason = getattr(error, "reason", error)
+            if isinstance(error, HTTPError):
+                error.close()  # It is an open response
             raise StepFailed(
                 f"the signing key {url} cannot be downloaded here: {reason}",
                 hint="run it on a machine that reaches that address, or "

@@ -162,6 +162,7 @@ class File:
             try:
                 self.attempt(opened, headers)
             except urllib.error.HTTPError as error:
+                error.close()  # It is an open response
                 if 400 <= error.code < 500 and error.code not in (408, 429):
                     raise
                 text = f"{urlsplit(self.url).netloc} responded with status {error.code}"
