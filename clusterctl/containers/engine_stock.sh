@@ -26,9 +26,14 @@ done
 
 for python in python3 python3.19 python3.18 python3.17 python3.16 python3.15 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9 /usr/libexec/platform-python; do
   command -v "$python" >/dev/null || continue
-  "$python" -I -c 'import sys, json, http; sys.exit(sys.version_info < (3, 9))' 2>/dev/null || continue
-  printf 'python\t%s\n' "$python"
-  break
+  said=$("$python" -I -c 'import sys, json, http; sys.exit(sys.version_info < (3, 9))' 2>&1)
+  case $? in
+    1) printf 'unusable\t%s: %s\n' "$python" "$(printf '%s' "${said:-older than 3.9}" | tail -n 1)" ;;
+    *) # Also if it was killed meanwhile: it is there, and its first program says what ails it
+      printf 'python\t%s\n' "$python"
+      break
+      ;;
+  esac
 done
 
 cache=$1

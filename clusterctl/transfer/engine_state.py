@@ -59,6 +59,7 @@ class EngineState:
     platform: str  # linux/amd64
     root: str
     python: str | None  # One that runs clusterctl's programs (transport/python.py); None without
+    unusable: tuple[str, ...]  # Each Python that does not run them, with its reason
     images: tuple[HeldImage, ...]
     # Digests (`sha256:...`) of compressed layers that the engine knows from an earlier pull and
     # does not fetch again (overlay2 only).
@@ -126,6 +127,7 @@ def parse_engine_state(text: str) -> EngineState:
         platform=f"{engine['os']}/{PROCESSORS.get(engine['machine'], engine['machine'])}",
         root=told["root"][0],
         python=next(iter(told["python"]), None),
+        unusable=tuple(told["unusable"]),
         images=tuple(dict.fromkeys(images)),
         digests=frozenset(f"sha256:{digits}" for digits in told["digest"]),
         free=frees[0],

@@ -124,8 +124,10 @@ class ImageReceiver:
             recording = Change(f"record that {reference} is {origin.digest} in its registry")
             return _naming(here, reference) or (recording if unrecorded else None)
         if engine.python is None:  # A StepFailed: bootstrap's plan installs Python first.
-            missing = PythonMissing(view.host.name)
-            raise StepFailed(missing.summary, host=missing.host, hint=missing.hint)
+            missing = PythonMissing(view.host.name, "\n".join(engine.unusable) or None)
+            raise StepFailed(
+                missing.summary, host=missing.host, hint=missing.hint, detail=missing.detail
+            )
         verb = "replace" if engine.tagged(reference) else "get"
         if origin.content is None:
             common, count = engine.common(origin.wanted.layers), len(origin.wanted.layers)

@@ -47,7 +47,8 @@ IS_USABLE = f"import sys, json, http; sys.exit(sys.version_info < {OLDEST})"
 _FIND = f"""\
 for python in {" ".join(CANDIDATES)}; do
   command -v "$python" >/dev/null || continue
-  "$python" -I -c '{IS_USABLE}' 2>/dev/null && exec "$python" -I -u -c "$1"
+  "$python" -I -c '{IS_USABLE}' 2>/dev/null
+  [ $? = 1 ] || exec "$python" -I -u -c "$1"  # Killed while it was asked is not missing
 done
 echo "{MISSING}" >&2
 exit {NOT_FOUND}

@@ -251,7 +251,7 @@ def _stock(engine: FakeEngine) -> str:
         for i in engine.images.values()
     ]  # fmt: skip
     lines = ["root\t/var/lib/docker", f"engine\t{json.dumps(told)}"]
-    lines += ["python\tpython3"] if engine.python else []
+    lines += ["python\tpython3" if engine.python else "unusable\tpython3: older than 3.9"]
     lines += [f"image\t{json.dumps(image)}" for image in images]
     lines += [f"disk\t{engine.free // 1024}\t/dev/sda1"] * 2
     return "".join(f"{line}\n" for line in lines)

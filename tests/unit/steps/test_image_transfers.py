@@ -115,6 +115,7 @@ def test_a_host_without_python_is_told_what_installs_it(site: Site) -> None:
         site.run(from_archive(IMAGE))
     assert raised.value.host == "gpu2"
     assert "clusterctl bootstrap" in str(raised.value.hint)
+    assert raised.value.detail == "python3: older than 3.9"
     give_image(site.made.worker, IMAGE, REFERENCE)
     assert site.run(from_archive(IMAGE)) == 0, "one that has the image needs none"
 

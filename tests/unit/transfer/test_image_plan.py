@@ -37,8 +37,8 @@ def held(*layers: str, **changes: object) -> HeldImage:
 def stock(*images: HeldImage, **changes: object) -> EngineState:
     plain = EngineState(
         version="20.10.24", containerd=False, rootless=False, platform="linux/amd64",
-        root="/var/lib/docker", python="python3", images=images, digests=frozenset(),
-        free=100 * GIB, cache_free=100 * GIB, one_disk=True,
+        root="/var/lib/docker", python="python3", unusable=(), images=images,
+        digests=frozenset(), free=100 * GIB, cache_free=100 * GIB, one_disk=True,
     )  # fmt: skip
     return replace(plain, **changes)  # type: ignore[arg-type]
 

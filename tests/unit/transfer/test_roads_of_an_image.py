@@ -21,6 +21,7 @@ STOCK = EngineState(
     platform="linux/amd64",
     root="/var/lib/docker",
     python="python3",
+    unusable=(),
     images=(),
     digests=frozenset(),
     free=1 << 40,

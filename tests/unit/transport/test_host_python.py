@@ -149,6 +149,46 @@ def test_a_python_that_is_too_old_or_incomplete_is_passed_over(tmp_path: Path, l
     assert json.loads(done.stdout) == {"echo": "x"}
 
 
+def test_a_python_that_is_killed_while_it_is_asked_is_not_missing(tmp_path: Path) -> None:
+    (tmp_path / "python3").write_text(
+        "#!/bin/sh\n"
+        f'[ -e {tmp_path}/asked ] && exec {oldest_python()} "$@"\n'
+        f": >{tmp_path}/asked\n"
+        "kill -9 $$\n"
+    )
+    (tmp_path / "python3").chmod(0o755)
+    argv = ["/bin/sh", *python.argv()[1:]]
+    environment = {"PATH": str(tmp_path)}
+    done = subprocess.run(argv, input=ECHO.sent("x"), env=environment, capture_output=True)
+    assert json.loads(done.stdout) == {"echo": "x"}
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        ("kill -9 $$", "python\tpython3"),
+        ("exit 1", "unusable\tpython3: older than 3.9"),
+        ("echo no module named http >&2; exit 1", "unusable\tpython3: no module named http"),
+    ],
+)
+def test_what_ails_the_python_of_a_host_is_told_with_its_images(
+    tmp_path: Path, ends: str, told: str
+) -> None:
+    (tmp_path / "python3").write_text(f"#!/bin/sh\n{ends}\n")
+    (tmp_path / "docker").write_text("#!/bin/sh\n[ $1 != info ] || echo '/nowhere|{}'\n")
+    for program in ("python3", "docker"):
+        (tmp_path / program).chmod(0o755)
+    script = resources.files("clusterctl.containers").joinpath("engine_stock.sh").read_text()
+    search = f"{tmp_path}:/usr/bin:/bin"
+    done = subprocess.run(
+        ["sh", "-c", script, "stock", "/nowhere", ""],
+        env={"PATH": search},
+        capture_output=True,
+        text=True,
+    )
+    assert told in done.stdout.splitlines()
+
+
 @pytest.mark.parametrize(
     ("package", "script"),
     [("clusterctl.facts", "probe.sh"), ("clusterctl.containers", "engine_stock.sh")],
