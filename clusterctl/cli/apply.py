@@ -28,9 +28,9 @@ def apply(
     as_json: options.Json = False,
 ) -> None:
     """Make the services match FILE. A second run changes nothing."""
-    from clusterctl.cli.session import confirm, session
+    from clusterctl.cli.session import confirm, session, show_changes
     from clusterctl.commands.apply import run
-    from clusterctl.errors import CHANGES_PENDING, UsageError
+    from clusterctl.errors import UsageError
     from clusterctl.reporting.text import each_below_itself, line_width
     from clusterctl.serving.fleet_file import read_fleet
 
@@ -38,16 +38,14 @@ def apply(
     with session("apply", inventory, quiet=as_json) as opened:
 
         def agree(changes: Changes) -> None:
-            if not as_json:
+            if changes.notes and not as_json:
                 notes = each_below_itself("note: ", changes.notes, line_width(sys.stderr))
-                todo = ["To do:", *(f"  {line}" for line in changes.lines)]
-                lines = todo if changes.lines else ["0 changes: all services already match."]
-                print("\n".join([*notes, *lines]), file=sys.stderr)
-            if dry_run:
-                if as_json:
-                    document = {"changes": list(changes.lines), "notes": list(changes.notes)}
-                    print(json.dumps(document, indent=2))
-                raise typer.Exit(CHANGES_PENDING if changes.lines else 0)
+                print("\n".join(notes), file=sys.stderr)
+            document = {"changes": list(changes.lines), "notes": list(changes.notes)}
+            same, out = "0 changes: all services already match.", sys.stderr
+            show_changes(
+                changes.lines, document, same=same, dry_run=dry_run, as_json=as_json, out=out
+            )
             if changes.restarts and not confirm(
                 "This stops running services, or restarts a service's only replica. Continue?",
                 yes=yes,

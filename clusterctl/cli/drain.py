@@ -29,22 +29,16 @@ def drain(
     as_json: options.Json = False,
 ) -> None:
     """Move a host's replicas away while the others serve."""
-    from clusterctl.cli.session import confirm, session
+    from clusterctl.cli.session import confirm, session, show_changes
     from clusterctl.commands.drain import drain as run
-    from clusterctl.errors import CHANGES_PENDING, UsageError
+    from clusterctl.errors import UsageError
 
     with session("drain", inventory, quiet=as_json) as opened:
 
         def agree(plan: DrainPlan) -> None:
-            if not as_json:
-                lines = [f"Nothing to change: {host} is drained."]
-                if plan.lines:
-                    lines = ["To do:", *(f"  {line}" for line in plan.lines)]
-                print("\n".join(lines), file=sys.stderr)
-            if dry_run:
-                if as_json:
-                    print(json.dumps({"host": host, "changes": plan.lines}, indent=2))
-                raise typer.Exit(CHANGES_PENDING if plan.lines else 0)
+            document = {"host": host, "changes": plan.lines}
+            same, out = f"Nothing to change: {host} is drained.", sys.stderr
+            show_changes(plan.lines, document, same=same, dry_run=dry_run, as_json=as_json, out=out)
             ended = ", ".join(each.service for each in plan.moves if each.ends)
             if ended and not confirm(
                 f"This stops the last replica of {ended}. Continue?",

@@ -124,28 +124,22 @@ def rotate(
 
     Replicas restart one at a time: services with several lose no request.
     """
-    from clusterctl.cli.session import confirm, session
+    from clusterctl.cli.session import confirm, session, show_changes
     from clusterctl.commands.key import replace_own
     from clusterctl.commands.restart import plan_restart
     from clusterctl.commands.restart import run as restart
-    from clusterctl.errors import CHANGES_PENDING, UsageError
+    from clusterctl.errors import UsageError
 
     with session("key", inventory, quiet=as_json) as opened:
 
         def agree(survey: Survey) -> None:
             plans = [plan_restart(survey, name) for name in survey.services]
             lines = ["replace api.key", *(line for plan in plans for line in plan.lines)]
-            if dry_run and as_json:
-                print(json.dumps({"changes": lines}, indent=2))
-            elif not as_json:
-                out = sys.stdout if dry_run else sys.stderr
-                print("\n".join(["To do:", *(f"  {line}" for line in lines)]), file=out)
-            if dry_run:
-                raise typer.Exit(CHANGES_PENDING)
+            show_changes(lines, {"changes": lines}, dry_run=dry_run, as_json=as_json)
             question = "Services without other replicas stop meanwhile. Continue?"
             stops = any(plan.interrupts for plan in plans)
             if stops and not confirm(question, yes=yes, progress=opened.progress):
-                raise UsageError("not confirmed: a service would not answer", hint="add --yes")
+                raise UsageError("not confirmed: a service would be unavailable", hint="add --yes")
 
         who = opened.inventory, opened.credentials
         names = replace_own(*who, agree=agree)
@@ -171,7 +165,7 @@ def _note(followed: KeysInEffect) -> None:
     if gateway.state == "absent":
         text = "the node image has no HAProxy, so there is no gateway: see docs/gateway.md"
     elif gateway.state == "idle":
-        text = "no service is behind the gateway; serve --replicas N puts one behind it"
+        text = "no service is declared, so the gateway does not run yet"
     else:
         why = f" ({gateway.detail})" if gateway.detail else ""
         text = f"the gateway is {gateway.state}{why} and will use the keys once it is up"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,24 +25,19 @@ def restart(
     as_json: options.Json = False,
 ) -> None:
     """Restart a service with the same settings, one replica at a time."""
-    from clusterctl.cli.session import confirm, session
+    from clusterctl.cli.session import confirm, session, show_changes
     from clusterctl.commands.restart import run
-    from clusterctl.errors import CHANGES_PENDING, UsageError
+    from clusterctl.errors import UsageError
 
     with session("restart", inventory, quiet=as_json) as opened:
 
         def agree(plan: RestartPlan) -> None:
-            if dry_run and as_json:
-                print(json.dumps({"service": name, "changes": plan.lines}, indent=2))
-            elif not as_json:
-                out = sys.stdout if dry_run else sys.stderr
-                print("\n".join(["To do:", *(f"  {line}" for line in plan.lines)]), file=out)
-            if dry_run:
-                raise typer.Exit(CHANGES_PENDING)
+            document = {"service": name, "changes": plan.lines}
+            show_changes(plan.lines, document, dry_run=dry_run, as_json=as_json)
             if plan.interrupts and not confirm(
                 f"This interrupts {name}. Continue?", yes=yes, progress=opened.progress
             ):
-                raise UsageError(f"not confirmed: {name} would not answer", hint="add --yes")
+                raise UsageError(f"not confirmed: {name} would be unavailable", hint="add --yes")
 
         proofs = run(opened.inventory, name, opened.credentials, agree=agree, sink=opened.progress)
     ready = {replica: round(proof.ready_seconds, 1) for replica, proof in proofs.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,23 +23,16 @@ def scale(
     as_json: options.Json = False,
 ) -> None:
     """Start or stop replicas of a service. The others keep their flags and keep serving."""
-    from clusterctl.cli.session import session
+    from clusterctl.cli.session import session, show_changes
     from clusterctl.commands.scale import run
-    from clusterctl.errors import CHANGES_PENDING
     from clusterctl.reporting.text import count
 
     with session("scale", inventory, quiet=as_json) as opened:
 
         def agree(plan: ScalePlan) -> None:
-            if dry_run and as_json:
-                print(json.dumps({"service": name, "changes": plan.lines}, indent=2))
-            elif not as_json:
-                lines = ["To do:", *(f"  {line}" for line in plan.lines)]
-                same = [f"Nothing to change: {name} has {count(replicas, 'replica')}."]
-                out = sys.stdout if dry_run else sys.stderr
-                print("\n".join(lines if plan.lines else same), file=out)
-            if dry_run:
-                raise typer.Exit(CHANGES_PENDING if plan.lines else 0)
+            document = {"service": name, "changes": plan.lines}
+            same = f"Nothing to change: {name} has {count(replicas, 'replica')}."
+            show_changes(plan.lines, document, same=same, dry_run=dry_run, as_json=as_json)
 
         plan = run(
             opened.inventory,

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import typer
 
@@ -113,6 +114,26 @@ def confirm(question: str, *, yes: bool, progress: Progress) -> bool:
         if not answer:
             print(file=sys.stderr)
         return answer.strip().lower() in {"y", "yes"}
+
+
+def show_changes(
+    changes: Sequence[str],
+    document: Mapping[str, object],
+    *,
+    same: str = "",
+    dry_run: bool,
+    as_json: bool,
+    out: TextIO | None = None,
+) -> None:
+    """Print the changes of a plan to `out`, by default stdout for a dry run and else stderr, or
+    `same` if there are none. Ends a dry run; with `as_json`, it prints only `document`."""
+    if dry_run and as_json:
+        print(json.dumps(document, indent=2))
+    elif not as_json:
+        lines = ["To do:", *(f"  {line}" for line in changes)] if changes else [same]
+        print("\n".join(lines), file=out or (sys.stdout if dry_run else sys.stderr))
+    if dry_run:
+        raise typer.Exit(CHANGES_PENDING if changes else 0)
 
 
 def agreement(

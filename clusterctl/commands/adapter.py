@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
-from clusterctl.engine.carry_out import carry_out
 from clusterctl.engine.events import EventSink
 from clusterctl.errors import ClusterctlError, UsageError, raise_all
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.adapters import takes_adapters
+from clusterctl.operations.changing import change
 from clusterctl.planning.question import question_again
 from clusterctl.planning.replicas import as_declared
 from clusterctl.serving.adapters import DEFAULT_RANK, LocalAdapter
@@ -22,6 +21,7 @@ from clusterctl.survey.services import Service
 from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transfer.weights.delivery import Destination, deliver
 from clusterctl.transfer.weights.model_sources import of_directory
+from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
@@ -131,21 +131,19 @@ def _carry_out(
     decided: Callable[[Survey], AdapterPlan],
     sink: EventSink,
 ) -> AdapterPlan:
-    with connected(inventory.hosts, credentials) as transports:
-        head = transports[inventory.head.name]
+    def look(transports: Mapping[str, Transport]) -> AdapterPlan:
+        return decided(take_survey(inventory, transports).require_answers())
 
-        def act(plan: AdapterPlan, lock: ClusterLock | None) -> AdapterPlan:
-            if lock:
-                _roll(plan, read_key(inventory, head), lock, sink)
-            return plan
+    def ask(plan: AdapterPlan) -> None:
+        """Nothing: all of it is on the command line."""
 
-        return carry_out(
-            lambda: decided(take_survey(inventory, transports).require_answers()),
-            lambda _: None,
-            partial(ClusterLock, head, inventory.cluster, "adapter"),
-            act,
-            lambda plan: set(plan.lines),
-        )
+    def act(plan: AdapterPlan, lock: ClusterLock | None) -> AdapterPlan:
+        if lock:
+            head = plan.survey.transports[inventory.head.name]
+            _roll(plan, read_key(inventory, head), lock, sink)
+        return plan
+
+    return change(inventory, credentials, "adapter", look, ask, act, lambda plan: set(plan.lines))
 
 
 def _roll(plan: AdapterPlan, key: str, lock: ClusterLock, sink: EventSink) -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from clusterctl.engine.carry_out import carry_out
 from clusterctl.engine.events import EventSink
 from clusterctl.errors import ClusterctlError, DoesNotFit, Problems, UsageError, raise_all
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import to_json
+from clusterctl.operations.changing import change
 from clusterctl.operations.serving import (
     Agree,
     Changes,
@@ -28,7 +28,8 @@ from clusterctl.planning.replicas import as_if_declared
 from clusterctl.serving.declaration import members_file, service_file
 from clusterctl.serving.request import ServiceRequest
 from clusterctl.survey.services import Replica
-from clusterctl.survey.survey import Survey, connected
+from clusterctl.survey.survey import Survey
+from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, fan_out, values
 from clusterctl.transport.lock import ClusterLock
@@ -88,18 +89,17 @@ def run(
         except ClusterctlError as error:
             problems += _named(error, request)
     raise_all(problems)
-    with connected(inventory.hosts, credentials) as transports:
 
-        def decide() -> FleetDecision:
-            return decide_all(look(inventory, transports), wanted, prune=prune)
+    def decide(transports: Mapping[str, Transport]) -> FleetDecision:
+        return decide_all(look(inventory, transports), wanted, prune=prune)
 
-        def act(decision: FleetDecision, lock: ClusterLock | None) -> Applied:
-            return Applied(_bring_about(decision, lock, sink), decision)
+    def ask(found: FleetDecision) -> None:
+        agree(found.changes)
 
-        lock = partial(ClusterLock.of, inventory, transports, "apply")
-        return carry_out(
-            decide, lambda found: agree(found.changes), lock, act, lambda found: found.changes.shown
-        )
+    def act(decision: FleetDecision, lock: ClusterLock | None) -> Applied:
+        return Applied(_bring_about(decision, lock, sink), decision)
+
+    return change(inventory, credentials, "apply", decide, ask, act, lambda it: it.changes.shown)
 
 
 def decide_all(survey: Survey, wanted: Sequence[Wanted], *, prune: bool) -> FleetDecision:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-from clusterctl.engine.carry_out import carry_out
 from clusterctl.engine.events import EventSink
 from clusterctl.inventory.model import Inventory
+from clusterctl.operations.changing import change
 from clusterctl.operations.moving import drain_host, mark
-from clusterctl.planning.draining import ServiceMoves, moves_from, require_known
+from clusterctl.planning.moves import ServiceMoves, moves_from, require_known
 from clusterctl.survey.survey import Survey, connected, take_survey
+from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
@@ -47,23 +47,20 @@ def drain(
     other run places replicas on it. Raises UsageError for an unknown host, RequirementsNotMet for
     services that cannot be moved, and what `Rollout.run` raises.
     """
-    with connected(inventory.hosts, credentials) as transports:
 
-        def look() -> DrainPlan:
-            survey = take_survey(inventory, transports).without_dead()
-            require_known(survey, host)
-            survey.require_answers()
-            marks = host not in survey.drained
-            return DrainPlan(survey, host, marks, moves_from(survey, host))
+    def look(transports: Mapping[str, Transport]) -> DrainPlan:
+        survey = take_survey(inventory, transports).without_dead()
+        require_known(survey, host)
+        survey.require_answers()
+        marks = host not in survey.drained
+        return DrainPlan(survey, host, marks, moves_from(survey, host))
 
-        def act(plan: DrainPlan, lock: ClusterLock | None) -> bool:
-            if lock is None:
-                return False
+    def act(plan: DrainPlan, lock: ClusterLock | None) -> bool:
+        if lock:
             drain_host(plan.survey, host, plan.moves, lock, sink)
-            return True
+        return lock is not None
 
-        lock = partial(ClusterLock.of, inventory, transports, "drain")
-        return carry_out(look, agree, lock, act, lambda plan: set(plan.lines))
+    return change(inventory, credentials, "drain", look, agree, act, lambda plan: set(plan.lines))
 
 
 def undrain(inventory: Inventory, host: str, credentials: Credentials) -> bool:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import partial
 
-from clusterctl.engine.carry_out import carry_out
 from clusterctl.engine.events import EventSink, Note
 from clusterctl.engine.executor import execute_held
 from clusterctl.engine.plan import OnFailure, Plan, Stage
@@ -15,12 +13,14 @@ from clusterctl.engine.step import HostView
 from clusterctl.errors import UsageError, raise_all
 from clusterctl.inventory.load import line_of
 from clusterctl.inventory.model import Inventory
+from clusterctl.operations.changing import change
 from clusterctl.operations.moving import mark, move
 from clusterctl.operations.nodes import firewall_stage, removal_stages
-from clusterctl.planning.draining import ServiceMoves, moves_from, require_known
+from clusterctl.planning.moves import ServiceMoves, moves_from, require_known
 from clusterctl.ray_cluster.node_files import directories_present, files_present
 from clusterctl.survey.cluster import Cluster, topology_of
-from clusterctl.survey.survey import Survey, connected, take_survey
+from clusterctl.survey.survey import Survey, take_survey
+from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
@@ -72,28 +72,27 @@ def run(
             hint=f"give `role: head` to another host in {inventory.file}, and `role: worker` to "
             f"{host}; clusterctl bootstrap {inventory.file}; then remove it",
         )
-    with connected(inventory.hosts, credentials) as transports:
+    line = line_of(inventory, host)
 
-        def look() -> Removal:
-            return plan_removal(take_survey(inventory, transports), host, purge=purge)
+    def look(transports: Mapping[str, Transport]) -> Removal:
+        return plan_removal(take_survey(inventory, transports), host, purge=purge)
 
-        def act(removal: Removal, lock: ClusterLock | None) -> bool:
-            if lock is None:
-                return False
-            # No other run gives it replicas meanwhile.
-            survey = mark(removal.survey, sorted({*removal.survey.drained, host}), lock)
-            move(survey, removal.moves, lock, sink)
-            if removal.dead:
-                sink(Note("does not answer and has left Ray: nothing is taken down on it", host))
-            done = execute_held(removal.stages, removal.views, sink, lock.ensure_held)
-            raise_all(done.set_aside.values())
-            # In the inventory again, it is a host like any other.
-            mark(survey, [name for name in survey.drained if name != host], lock)
-            return True
+    def act(removal: Removal, lock: ClusterLock | None) -> bool:
+        if lock is None:
+            return False
+        # No other run gives it replicas meanwhile.
+        survey = mark(removal.survey, sorted({*removal.survey.drained, host}), lock)
+        move(survey, removal.moves, lock, sink)
+        if removal.dead:
+            sink(Note("does not answer and has left Ray: nothing is taken down on it", host))
+        done = execute_held(removal.stages, removal.views, sink, lock.ensure_held)
+        raise_all(done.set_aside.values())
+        # In the inventory again, it is a host like any other.
+        mark(survey, [name for name in survey.drained if name != host], lock)
+        return True
 
-        line = line_of(inventory, host)
-        lock = partial(ClusterLock.of, inventory, transports, "remove")
-        return carry_out(look, agree, lock, act, lambda removal: removal.shown), line
+    changed = change(inventory, credentials, "remove", look, agree, act, lambda plan: plan.shown)
+    return changed, line
 
 
 def plan_removal(full: Survey, host: str, *, purge: bool) -> Removal:

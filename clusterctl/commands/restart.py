@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from time import time
 
-from clusterctl.engine.carry_out import carry_out
 from clusterctl.engine.events import EventSink
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import MembersDocument, ServiceDocument
+from clusterctl.operations.changing import change
 from clusterctl.operations.preparing import prepare_hosts
 from clusterctl.planning.question import plan_as_served, question_again
 from clusterctl.planning.replicas import as_declared
@@ -19,7 +18,8 @@ from clusterctl.serving.proof import Proof
 from clusterctl.serving.rollout import Rollout
 from clusterctl.serving.service import PlannedReplica, fingerprint
 from clusterctl.survey.services import Replica
-from clusterctl.survey.survey import Survey, connected, take_survey
+from clusterctl.survey.survey import Survey, take_survey
+from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
@@ -59,22 +59,20 @@ def run(
     `agree` shows the plan, and raises if the user declines. All hosts must answer: vLLM starts only
     while Ray has every node. Raises UsageError for an unknown name, and what `Rollout.run` raises.
     """
-    with connected(inventory.hosts, credentials) as transports:
 
-        def look() -> RestartPlan:
-            return plan_restart(take_survey(inventory, transports), name)
+    def look(transports: Mapping[str, Transport]) -> RestartPlan:
+        return plan_restart(take_survey(inventory, transports), name)
 
-        def act(plan: RestartPlan, lock: ClusterLock | None) -> dict[str, Proof]:
-            survey = plan.survey
-            replicas = [restarted(survey, replica) for replica in plan.replicas]
-            prepare_again(survey, plan.replicas, replicas, sink)
-            service = survey.service(plan.replicas[0].document.service)
-            members = _none_draining(service.require_list())
-            key = read_key(inventory, transports[inventory.head.name])
-            return Rollout(survey, replicas, (), members, key, lock, sink).run()
+    def act(plan: RestartPlan, lock: ClusterLock | None) -> dict[str, Proof]:
+        survey = plan.survey
+        replicas = [restarted(survey, replica) for replica in plan.replicas]
+        prepare_again(survey, plan.replicas, replicas, sink)
+        service = survey.service(plan.replicas[0].document.service)
+        members = _none_draining(service.require_list())
+        key = read_key(inventory, survey.transports[inventory.head.name])
+        return Rollout(survey, replicas, (), members, key, lock, sink).run()
 
-        lock = partial(ClusterLock.of, inventory, transports, "restart")
-        return carry_out(look, agree, lock, act, lambda plan: set(plan.lines))
+    return change(inventory, credentials, "restart", look, agree, act, lambda plan: set(plan.lines))
 
 
 def restarted(survey: Survey, replica: Replica) -> PlannedReplica:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
-from clusterctl.engine.carry_out import carry_out
 from clusterctl.engine.events import EventSink
 from clusterctl.inventory.model import Inventory
+from clusterctl.operations.changing import change
 from clusterctl.operations.moving import move
 from clusterctl.operations.serving import look
-from clusterctl.planning.draining import ServiceMoves, scaling
-from clusterctl.survey.survey import Survey, connected
+from clusterctl.planning.moves import ServiceMoves, scaling
+from clusterctl.survey.survey import Survey
+from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
@@ -54,16 +54,14 @@ def run(
     `agree` shows the plan, and raises if the user declines. Raises what `scaling` and `Rollout.run`
     raise.
     """
-    with connected(inventory.hosts, credentials) as transports:
 
-        def decide() -> ScalePlan:
-            survey = look(inventory, transports)
-            return ScalePlan(survey, scaling(survey, name, number))
+    def decide(transports: Mapping[str, Transport]) -> ScalePlan:
+        survey = look(inventory, transports)
+        return ScalePlan(survey, scaling(survey, name, number))
 
-        def act(plan: ScalePlan, lock: ClusterLock | None) -> ScalePlan:
-            if lock:
-                move(plan.survey, [plan.moves], lock, sink)
-            return plan
+    def act(plan: ScalePlan, lock: ClusterLock | None) -> ScalePlan:
+        if lock:
+            move(plan.survey, [plan.moves], lock, sink)
+        return plan
 
-        lock = partial(ClusterLock.of, inventory, transports, "scale")
-        return carry_out(decide, agree, lock, act, lambda plan: set(plan.lines))
+    return change(inventory, credentials, "scale", decide, agree, act, lambda plan: set(plan.lines))

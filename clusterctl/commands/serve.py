@@ -6,11 +6,11 @@ after this run has ended.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Mapping
 
-from clusterctl.engine.carry_out import carry_out
 from clusterctl.engine.events import EventSink
 from clusterctl.inventory.model import Inventory
+from clusterctl.operations.changing import change
 from clusterctl.operations.serving import (
     Agree,
     Decision,
@@ -22,7 +22,7 @@ from clusterctl.operations.serving import (
     prepare,
 )
 from clusterctl.serving.request import ServiceRequest
-from clusterctl.survey.survey import connected
+from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
@@ -40,16 +40,15 @@ def run(
     Raises UsageError, RequirementsNotMet, DoesNotFit, RayNotFormed, StepFailed, LockHeld.
     """
     wanted = Wanted.of(request, inventory)
-    with connected(inventory.hosts, credentials) as transports:
 
-        def decide() -> Decision:
-            return decide_on(look(inventory, transports), wanted)
+    def decide(transports: Mapping[str, Transport]) -> Decision:
+        return decide_on(look(inventory, transports), wanted)
 
-        def act(decision: Decision, lock: ClusterLock | None) -> Served:
-            prepare(decision, sink)
-            return bring_up(decision, lock, sink)
+    def ask(found: Decision) -> None:
+        agree(found.changes)
 
-        lock = partial(ClusterLock.of, inventory, transports, "serve")
-        return carry_out(
-            decide, lambda found: agree(found.changes), lock, act, lambda found: found.changes.shown
-        )
+    def act(decision: Decision, lock: ClusterLock | None) -> Served:
+        prepare(decision, sink)
+        return bring_up(decision, lock, sink)
+
+    return change(inventory, credentials, "serve", decide, ask, act, lambda it: it.changes.shown)

@@ -11,7 +11,7 @@ from clusterctl.engine.events import EventSink, Note
 from clusterctl.errors import ClusterctlError
 from clusterctl.node.documents import DrainedHosts, to_json
 from clusterctl.operations.preparing import prepare_hosts
-from clusterctl.planning.draining import ServiceMoves
+from clusterctl.planning.moves import ServiceMoves
 from clusterctl.serving.brought_files import carry
 from clusterctl.serving.declaration import read_key
 from clusterctl.serving.rollout import Rollout

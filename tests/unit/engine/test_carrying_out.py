@@ -147,3 +147,12 @@ def test_no_command_takes_the_lock_by_itself_to_ask_under_it() -> None:
             if name not in UNASKED or list(calls_of(node, {"agree", "ask", "confirm"}))
         ]
     assert not found
+
+
+def test_what_changes_services_takes_one_way() -> None:
+    """`change` hands the head's new documents out to the hosts that keep copies."""
+    ways = {"Rollout", "bring_up", "drain_host", "move"}
+    for path in sources(lambda path: path.parts[-2] == "commands"):
+        tree = ast.parse(path.read_text())
+        if set(calls_of(tree, ways)):
+            assert set(calls_of(tree, {"change"})), f"{path.name} has its own way"

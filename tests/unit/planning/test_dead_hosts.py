@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.errors import AuthenticationRejected, ClusterctlError, DoesNotFit, Unreachable
 from clusterctl.models.name import resolve
-from clusterctl.planning.draining import moves_from, require_known
+from clusterctl.planning.moves import moves_from, require_known
 from clusterctl.planning.service_plan import ServicePlan, plan_service
 from clusterctl.serving.request import Options, read_request
 from clusterctl.survey.survey import Survey

@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.errors import DoesNotFit, RequirementsNotMet, UsageError
 from clusterctl.node.documents import DrainedHosts, to_json
-from clusterctl.planning.draining import moves_from, require_known
+from clusterctl.planning.moves import moves_from, require_known
 from clusterctl.survey.survey import drained_file
 from tests.unit.planning.test_prepared_service import Cluster
 

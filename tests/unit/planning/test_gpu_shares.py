@@ -10,7 +10,7 @@ from clusterctl.errors import DoesNotFit, UsageError
 from clusterctl.models.name import resolve
 from clusterctl.node.documents import Rank, ServiceState
 from clusterctl.node.rank_placement import shared
-from clusterctl.planning.draining import scaling
+from clusterctl.planning.moves import scaling
 from clusterctl.planning.service_plan import ServicePlan, plan_service
 from clusterctl.serving.request import Options, read_request
 from clusterctl.serving.vllm_flags import parse_arguments

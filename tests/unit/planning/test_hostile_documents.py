@@ -16,7 +16,7 @@ from clusterctl.node.documents import (
     to_json,
 )
 from clusterctl.node.files import NodePaths
-from clusterctl.planning.draining import moves_from
+from clusterctl.planning.moves import moves_from
 from clusterctl.planning.service_plan import ServicePlan
 from clusterctl.survey.survey import Survey
 from tests.unit.planning.test_prepared_service import Cluster

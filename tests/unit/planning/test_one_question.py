@@ -13,8 +13,8 @@ from clusterctl.errors import Problems, RequirementsNotMet, Unreachable
 from clusterctl.models.name import resolve
 from clusterctl.node.documents import to_json
 from clusterctl.operations.moving import drain_host, move
-from clusterctl.planning.draining import moves_from
 from clusterctl.planning.fit_request import FitArguments
+from clusterctl.planning.moves import moves_from
 from clusterctl.planning.replicas import as_if_declared
 from clusterctl.planning.service_plan import ServicePlan, plan_service
 from clusterctl.serving.declaration import members_file

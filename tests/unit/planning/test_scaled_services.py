@@ -10,7 +10,7 @@ from clusterctl.commands.scale import ScalePlan
 from clusterctl.errors import DoesNotFit, UsageError
 from clusterctl.node.documents import ServiceState
 from clusterctl.operations.serving import changes_of
-from clusterctl.planning.draining import scaling
+from clusterctl.planning.moves import scaling
 from tests.unit.planning.test_dead_hosts import surveyed
 from tests.unit.planning.test_prepared_service import Cluster, flag
 

@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.errors import DoesNotFit, UsageError
 from clusterctl.node.documents import to_json
-from clusterctl.planning.draining import moves_from
+from clusterctl.planning.moves import moves_from
 from tests.fakes.transport import starts
 from tests.unit.planning.test_prepared_service import Cluster, flag
 

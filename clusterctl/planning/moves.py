@@ -1,6 +1,6 @@
-"""What happens to the replicas of a drained host: each moves to free GPUs of other hosts, or is
-stopped if there are none. A move is a plan without that host. Also, which replicas start or stop to
-change a service's number of replicas, while the others stay unchanged."""
+"""Which replicas of a service start, stay and stop. To clear a host, each moves to free GPUs of
+other hosts, or is stopped if there are none; to change their number, copies start, or the least
+useful stop. A move is a plan without that host."""
 
 from __future__ import annotations
 
