@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 app = Commands("List container images, and copy them to hosts or into files.")
 
+_SOURCES = "registry, docker (on this machine), host:NAME, or the path of an archive"
+
 
 @app.command("push")
 @guarded
@@ -34,8 +36,7 @@ def push(
         typer.Option(
             "--from",
             metavar="SOURCE",
-            help="registry, docker (on this machine), host:NAME, or the path of an archive; "
-            "default: the nearest place that has it.",
+            help=f"{_SOURCES}; default: the nearest place that has it.",
         ),
     ] = None,
     inventory: options.Inventory = None,
@@ -158,7 +159,7 @@ def bundle(
         typer.Option(
             "--from",
             metavar="SOURCE",
-            help="registry, docker (on this machine), host:NAME, or the path of an archive.",
+            help=f"{_SOURCES}.",
         ),
     ] = "registry",
     platform: Annotated[

@@ -18,7 +18,6 @@ from clusterctl.errors import StepFailed, raise_all
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.ray_cluster.topology import Node
 from clusterctl.steps.engines import Engines
-from clusterctl.steps.node_image import ImagePulled
 from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transfer.image_receiver import ImageReceiver
 from clusterctl.transfer.image_sources import HOST, ImageFinder, PulledFirst
@@ -117,13 +116,7 @@ class _Delivery:
             pullers=self._names,
             ask=credentials.ask,
         )
-        route = Route.over(
-            transports,
-            self._node,
-            sink,
-            push.limit_rate,
-            push.compress,
-        )
+        route = Route.over(transports, self._node, sink, push.limit_rate, push.compress)
         self.images = ImageReceiver(finder.find, drivers, self._names, route)
         self.transfer = Transfer(self.images, route)
 
@@ -164,6 +157,4 @@ class _Delivery:
         origin = self.images.origin()
         if not isinstance(origin, PulledFirst):
             return (bring,)
-        reference, engines = self._push.reference, Engines(driver_for)
-        first = ImagePulled(reference, engines, origin.reason, marked=False)
-        return (Stage("Image from its registry", (origin.host,), (first,)), bring)
+        return (origin.stage(self._push.reference, Engines(driver_for), marked=False), bring)

@@ -66,7 +66,6 @@ class Attention:
     gated: bool = False  # the query projection has a gate of the output beside it
     indexer: Indexer | None = None
     compressed: Compressed | None = None
-    keys_are_values: bool = False  # one projection for both (Gemma 4's global layers)
     value_dim: int = 0  # of each head, where it differs from that of keys
 
 

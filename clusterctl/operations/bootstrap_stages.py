@@ -44,7 +44,7 @@ from clusterctl.ray_cluster.nodes import container_spec
 from clusterctl.steps.container_engine import ContainerEngine
 from clusterctl.steps.engine_restart import UnitsBesideEngine
 from clusterctl.steps.engines import Engines
-from clusterctl.steps.files import OLD_CACHES, FilesPresent, PathsAbsent, RemoteFile
+from clusterctl.steps.files import FilesPresent, PathsAbsent, RemoteFile
 from clusterctl.steps.host_proxy import HostProxy
 from clusterctl.steps.host_python import HostPython
 from clusterctl.steps.node_container import NodeContainer
@@ -369,10 +369,6 @@ class Target(HostTarget):
     def rolling_hosts(self) -> Sequence[Stage]:
         return self.roll.stages()
 
-    def old_files(self) -> Sequence[Step]:
-        own = config_dir(self.inventory.cluster)
-        return (PathsAbsent("caches", [OLD_CACHES], last_of=own),)
-
 
 @dataclass
 class Run:
@@ -529,8 +525,6 @@ STAGES: tuple[OnHosts | OnNodes | Several | Between, ...] = (
     OnNodes("Ray head", Target.heads_together, Target.container),
     OnNodes("Ray workers", Target.workers_together, Target.container, OnFailure.SET_HOST_ASIDE),
     Several(Target.rolling_hosts),
-    # No container uses them any more.
-    OnNodes("Files of an earlier version", Target.all_hosts, Target.old_files),
     Between(Run.await_ray),
     Between(Run.prove_fabric),
 )

@@ -24,7 +24,7 @@ from clusterctl.ray_cluster.node_files import admission
 from clusterctl.steps.container_engine import EngineAbsent
 from clusterctl.steps.engine_restart import NoUnitsBesideEngine
 from clusterctl.steps.engines import Engines
-from clusterctl.steps.files import OLD_CACHES, OWN_FILES, PathsAbsent
+from clusterctl.steps.files import OWN_FILES, PathsAbsent
 from clusterctl.steps.firewall import MARKER as FIREWALL_PACKAGES
 from clusterctl.steps.firewall import Firewall, FirewallAbsent
 from clusterctl.steps.host_proxy import HostProxy
@@ -74,7 +74,7 @@ def removal_stages(
     if not purge:
         return common
     logs = PathsAbsent("logs", (log_dir(cluster), cache_dir(cluster), measured_dir(cluster)))
-    everything = (*(f"{PRIVATE}/{name}" for name in OWN_FILES), OLD_CACHES, ROOT)
+    everything = (*(f"{PRIVATE}/{name}" for name in OWN_FILES), ROOT)
     shared = PathsAbsent("caches and programs", everything, last_of=own)
     image = ImagesAbsent(inventory.image, engines, own)
     access = TrustedCa(cluster, (), inventory.image), HostProxy(cluster, {})

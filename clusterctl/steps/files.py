@@ -246,14 +246,10 @@ OWN_FILES = (
     "weights",
 )
 
-# Caches, packages and blobs of version 0.1, all of it written by node containers
-OLD_CACHES = "/var/cache/clusterctl"
-
 OURS = (
     "/etc/clusterctl",
     "/run/clusterctl",
     "/var/log/clusterctl",
-    OLD_CACHES,
     *(f"{PRIVATE}/{name}" for name in OWN_FILES),
     "/opt/clusterctl",
 )

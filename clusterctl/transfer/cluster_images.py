@@ -14,7 +14,7 @@ from clusterctl.errors import raise_all
 from clusterctl.inventory.outside import outside_of
 from clusterctl.steps.engines import Engines
 from clusterctl.steps.files import IMAGES, record_installed
-from clusterctl.steps.node_image import ImagePulled, NodeImage, RayInImage, node_tag
+from clusterctl.steps.node_image import NodeImage, RayInImage, node_tag
 from clusterctl.survey.cluster import Cluster, image_problems
 from clusterctl.transfer.engine_state import environment
 from clusterctl.transfer.image_receiver import ImageReceiver
@@ -84,8 +84,7 @@ class ClusterImages(Closing):
         pulled: tuple[Stage, ...] = ()
         origin = self._base.origin()
         if isinstance(origin, PulledFirst):
-            pull = ImagePulled(inventory.image, self.engines, origin.reason, marked=True)
-            pulled = (Stage("Image from its registry", (origin.host,), (pull,)),)
+            pulled = (origin.stage(inventory.image, self.engines, marked=True),)
         elif isinstance(origin, Origin):
             env = environment(origin.wanted.settings)
             raise_all(image_problems(inventory, self._facts, env))

@@ -18,11 +18,14 @@ from clusterctl.containers.driver import ContainerDriver, EngineUnavailable, Say
 from clusterctl.containers.drivers import driver_for
 from clusterctl.containers.reference import parse, tagged
 from clusterctl.engine.events import EventSink, Note
+from clusterctl.engine.plan import Stage
 from clusterctl.engine.step import Unknown
 from clusterctl.errors import ClusterctlError, StepFailed, UsageError
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.inventory.outside import outside_of
+from clusterctl.steps.engines import Engines
 from clusterctl.steps.image_digest import DigestRecord, read_record
+from clusterctl.steps.node_image import ImagePulled
 from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.content import ImageContent, ImageSource, digest_of
@@ -56,6 +59,11 @@ class PulledFirst(Unknown):
     """`host` pulls the image from its registry, and the other hosts get it from that host."""
 
     host: str
+
+    def stage(self, reference: str, engines: Engines, *, marked: bool) -> Stage:
+        """Return the stage that precedes the delivery. `marked`: `down --purge` removes it."""
+        pull = ImagePulled(reference, engines, self.reason, marked=marked)
+        return Stage("Image from its registry", (self.host,), (pull,))
 
 
 # Makes an image ready to send, given the diff IDs of the layers that hosts lack. A HostImage is

@@ -156,7 +156,7 @@ def test_the_list_has_everything_in_an_order_that_works() -> None:
         ["Directories", "Services", "Node files", "Ray head", "Ray workers"],
         ["Secrets of the cluster", "Secrets for workers", "Ray head"],
         ["Restarts of Docker", "Ray head"],
-        ["Ray workers", "Files of an earlier version", Run.await_ray, Run.prove_fabric],
+        ["Ray workers", Run.await_ray, Run.prove_fabric],
     ]
     for order in orders:
         places = [lines.index(each) for each in order]
@@ -182,7 +182,7 @@ def test_the_plan_has_the_stages_that_need_nothing_of_the_cluster_too() -> None:
     early = [stage.title for stage in host_stages(inventory, ("gpu1",), facts)]
     assert early == ["Access to outside", "Python", "Container engine", "GPUs in containers"]
     assert [title for title in titles if title in early] == early
-    assert titles[-1] == "Files of an earlier version"
+    assert titles[-1] == "Ray workers"
 
 
 class Unlosable:

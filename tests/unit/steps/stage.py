@@ -258,7 +258,7 @@ def _all_of_it(made: Cluster) -> None:
 
 
 def _shared(made: Cluster) -> None:
-    made.head.directories["/var/cache/clusterctl"] = 0o755
+    made.head.directories["/var/lib/clusterctl/caches"] = 0o755
 
 
 def _files(_: HostView) -> tuple[RemoteFile, ...]:
@@ -434,7 +434,7 @@ CASES = (
     Case(
         "shared paths gone",
         _shared,
-        lambda _: PathsAbsent("caches", ["/var/cache/clusterctl"], last_of=ETC),
+        lambda _: PathsAbsent("caches", ["/var/lib/clusterctl/caches"], last_of=ETC),
     ),
     Case("paths gone", _all_of_it, lambda _: PathsAbsent("node files", [ETC])),
     Case("firewall, no nft there", _systemd, lambda _: Firewall("demo", ADMITTED)),
