@@ -124,7 +124,7 @@ def _opener(
             make_node_image(driver, reference, pip_index=bundle.pip_index, say=say)
         made = made_from(driver, reference)
         if made is None:
-            raise StepFailed(f"the image of {reference} with Ray is gone", host=driver.host)
+            raise StepFailed(f"the node image built from {reference} is gone", host=driver.host)
         return made, node_tag(made)
 
     if bundle.chosen == "registry" and not bundle.with_ray:

@@ -1,5 +1,5 @@
-"""`model ls`: which models each host has, in one round trip each; reads no weights. `model search`:
-the GPUs to search for."""
+"""`model ls`: list each host's models, in one round trip each and without reading weights.
+`model search`: the GPUs to plan for."""
 
 from __future__ import annotations
 

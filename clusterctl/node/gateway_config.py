@@ -293,7 +293,7 @@ def _general(plan: GatewayPlan) -> List[str]:
         # vLLM closes idle connections after 5 s, maybe just as the next request is sent.
         "    option http-server-close",
         # A reload must not close a client's idle connection just as its next request is sent. Until
-        # KEEP_ALIVE has passed, it may get one answer by the configuration of before.
+        # KEEP_ALIVE has passed, it may get one answer by the previous configuration.
         "    option idle-close-on-response",
         # A host without power closes no connection: without a sign of its kernel, however busy its
         # programs are, its requests count as lost after 14 s, and are sent to another replica.

@@ -62,8 +62,9 @@ from clusterctl.steps.virtual_address import VirtualAddress, VirtualAddressAbsen
 from clusterctl.survey.cluster import Cluster, require_fit
 from clusterctl.survey.formation import Formed, await_formation, clock_of
 from clusterctl.survey.survey import take_survey
+from clusterctl.survey.taking_over import copy_of_head, keepers_behind
 from clusterctl.transfer.cluster_images import ClusterImages
-from clusterctl.transport.head_copy import HeadCopy, copy_file, read_serial, serial_file
+from clusterctl.transport.head_copy import copy_file
 from clusterctl.transport.lock import ClusterLock
 
 if TYPE_CHECKING:
@@ -233,32 +234,13 @@ class Target(HostTarget):
     def new_token(self) -> Sequence[Step]:
         return (self._new_token,)
 
-    def keepers(self) -> tuple[str, ...]:
-        """Hosts whose copy of the head's documents differs."""
-        survey, documents = self.cluster.survey, self._head_documents
-        found = []
-        for host in self.inventory.keepers:
-            kept = survey.copies.get(host.name) or HeadCopy(self.inventory.head.name, 0, 0.0)
-            differs = (kept.head, kept.documents) != (self.inventory.head.name, documents)
-            if host.name in self.names and differs:
-                found.append(host.name)
-        return tuple(found)
-
-    @property
-    def _head_documents(self) -> dict[str, str]:
-        survey = self.cluster.survey
-        late = {file: data.decode() for file, data in survey.not_copied.items()}
-        return {**late, **survey.written}
+    def keepers_behind(self) -> tuple[str, ...]:
+        behind = keepers_behind(self.cluster.survey)
+        return tuple(name for name in self.names if name in behind)
 
     def copy_for_another_head(self) -> Sequence[Step]:
-        survey, cluster, head = (
-            self.cluster.survey,
-            self.inventory.cluster,
-            self.inventory.head.name,
-        )
-        serial = read_serial(survey.head_file(serial_file(cluster)))
-        copy = HeadCopy(head, serial, survey.facts[head].clock, self._head_documents)
-        file = RemoteFile(copy_file(cluster), to_json(copy).encode(), 0o600)
+        data = to_json(copy_of_head(self.cluster.survey)).encode()
+        file = RemoteFile(copy_file(self.inventory.cluster), data, 0o600)
         return (FilesPresent("copy of the head's documents", lambda _: (file,)),)
 
     def service_documents(self) -> Sequence[Step]:
@@ -497,7 +479,7 @@ STAGES: tuple[OnHosts | OnNodes | Several | Between, ...] = (
     # Before node.json: a supervisor that has it again takes missing services for stopped.
     OnNodes("Services", Target.all_hosts, Target.service_documents),
     OnNodes("Copies of documents", Target.heads, Target.copies),
-    OnNodes("Copies for another head", Target.keepers, Target.copy_for_another_head),
+    OnNodes("Copies for another head", Target.keepers_behind, Target.copy_for_another_head),
     OnNodes("Node files", Target.together, Target.node_files),
     OnNodes("GPUs in the image", Target.all_hosts, Target.gpus_in_image),
     OnNodes("Key of the cluster", Target.heads, Target.earlier_key, when=Target.takes_over),

@@ -267,7 +267,7 @@ class Roll:
             raise RequirementsNotMet(
                 f"{inventory.head.name} becomes the head in place of {self._takes_over.before}, "
                 f"which has to end before you {what}",
-                hint=f"clusterctl bootstrap {inventory.file}, with the image of before and "
+                hint=f"clusterctl bootstrap {inventory.file}, with the previous image and "
                 "without --limit",
             )
         for hosts in groups(self.cluster, every):

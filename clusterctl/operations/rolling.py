@@ -153,13 +153,13 @@ class Rolling:
         if self.old is None:
             return
         hosts = ", ".join(self.hosts)
-        self.sink(Note(f"going back to the image of before: {error.summary}", self.hosts[0]))
+        self.sink(Note(f"rolling back to the previous image: {error.summary}", self.hosts[0]))
         try:
             for host in self.hosts:
                 self.old.apply(self.cluster.views[host], Change("go back"))
             self.rejoin()
         except ClusterctlError as failed:
-            error.summary += f"; {hosts} did not get back to the image of before: {failed.summary}"
+            error.summary += f"; {hosts} could not return to the previous image: {failed.summary}"
         else:
             error.summary += f"; {hosts} is back on the image of before, and serves"
 

@@ -87,7 +87,7 @@ def check_requests(file: Path, model: str) -> list[str]:
         if (before := first.setdefault(request.custom_id, number)) != number:
             problems.append(
                 UsageError(
-                    f"{file}:{number}: line {before} has custom_id {request.custom_id!r} too"
+                    f"{file}:{number}: line {before} already has custom_id {request.custom_id!r}"
                 )
             )
     if len(problems) > _SHOWN_PROBLEMS:

@@ -79,7 +79,7 @@ def prove(
     if not found:
         where = ", ".join(f"{rank.rank} on {rank.host}" for rank in ranks)
         raise StepFailed(
-            f"Ray reports {len(ranks)} of {document.gpus} ranks within "
+            f"Ray reported only {len(ranks)} of {document.gpus} ranks within "
             f"{deadlines.RANKS:.0f} s" + (f": {where}" if where else ""),
             host=host,
             hint=f"clusterctl logs {document.name}",

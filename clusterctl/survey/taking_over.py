@@ -105,6 +105,27 @@ def copies_in(survey: Survey) -> dict[str, HeadCopy]:
     return {name: copy for name, copy in found.items() if copy}
 
 
+def copy_of_head(survey: Survey) -> HeadCopy:
+    """Return the copy of the head's documents that its keepers should have. The head has to have
+    answered."""
+    head = survey.inventory.head.name
+    serial = read_serial(survey.head_file(serial_file(survey.inventory.cluster)))
+    late = {file: data.decode() for file, data in survey.not_copied.items()}
+    return HeadCopy(head, serial, survey.facts[head].clock, {**late, **survey.written})
+
+
+def keepers_behind(survey: Survey) -> set[str]:
+    """Return the keepers whose copy of the head's documents differs."""
+    wanted = copy_of_head(survey)
+    nothing = HeadCopy(wanted.head, 0, 0.0)
+    kept = {host.name: survey.copies.get(host.name, nothing) for host in survey.inventory.keepers}
+    return {
+        name
+        for name, copy in kept.items()
+        if (copy.head, copy.documents) != (wanted.head, wanted.documents)
+    }
+
+
 def _node_of(survey: Survey, host: str) -> NodeDocument | None:
     answer = survey.answers.get(host)
     data = (
