@@ -46,10 +46,15 @@ class AdapterPlan:
     adapters: Mapping[str, str]  # Paths on hosts, by name
 
     @property
+    def added(self) -> list[str]:
+        before = self.service.require_list().adapters
+        return [name for name, path in self.adapters.items() if before.get(name) != path]
+
+    @property
     def lines(self) -> list[str]:
         before = self.service.require_list().adapters
-        added = [f"load {name}" for name, path in self.adapters.items() if before.get(name) != path]
-        return [*added, *(f"unload {name}" for name in before if name not in self.adapters)]
+        left = [name for name in before if name not in self.adapters]
+        return [*(f"load {name}" for name in self.added), *(f"unload {name}" for name in left)]
 
 
 def add(
@@ -64,15 +69,12 @@ def add(
 
     Raises UsageError with all reasons against it, before anything is sent.
     """
-    wanted = {each.name: f"{inventory.models}/{each.path}" for each in adapters}
 
     def decided(survey: Survey) -> AdapterPlan:
-        found = _service(survey, service)
-        raise_all(_refusals(survey, found, adapters))
-        return AdapterPlan(survey, found, {**found.require_list().adapters, **wanted})
+        return plan_adding(survey, service, adapters)
 
     with connected(inventory.hosts, credentials) as transports:
-        decided(take_survey(inventory, transports).require_answers())
+        before = decided(take_survey(inventory, transports).require_answers())
     for each in adapters:
         found = of_directory(each.directory, each.path, sink, whole=False)
         to = Destination(inventory, tuple(inventory.hosts))
@@ -81,8 +83,16 @@ def add(
         return _carry_out(inventory, credentials, decided, sink)
     except ClusterctlError:
         with suppress(ClusterctlError):
-            remove(inventory, service, list(wanted), credentials, sink)
+            remove(inventory, service, before.added, credentials, sink)
         raise
+
+
+def plan_adding(survey: Survey, service: str, adapters: Sequence[LocalAdapter]) -> AdapterPlan:
+    """Decide on the adapters that the service is to have. Raises all reasons against these."""
+    found = _service(survey, service)
+    raise_all(_refusals(survey, found, adapters))
+    added = {each.name: f"{survey.inventory.models}/{each.path}" for each in adapters}
+    return AdapterPlan(survey, found, {**found.require_list().adapters, **added})
 
 
 def remove(

@@ -6,6 +6,7 @@ are numbers of elements or tokens; nothing here depends on GPUs, ranks or vLLM v
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -139,6 +140,14 @@ class DecoderLayer:
     stored: tuple[tuple[Part, Quantization | None], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A matrix of a layer: how wide the vectors are that it takes and gives."""
+
+    takes: int
+    gives: int
+
+
 Divided = Literal["", "all", "attention", "mlp"]
 
 
@@ -224,6 +233,13 @@ class ModelShape:
         return hash((self.name, self.hidden, self.vocab, self.layers, self.quantization))
 
     @cached_property
+    def projections(self) -> tuple[Mapping[str, Projection], ...]:
+        """The matrices of each layer by the names that checkpoints have for them; without those of
+        latent attention, states and experts."""
+        of_kind = {layer: _projections(layer, self.hidden) for layer in set(self.layers)}
+        return tuple(of_kind[layer] for layer in self.layers)
+
+    @cached_property
     def attentions(self) -> tuple[Attention, ...]:
         """The attention of every layer that has one, in order."""
         return tuple(layer.attention for layer in self.layers if layer.attention)
@@ -250,3 +266,22 @@ class ModelShape:
         attention is left out, since it keeps one vector on every rank."""
         counts = (attention.kv_heads for attention in self.attentions if not attention.latent)
         return tuple(dict.fromkeys(counts))
+
+
+def _projections(layer: DecoderLayer, hidden: int) -> dict[str, Projection]:
+    found: dict[str, Projection] = {}
+    attention, mlp = layer.attention, layer.mlp
+    if attention and not (attention.latent or attention.compressed):
+        queries = attention.heads * attention.head_dim
+        values = attention.value_dim or attention.head_dim
+        found["q_proj"] = Projection(hidden, queries * (2 if attention.gated else 1))
+        if not attention.shares_cache:
+            found["k_proj"] = Projection(hidden, attention.kv_heads * attention.head_dim)
+            found["v_proj"] = Projection(hidden, attention.kv_heads * values)
+        found["o_proj"] = Projection(attention.heads * values, hidden)
+    if mlp and not layer.experts:
+        if mlp.gated:
+            found["gate_proj"] = Projection(hidden, mlp.width)
+        found["up_proj"] = Projection(hidden, mlp.width)
+        found["down_proj"] = Projection(mlp.width, hidden)
+    return found

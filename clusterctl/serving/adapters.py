@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,23 +77,12 @@ def _misfit(shape: ModelShape, width: Width) -> str:
         return (
             f"it changes layer {width.layer + 1}, and the service's model has {len(shape.layers)}"
         )
-    layer = shape.layers[width.layer]
-    expected: dict[str, tuple[int, int]] = {}  # By part: what it takes and gives
-    attention, mlp = layer.attention, layer.mlp
-    if attention and not (attention.latent or attention.compressed):
-        heads, kv = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
-        expected["q_proj"] = (shape.hidden, heads * (2 if attention.gated else 1))
-        expected["k_proj"] = (shape.hidden, kv)
-    if mlp and not layer.experts:
-        expected["gate_proj"] = expected["up_proj"] = (shape.hidden, mlp.width)
-        expected["down_proj"] = (mlp.width, shape.hidden)
-    if width.part not in expected:
+    expected = shape.projections[width.layer].get(width.part)
+    if expected is None:
         return ""  # vLLM itself knows
-    takes, gives = expected[width.part]
-    right = takes if width.takes else gives
+    verb, right = ("takes", expected.takes) if width.takes else ("gives", expected.gives)
     if width.numbers == right:
         return ""
-    verb = "takes" if width.takes else "gives"
     return (
         f"its {width.part} {verb} {width.numbers} numbers, and that of the service's model {right}"
     )
@@ -117,9 +107,8 @@ def parse_adapter(text: str) -> tuple[str, Path]:
 def parse_adapters(texts: Sequence[str]) -> list[tuple[str, Path]]:
     """Return names and directories. Raises UsageError, for two of one name, too."""
     found = [parse_adapter(text) for text in texts]
-    names = [name for name, _ in found]
-    for name in names:
-        if names.count(name) > 1:
+    for name, number in Counter(name for name, _ in found).items():
+        if number > 1:
             raise UsageError(f"two adapters are named {name}", hint="requests choose by the name")
     return found
 
