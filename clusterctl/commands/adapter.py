@@ -9,18 +9,15 @@ from dataclasses import dataclass, replace
 from clusterctl.engine.events import EventSink
 from clusterctl.errors import ClusterctlError, UsageError, raise_all
 from clusterctl.inventory.model import Inventory
-from clusterctl.node.adapters import takes_adapters
+from clusterctl.operations.adapters import copy_adapters, refusals
 from clusterctl.operations.changing import change
 from clusterctl.planning.question import question_again
 from clusterctl.planning.replicas import as_declared
-from clusterctl.serving.adapters import DEFAULT_RANK, LocalAdapter
+from clusterctl.serving.adapters import LocalAdapter
 from clusterctl.serving.declaration import read_key, require_service
 from clusterctl.serving.rollout import Rollout
-from clusterctl.serving.vllm_flags import last_value, parse_arguments
 from clusterctl.survey.services import Service
 from clusterctl.survey.survey import Survey, connected, take_survey
-from clusterctl.transfer.weights.delivery import Destination, deliver
-from clusterctl.transfer.weights.model_sources import of_directory
 from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
@@ -75,10 +72,7 @@ def add(
 
     with connected(inventory.hosts, credentials) as transports:
         before = decided(take_survey(inventory, transports).require_answers())
-    for each in adapters:
-        found = of_directory(each.directory, each.path, sink, whole=False)
-        to = Destination(inventory, tuple(inventory.hosts))
-        deliver(to, lambda _, found=found: found, credentials, agree=lambda _: None, sink=sink)  # type: ignore[misc]
+    copy_adapters(inventory, adapters, credentials, sink)
     try:
         return _carry_out(inventory, credentials, decided, sink)
     except ClusterctlError:
@@ -90,7 +84,8 @@ def add(
 def plan_adding(survey: Survey, service: str, adapters: Sequence[LocalAdapter]) -> AdapterPlan:
     """Decide on the adapters that the service is to have. Raises all reasons against these."""
     found = _service(survey, service)
-    raise_all(_refusals(survey, found, adapters))
+    first = found.documents[0]
+    raise_all(refusals(survey, first, question_again(survey, first).shape, adapters))
     added = {each.name: f"{survey.inventory.models}/{each.path}" for each in adapters}
     return AdapterPlan(survey, found, {**found.require_list().adapters, **added})
 
@@ -172,43 +167,3 @@ def _service(survey: Survey, name: str) -> Service:
         require_service(name, {each: one.document for each, one in survey.replicas.items()})
     found.require_list()
     return found
-
-
-def _refusals(
-    survey: Survey, service: Service, adapters: Sequence[LocalAdapter]
-) -> list[ClusterctlError]:
-    """Return why the service does not take these adapters."""
-    first = service.documents[0]
-    if not takes_adapters(first.argv):
-        again = f"clusterctl serve {first.model} --name {service.name} -- --enable-lora"
-        return [
-            UsageError(
-                f"{service.name} was started without --enable-lora, so it takes no adapters",
-                hint=f"{again} --max-lora-rank 64, with its other flags",
-            )
-        ]
-    problems: list[ClusterctlError] = []
-    taken = {
-        name: other for other in survey.services.values() for name in _names(other) if other.listed
-    }
-    shape = question_again(survey, first).shape
-    most = int(last_value(parse_arguments(first.argv[3:]), "max-lora-rank") or DEFAULT_RANK)
-    has = service.require_list().adapters
-    for each in adapters:
-        same = has.get(each.name, "").endswith(f"/{each.path}")
-        if each.name in taken and not same:
-            problems.append(
-                UsageError(
-                    f"the name {each.name} is taken by the service {taken[each.name].name}",
-                    hint=f"another name; or first: clusterctl adapter rm {service.name} {each.name}"
-                    if each.name in has
-                    else "another name",
-                )
-            )
-        problems += each.problems(shape, most)
-    return problems
-
-
-def _names(service: Service) -> list[str]:
-    listed = service.listed
-    return [*listed.served_names, *listed.adapters] if listed else []

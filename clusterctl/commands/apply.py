@@ -11,6 +11,7 @@ from clusterctl.engine.events import EventSink
 from clusterctl.errors import ClusterctlError, DoesNotFit, Problems, UsageError, raise_all
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import to_json
+from clusterctl.operations.adapters import copy_adapters
 from clusterctl.operations.changing import change
 from clusterctl.operations.serving import (
     Agree,
@@ -97,7 +98,7 @@ def run(
         agree(found.changes)
 
     def act(decision: FleetDecision, lock: ClusterLock | None) -> Applied:
-        return Applied(_bring_about(decision, lock, sink), decision)
+        return Applied(_bring_about(decision, lock, credentials, sink), decision)
 
     return change(inventory, credentials, "apply", decide, ask, act, lambda it: it.changes.shown)
 
@@ -181,7 +182,7 @@ def _without(survey: Survey, leaving: Sequence[Replica], services: Collection[st
 
 
 def _bring_about(
-    decision: FleetDecision, lock: ClusterLock | None, sink: EventSink
+    decision: FleetDecision, lock: ClusterLock | None, credentials: Credentials, sink: EventSink
 ) -> dict[str, Served]:
     """Stop pruned services, then change the others: first those that free GPUs, then the rest
     together.
@@ -199,6 +200,8 @@ def _bring_about(
     for name, one in list(todo.items()):
         try:
             prepare(one, sink)
+            if one.changes.lines:
+                copy_adapters(survey.inventory, one.wanted.adapters, credentials, sink)
         except ClusterctlError as error:
             errors += _named(error, one.wanted.request)
             del todo[name]

@@ -14,6 +14,7 @@ from clusterctl.errors import ClusterctlError, UsageError, raise_all
 from clusterctl.inventory.model import Inventory
 from clusterctl.models.name import Model, resolve
 from clusterctl.node.files import NodePaths
+from clusterctl.operations.adapters import refusals
 from clusterctl.operations.preparing import prepare_hosts
 from clusterctl.planning.cluster_hardware import measurements
 from clusterctl.planning.report import FitReport
@@ -26,6 +27,7 @@ from clusterctl.planning.reported import (
     with_lessons,
 )
 from clusterctl.planning.service_plan import ServicePlan, plan_service
+from clusterctl.serving.adapters import LocalAdapter, with_adapters
 from clusterctl.serving.brought_files import BroughtFile, bring, with_brought
 from clusterctl.serving.declaration import read_key
 from clusterctl.serving.notices import noticed
@@ -63,14 +65,16 @@ class Wanted:
     request: ServiceRequest
     model: Model
     brought: tuple[BroughtFile, ...] = ()
+    adapters: tuple[LocalAdapter, ...] = ()
 
     @staticmethod
     def of(request: ServiceRequest, inventory: Inventory, base: Path = Path()) -> Wanted:
-        """Raises UsageError for an invalid model, and for missing files in flags; relative ones
-        start at `base`."""
+        """Raises UsageError for an invalid model, for missing files in flags, and for adapters that
+        vLLM does not load; relative ones start at `base`."""
         model = resolve(request.model, inventory.models)
         request, brought = with_brought(request, inventory.cluster, base)
-        return Wanted(request, model, brought)
+        request, adapters = with_adapters(request, inventory.models, base)
+        return Wanted(request, model, brought, adapters)
 
 
 @dataclass(frozen=True)
@@ -117,12 +121,14 @@ def look(inventory: Inventory, transports: Mapping[str, Transport]) -> Survey:
 
 def decide_on(survey: Survey, wanted: Wanted, leaving: Collection[str] = ()) -> Decision:
     """Plan one service. `leaving`: replicas that will have stopped before it changes. Raises what
-    `plan_service` raises."""
+    `plan_service` raises, and all reasons against its adapters."""
     inventory, request = survey.inventory, wanted.request
     head = survey.transports[inventory.head.name]
     declared = {replica.document.service for replica in survey.replicas.values()}
     key = new_key(inventory, head, request, sorted(declared))
     plan = plan_service(survey, request, wanted.model, leaving)
+    shape = plan.location.shape if plan.location else None
+    raise_all(refusals(survey, plan.document, shape, wanted.adapters))
     changes = changes_of(survey, plan)
     if key:
         file = NodePaths(inventory.cluster).api_key

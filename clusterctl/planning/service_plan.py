@@ -288,9 +288,11 @@ def _seated(draft: _Draft, number: int, seats: Seats, ports: ReplicaPorts) -> Pl
 
 
 def _adapters(asked: Question) -> dict[str, str]:
-    """Return the adapters that the service has and keeps. Raises UsageError if it is to be served
-    without --enable-lora."""
+    """Return the adapters that the service is to have: those asked for, else those that it has.
+    Raises UsageError if it is to be served without --enable-lora."""
     kept = asked.service.listed.adapters if asked.service.listed else {}
+    if asked.request.adapters is not None:
+        kept = dict(asked.request.adapters)
     if kept and not any(each.name == "enable-lora" for each in asked.request.given):
         name = asked.service.name
         raise UsageError(

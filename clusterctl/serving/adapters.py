@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from clusterctl.errors import ClusterctlError, UsageError, raise_all
+from clusterctl.errors import ClusterctlError, Problems, UsageError, raise_all
 from clusterctl.models.shape import ModelShape
+from clusterctl.serving.request import ServiceRequest
 
 DIRECTORY = "adapters"  # Below the models' directory of hosts
 
@@ -93,10 +95,14 @@ def _rank_flag(rank: int) -> int:
     return next((each for each in (1, 8, 16, 32, 64, 128, 256, 320, 512) if each >= rank), rank)
 
 
+def is_adapter_name(name: str) -> bool:
+    return bool(_NAME.match(name))
+
+
 def parse_adapter(text: str) -> tuple[str, Path]:
     """Return name and directory of `NAME=DIRECTORY`. Raises UsageError."""
     name, _, directory = text.partition("=")
-    if not directory or not _NAME.match(name):
+    if not directory or not is_adapter_name(name):
         raise UsageError(
             f"{text!r} is not NAME=DIRECTORY",
             hint="sql=./sql-lora; a name has letters, digits, and . _ - between them, at most 63",
@@ -111,6 +117,25 @@ def parse_adapters(texts: Sequence[str]) -> list[tuple[str, Path]]:
         if number > 1:
             raise UsageError(f"two adapters are named {name}", hint="requests choose by the name")
     return found
+
+
+def with_adapters(
+    request: ServiceRequest, models: str, base: Path
+) -> tuple[ServiceRequest, tuple[LocalAdapter, ...]]:
+    """Return the request with the paths of its adapters on hosts, and these adapters. Relative
+    directories start at `base`. Raises all reasons why vLLM could or must not load them."""
+    found, problems = list[LocalAdapter](), list[ClusterctlError]()
+    for name, directory in (request.adapters or {}).items():
+        try:
+            # An unknown user's home stays as it is written, and cannot be read.
+            found.append(read_adapter(name, base / os.path.expanduser(directory)))  # noqa: PTH111
+        except (UsageError, Problems) as error:
+            problems.append(error)
+    raise_all(problems)
+    if request.adapters is None:
+        return request, ()
+    paths = {each.name: f"{models}/{each.path}" for each in found}
+    return replace(request, adapters=paths), tuple(found)
 
 
 def read_adapter(name: str, directory: Path) -> LocalAdapter:

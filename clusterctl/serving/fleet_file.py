@@ -31,6 +31,7 @@ from clusterctl.inventory.load import EXTENSION, report_problem, with_texts
 from clusterctl.inventory.schema import DRAFT, readable
 from clusterctl.inventory.values import EnvName, EnvValue
 from clusterctl.node.documents import SERVICE_NAME, is_service_name
+from clusterctl.serving.adapters import is_adapter_name
 from clusterctl.serving.config_file import read_config_file
 from clusterctl.serving.request import (
     ANY_HOST,
@@ -54,6 +55,15 @@ def _service_name(name: str) -> str:
         raise ValueError(
             f"{name!r} cannot be a service's name: lower case letters, digits, and . _ - between "
             "them; at most 63"
+        )
+    return name
+
+
+def _adapter_name(name: str) -> str:
+    if not is_adapter_name(name):
+        raise ValueError(
+            f"{name!r} cannot be an adapter's name: letters, digits, and . _ - between them; at "
+            "most 63"
         )
     return name
 
@@ -125,6 +135,12 @@ class FleetService(BaseModel):
         default=None,
         description="Time without a request after which it sleeps, such as 90s, 10m or 2h; the "
         "next request wakes it. Default: never.",
+    )
+    adapters: dict[Annotated[str, AfterValidator(_adapter_name)], str] | None = Field(
+        default=None,
+        description="LoRA adapters, by name: directories on this machine, which are copied to all "
+        "hosts. Relative paths start at the fleet file. Needs enable-lora in `flags`. Default: "
+        "those that it has.",
     )
     config: Path | None = Field(
         default=None,
@@ -214,6 +230,7 @@ def _request(
         expert_parallel=entry.ep,
         gpu_share=entry.gpu_share,
         idle=entry.idle,
+        adapters=entry.adapters,
     )
     try:
         # An unknown user's home stays as it is written, and cannot be read.
@@ -250,7 +267,8 @@ def _refuse_shared(document: Document, requests: list[ServiceRequest]) -> None:
     first: dict[tuple[str, str], str] = {}
     for request in requests:
         own = request.name or ""
-        shared = [("name for API requests", each) for each in request.served_names or (own,)]
+        names = (*(request.served_names or (own,)), *(request.adapters or ()))
+        shared = [("name for API requests", each) for each in names]
         if request.port:
             shared.append(("port", str(request.port)))
         for what, value in shared:

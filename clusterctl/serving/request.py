@@ -93,6 +93,7 @@ class Options:
     expert_parallel: bool = False
     gpu_share: float | None = None  # Of one GPU, for its only rank
     idle: str | None = None  # A duration such as `10m`
+    adapters: Mapping[str, str] | None = None  # By name: directories on this machine
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,9 @@ class ServiceRequest:
     on: str | None = None  # Hosts that may have ranks; None: as before, or all
     # Variables of vLLM's processes on all hosts, besides those of the inventory
     env: Mapping[str, str] = field(default_factory=dict)
+    # Those that it is to have, by name: directories on this machine, and once they are read
+    # (`adapters.with_adapters`) on hosts. None: those that it has
+    adapters: Mapping[str, str] | None = None
 
     @property
     def gpu_share(self) -> float:
@@ -203,6 +207,7 @@ def read_request(
         stall_timeout=options.stall_timeout,
         on=options.on,
         env=options.env,
+        adapters=options.adapters,
     )
     request = replace(request, replicas=_replicas(options.replicas, request, fail))
     request = _sharing(request, options.gpu_share, fail)

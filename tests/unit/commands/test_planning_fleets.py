@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from clusterctl.commands.apply import FleetDecision, decide_all
-from clusterctl.errors import DoesNotFit, UsageError
+from clusterctl.errors import DoesNotFit, Problems, UsageError
 from clusterctl.models.name import resolve
 from clusterctl.operations.serving import Wanted
 from clusterctl.planning.service_plan import ServicePlan
+from clusterctl.serving.adapters import read_adapter
 from clusterctl.serving.request import Options, read_request
+from clusterctl.serving.vllm_flags import Argument
 from tests.fakes.transport import starts
 from tests.unit.planning.test_dead_hosts import only_on_gpu2, surveyed
 from tests.unit.planning.test_prepared_service import Cluster
+from tests.unit.serving.test_adapters import adapter
 
 
 def decide(
@@ -29,6 +33,17 @@ def decide(
         for name, number in replicas.items()
     ]
     return decide_all(cluster.survey(*declared), wanted, prune=prune)
+
+
+def decide_with(
+    cluster: Cluster, base: Path, adapters: dict[str, str] | None, *declared: ServicePlan
+) -> FleetDecision:
+    """Plan `qwen` with these adapters, by name: directories below `base`."""
+    options = Options("/data/models/qwen", 1, name="qwen", replicas="1", adapters=adapters)
+    request = read_request(options, (), [Argument("enable-lora")])
+    return decide_all(
+        cluster.survey(*declared), [Wanted.of(request, cluster.inventory, base)], prune=False
+    )
 
 
 def hosts(decision: FleetDecision) -> dict[str, list[str]]:
@@ -116,3 +131,34 @@ def test_a_new_key_is_not_set_by_one_of_several_services() -> None:
     with pytest.raises(UsageError, match="a: the api-key in its config file differs"):
         decide_all(cluster.survey(), wanted, prune=False)
     decide_all(cluster.survey(), wanted[:1], prune=False)
+
+
+def test_a_service_has_the_adapters_of_the_file_and_without_that_key_those_that_it_has(
+    tmp_path: Path,
+) -> None:
+    cluster = Cluster("nvidia")
+    path = f"/data/models/{read_adapter('sql', adapter(tmp_path / 'sql')).path}"
+
+    plan = decide_with(cluster, tmp_path, {"sql": "sql"}).services["qwen"].plan
+    assert plan.document.adapters == plan.members.adapters == {"sql": path}
+
+    kept = decide_with(cluster, tmp_path, None, plan)
+    assert kept.services["qwen"].plan.document.adapters == {"sql": path}
+    assert not kept.changes.lines
+    same = decide_with(cluster, tmp_path, {"sql": "sql"}, plan)
+    assert not same.changes.lines
+    none = decide_with(cluster, tmp_path, {}, plan)
+    assert none.services["qwen"].plan.members.adapters == {}
+    assert any("adapter sql" in line for line in none.changes.lines)
+
+
+def test_adapters_that_no_service_of_the_file_can_have_are_refused_together(tmp_path: Path) -> None:
+    adapter(tmp_path / "large", rank=64)
+    adapter(tmp_path / "other", takes=4096)
+
+    with pytest.raises(Problems) as caught:
+        decide_with(Cluster("nvidia"), tmp_path, {"large": "large", "other": "other"})
+
+    said = "\n".join(map(str, caught.value.errors))
+    assert "large has rank 64, and the service was started for ranks to 16" in said
+    assert "other is for another model" in said

@@ -60,6 +60,7 @@ def test_an_entry_is_the_request_that_serve_would_make(write: Write) -> None:
             "    replicas: 2\n"
             "    tp: 2\n"
             "    port: 8001\n"
+            "    adapters: {sql: ./sql-lora}\n"
             "    flags:\n"
             "      max_model_len: 8192\n"
             "      gpu-memory-utilization: 0.90\n"
@@ -74,6 +75,7 @@ def test_an_entry_is_the_request_that_serve_would_make(write: Write) -> None:
     served = read_request(options, (), parse_arguments([*words.split(), '{"rope": 1}']))
     assert tokens(found.given) == tokens(served.given)
     assert (found.model, found.tensor_parallel, found.replicas) == ("qwen3-8b", 2, 2)
+    assert found.adapters == {"sql": "./sql-lora"}
 
 
 def test_the_config_of_vllm_lies_beside_the_file_and_flags_win(
@@ -108,6 +110,11 @@ def test_the_config_of_vllm_lies_beside_the_file_and_flags_win(
             "a: {model: x}\n b: {model: y, flags: {served-model-name: a}}",
             "b has the same name for API requests as a, on line 2: a",
         ),
+        (
+            "a: {model: x}\n b: {model: y, adapters: {a: ./lora}}",
+            "b has the same name for API requests as a, on line 2: a",
+        ),
+        ("a: {model: x, adapters: {a/b: ./lora}}", "'a/b' cannot be an adapter's name"),
         ("a: {model: x, config: no.yaml}", "cannot read the vLLM config"),
     ],
 )
