@@ -55,7 +55,7 @@ def batch(
     elif count.kept == count.total:
         print(f"{output} already has all {count.total} answers")
     else:
-        print(f"{count.answered} answers in {output}, {count.kept} from before")
+        print(f"{count.answered} answers in {output}, {count.kept} of them from earlier runs")
     if count.failed and not as_json:
         raise StepFailed(
             f"{count.failed} of {count.total} requests failed",

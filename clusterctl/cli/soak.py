@@ -35,7 +35,7 @@ def soak(
     requests: Annotated[
         int | None,
         typer.Option(
-            "--requests", metavar="N", min=1, help="Requests of a round; default: 32 per place."
+            "--requests", metavar="N", min=1, help="Requests per round; default: 32 x --at-once."
         ),
     ] = None,
     inventory: options.Inventory = None,

@@ -171,7 +171,7 @@ def _xid_errors(report: GpuReport) -> Iterator[RequirementsNotMet]:
 def _memory_errors(gpu: GpuFacts) -> Iterator[RequirementsNotMet]:
     if gpu.remap_failed:
         yield RequirementsNotMet(
-            f"{_name(gpu)} has a bad row of memory and no spare one for it",
+            f"{_name(gpu)} has a bad row of memory and no spare row to replace it",
             hint="have the GPU replaced; until then remove it from the inventory's gpus",
         )
     elif gpu.remap_pending:

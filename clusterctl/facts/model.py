@@ -28,7 +28,7 @@ class GpuFacts:
     recovery: str = ""
     # A bad row of its memory will be replaced by a spare one at the next reset
     remap_pending: bool = False
-    remap_failed: bool = False  # It has a bad row of memory, and no spare one
+    remap_failed: bool = False  # It has a bad row of memory, and no spare row
     unified: bool = False  # It shares the host's memory: `memory` is the host's
     compute_mode: str = ""  # `Default`, `Exclusive_Process`, `Prohibited`; empty if not reported
 

@@ -129,7 +129,7 @@ def _nic_problems(facts: HostFacts, name: str, what: str) -> Iterator[Requiremen
     elif not nic.addresses:
         yield RequirementsNotMet(
             f"interface {what} has no IP address",
-            hint=f"give it one, or name a different one; on the host: ip -br addr show {name}",
+            hint=f"assign one, or name a different interface; on the host: ip -br addr show {name}",
         )
 
 

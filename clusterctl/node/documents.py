@@ -385,7 +385,7 @@ def read_document(file: str, text: str) -> Any:
     """
     kind = kind_of(file)
     if kind is None:
-        raise ValueError(f"{file} is no document")
+        raise ValueError(f"{file} is not a known document")
     document = from_json(kind, text)
     if kind in (ServiceDocument, MembersDocument):
         name = document.service if kind is MembersDocument else document.name

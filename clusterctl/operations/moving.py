@@ -58,7 +58,7 @@ def drain_host(
         if host not in before:
             with suppress(ClusterctlError):
                 mark(marked, before, lock)
-                sink(Note("gets replicas again: it was not drained", host))
+                sink(Note("can have replicas again: it was not drained", host))
         raise
 
 

@@ -229,7 +229,7 @@ class EndWell:
         if not any(interrupts(step.check(view)) for step in self.steps):
             return None
         names = ", ".join(each.name for each in replicas_on(self.rolling.cluster, [view.host.name]))
-        return Change(f"let requests of {names} end, and stop the container", disruptive=True)
+        return Change(f"finish the requests of {names}, then stop the container", disruptive=True)
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
@@ -313,7 +313,7 @@ class ReturnToGateway:
         if set(self.rolling.hosts) <= set(self.rolling.cluster.survey.drained):
             return None
         names = self.rolling.named(draining=True)
-        return Change(f"await {', '.join(names)}, and send requests again") if names else None
+        return Change(f"wait for {', '.join(names)}, then send requests again") if names else None
 
     def apply(self, view: HostView, change: Change) -> None:
         del view, change
@@ -328,7 +328,7 @@ class ReturnToGateway:
 
 def _nobody_else(view: HostView) -> StepFailed:
     return StepFailed(
-        "no other replica of its services is ready any more: nothing was changed there",
+        "no other replica of its services is ready now: nothing was changed on this host",
         host=view.host.name,
         hint="clusterctl status",
     )

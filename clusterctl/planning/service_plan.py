@@ -166,8 +166,8 @@ def _refuse_public(asked: Question) -> None:
     for host in (one.name for one in survey.inventory.gateways if one.name in survey.facts):
         for nic, ip in public_ips(survey.facts[host]):
             raise UsageError(
-                f"--host {request.host} would answer on {ip} ({nic}) of {host} too, an address of "
-                "the Internet, where keys and prompts could be read on the way",
+                f"--host {request.host} would also answer on {ip} ({nic}) of {host}, a public "
+                "address, to which keys and prompts would travel unencrypted",
                 hint=f"leave it out: the service answers at {_client_address(survey)}; or set "
                 "gateway.tls: true; or, where something in front closes the port, "
                 "network.public: true",

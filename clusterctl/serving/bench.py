@@ -205,7 +205,7 @@ def _pooled(found: Mapping[str, Any], kind: ModelKind) -> dict[str, Any]:
 
 
 def _not_finite(text: str) -> float:
-    raise ValueError(f"{text} is no figure")
+    raise ValueError(f"{text} is not a number")
 
 
 def _percentiles(found: Mapping[str, Any], name: str) -> dict[str, float]:

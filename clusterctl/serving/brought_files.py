@@ -94,7 +94,7 @@ def _read(file: Path, argument: Argument, cluster: str) -> BroughtFile:
         raise UsageError(
             f"{argument.flag} {file} ({argument.origin}) {why}: containers on all hosts could read "
             "it there",
-            hint="copy what the flag needs into a file of its own, and name that",
+            hint="copy what the flag needs into a separate file, and name that",
         )
     name = _UNSAFE.sub("-", file.name)[-200:]
     return BroughtFile(f"{directory(cluster)}/{_digest(data)}-{name}", data)
@@ -148,11 +148,11 @@ def carry(document: ServiceDocument, cluster: str, source: Transport, to: Transp
             data = source.read_file(path) if _BROUGHT.fullmatch(name) else None
             if data is None or not name.startswith(f"{_digest(data)}-"):
                 raise StepFailed(
-                    f"{flag.flag} of {document.name} names {path}, which is not there as `serve` "
-                    "brought it",
+                    f"{flag.flag} of {document.name} names {path}, which is missing or was "
+                    "changed since `serve` copied it",
                     host=source.host.name,
-                    hint=f"clusterctl serve {document.model} --name {document.service}, with the "
-                    f"flags that it has and its {flag.flag}, brings the file again",
+                    hint=f"clusterctl serve {document.model} --name {document.service}, with its "
+                    f"current flags and its {flag.flag}, copies the file again",
                 )
             files.append(BroughtFile(path, data))
     bring(tuple(files), cluster, {to.host.name: to})

@@ -239,7 +239,7 @@ def await_ready(
                 if last_attempt or failed.again(state.attempts, error):
                     raise error
                 failed = _Failed(state.attempts, error)
-                events.sink(Note(f"{document.name}, which is tried again: {error}", events.host))
+                events.sink(Note(f"{document.name} is tried again after: {error}", events.host))
         if state.state != "waiting":
             waiting_since = None
         elif waiting_since is None:
@@ -445,7 +445,7 @@ class HostServices:
             state = read_reported_state(self.inventory, self.host)
             if state is None:
                 raise RequirementsNotMet(
-                    "no supervisor reports from there, so nothing there can stop the service",
+                    "no supervisor reports on this host, so nothing can stop the service there",
                     host=host,
                     hint="clusterctl status",
                 )

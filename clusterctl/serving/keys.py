@@ -29,7 +29,7 @@ def limit(text: str, option: str, period: str) -> int:
     number = int(found[1]) * _TIMES[found[2].lower()] if found else 0
     if found is None or found[3] != period or not 0 < number < 2**31:
         raise UsageError(
-            f"{option} {text} is no limit", hint=f"{option} 60/{period}, or 1M/{period}"
+            f"{option} {text} is not a limit", hint=f"{option} 60/{period}, or 1M/{period}"
         )
     return number
 
@@ -43,7 +43,7 @@ def with_key(document: KeysDocument, key: NamedKey) -> KeysDocument:
         )
     if any(one.name == key.name for one in document.keys):
         raise UsageError(
-            f"there is a key named {key.name} already",
+            f"a key named {key.name} already exists",
             hint=f"clusterctl key revoke {key.name} ends it; its users then need the new one",
         )
     return replace(document, keys=sorted([*document.keys, key], key=lambda one: one.name))

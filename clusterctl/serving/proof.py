@@ -125,7 +125,7 @@ def _await_adapters(
             f"{document.name} does not offer all of its adapters",
             host=host,
             detail="\n".join(problems),
-            hint=f"clusterctl logs {document.name}; what is missing on a host comes with "
+            hint=f"clusterctl logs {document.name}; to copy what a host lacks: "
             f"clusterctl adapter add {document.service} NAME=DIRECTORY",
         )
 

@@ -152,7 +152,7 @@ class DirectoriesPresent:
             for path, state in wrong.items()
             if state != "none" or not any(other.startswith(f"{path}/") for other in wrong)
         ]
-        return Change(f"make {', '.join(made)}") if made else None
+        return Change(f"create {', '.join(made)}") if made else None
 
     def apply(self, view: HostView, change: Change) -> None:
         del change  # making an existing one does no harm

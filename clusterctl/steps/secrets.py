@@ -65,11 +65,11 @@ class SecretsMade:
             for path, seal in zip(self._paths, found, strict=True)
             if not seal.startswith(_OURS)
         ]
-        return Change(f"make {', '.join(wrong)}") if wrong else None
+        return Change(f"create {', '.join(wrong)}") if wrong else None
 
     def apply(self, view: HostView, change: Change) -> None:
         del change
-        root_script(view, MAKE, *self._paths, doing="making secrets")
+        root_script(view, MAKE, *self._paths, doing="creating secrets")
 
 
 class HeadSecret:

@@ -206,7 +206,7 @@ def releases_apart(
     first = next(iter(states), "")
     return [
         RequirementsNotMet(
-            f"its container has {what} {mine}, the one of {first} has {others}",
+            f"its container has {what} {mine}, but that of {first} has {others}",
             host=name,
             hint=f"clusterctl bootstrap {inventory.file}",
         )

@@ -224,8 +224,8 @@ def require_same(
         _require_no_difference(path, _on_all(hosts, sampled), head, fix)
         told(
             Note(
-                f"{gib(_size(large))} of {path} were compared by samples of {SAMPLES} MiB a file; "
-                f"to compare every byte: {fix(head)}"
+                f"{gib(_size(large))} of {path} were compared by samples of {SAMPLES} MiB per "
+                f"file; to compare every byte: {fix(head)}"
             )
         )
     told(StageFinished(TITLE, time.monotonic() - started))

@@ -180,4 +180,4 @@ def test_a_key_without_the_limit_that_was_meant_is_not_made(
 ) -> None:
     ran = clusterctl("-i", str(inventory), "key", "create", "alice", option, "")
     assert ran.returncode == 2
-    assert "is no limit" in ran.stderr
+    assert "is not a limit" in ran.stderr

@@ -155,7 +155,7 @@ def test_a_worker_is_left_alone_when_the_others_fail_before_its_turn(
 ) -> None:
     world = World(document(1, "bad"), document(2))
     monkeypatch.setattr(World, "survey", _first_as_if_all_were_ready(World.survey))
-    with pytest.raises(ClusterctlError, match="no other replica of its services is ready any more"):
+    with pytest.raises(ClusterctlError, match="no other replica of its services is ready now"):
         bootstrap(world, Replaced(world))
     assert world.story == []
 

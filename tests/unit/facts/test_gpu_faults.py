@@ -188,7 +188,7 @@ def test_uncorrectable_memory_errors(said: Said) -> None:
 
 @pytest.mark.parametrize(
     ("pending", "failed", "summary"),
-    [("Yes", "No", "which is replaced at the next reset"), ("Yes", "Yes", "no spare one")],
+    [("Yes", "No", "which is replaced at the next reset"), ("Yes", "Yes", "no spare row")],
 )
 def test_bad_rows_of_memory(said: Said, pending: str, failed: str, summary: str) -> None:
     rows = f"00000000:18:00.0, {pending}, {failed}\n00000000:28:00.0, No, No\n"

@@ -164,4 +164,4 @@ def test_a_host_whose_replicas_cannot_leave_is_not_drained() -> None:
     assert [b"gpu2" in call.stdin for call in written] == [True, False]
     assert written[-1].argv[-1] == "gone"
     notes = [event.text for event in events if isinstance(event, Note)]
-    assert notes == ["gets replicas again: it was not drained"]
+    assert notes == ["can have replicas again: it was not drained"]

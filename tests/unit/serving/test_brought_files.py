@@ -99,7 +99,7 @@ def test_a_replica_takes_nothing_that_was_not_brought(path: str, held: str) -> N
     document = build_service(replace(launch(), request=request("--chat-template", path)))
     head = FakeTransport().on(lambda argv: argv[0] == "cat", stdout=held)
     new = FakeTransport(Host(name="gpu5", address="192.0.2.5"))
-    with pytest.raises(StepFailed, match="not there as `serve` brought it"):
+    with pytest.raises(StepFailed, match="changed since `serve` copied it"):
         carry(document, "demo", head, new)
     assert not new.files
     assert not new.calls

@@ -111,7 +111,7 @@ def test_a_start_that_failed_once_is_followed_to_the_next_and_told() -> None:
     assert found.ready_seconds == 12.0
     notes = [event.text for event in events if isinstance(event, Note)]
     assert len(notes) == 2
-    assert all(note.startswith("tiny, which is tried again: ") for note in notes)
+    assert all(note.startswith("tiny is tried again after: ") for note in notes)
 
 
 def test_a_start_that_the_supervisor_does_not_repeat_fails_at_once() -> None:

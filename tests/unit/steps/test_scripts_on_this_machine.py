@@ -74,10 +74,10 @@ def test_directories(view: HostView, tmp_path: Path) -> None:
     planned = step.check(view)
     # As the lock's directory is made between a plan and the bootstrap that was given it
     do(DirectoriesPresent([Directory(f"{tmp_path}/a")]), view)
-    assert do(step, view) == planned == Change(f"make {inner}")
+    assert do(step, view) == planned == Change(f"create {inner}")
     assert do(step, view) is None
     do(DirectoriesPresent([Directory(f"{tmp_path}/a", 0o700)]), view)
-    assert do(step, view) == Change(f"make {tmp_path}/a")
+    assert do(step, view) == Change(f"create {tmp_path}/a")
 
 
 def test_files_by_content_and_mode(view: HostView, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_bootstrap_repairs_what_the_supervisor_refuses(tmp_path: Path) -> None:
         view.transport.put(content, path, mode=0o600)
     os.chown(foreign, 1000, 1000)
     paths = [link, blank, foreign]
-    assert do(SecretsMade(paths), view) == Change(f"make {', '.join(paths)}")
+    assert do(SecretsMade(paths), view) == Change(f"create {', '.join(paths)}")
     assert do(SecretsMade(paths), view) is None
     assert read_secret(Path(link)) == read_secret(Path(foreign)) == "the-key"
     assert len(read_secret(Path(blank))) == 64

@@ -38,10 +38,10 @@ def test_a_cluster_as_bootstrap_made_it_keeps_all_promises() -> None:
 @pytest.mark.parametrize(
     ("stage", "summary", "broken"),
     [
-        ("Directories", "make /etc/clusterctl", {1, 10}),
+        ("Directories", "create /etc/clusterctl", {1, 10}),
         ("Ray head", "replace clusterctl-demo", {1}),
         ("Ray workers", "replace clusterctl-demo", {1}),
-        ("Secrets of the cluster", "make ray.token", {5, 6}),
+        ("Secrets of the cluster", "create ray.token", {5, 6}),
         ("Secrets for workers", "copy ray.token", {5, 6}),
         ("Node files", "write ray_non_carry_over_env_vars.json", {6}),
         ("Node files", "write node.json", set()),

@@ -115,7 +115,7 @@ def test_containers_of_one_release_have_no_problem() -> None:
 def test_a_release_that_differs_is_told_of_the_host_that_differs_from_the_first() -> None:
     other = replace(state(), ray_version="2.59.1", python_version="")
     (problem,) = releases_apart(inventory("a", "b"), {"a": state(), "b": other})
-    assert str(problem) == "b: its container has Ray 2.59.1, the one of a has 2.60.0"
+    assert str(problem) == "b: its container has Ray 2.59.1, but that of a has 2.60.0"
 
 
 def test_what_ray_holds_of_a_host_without_a_place_is_not_told_beside_the_reason() -> None:

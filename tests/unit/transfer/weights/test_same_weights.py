@@ -81,7 +81,7 @@ def test_what_takes_minutes_to_hash_is_compared_by_samples(tmp_path: Path) -> No
         hosts.append(HostHere(name, tmp_path / name, models))
     path = str(models / "tiny")
     (note,) = compare(*hosts, path=path)
-    assert note.startswith(f"4.0 GiB of {path} were compared by samples of 16 MiB a file")
+    assert note.startswith(f"4.0 GiB of {path} were compared by samples of 16 MiB per file")
     assert note.endswith("clusterctl model push tiny --from host:gpu1")
     with (tmp_path / "gpu2" / "tiny" / "model.safetensors").open("r+b") as file:
         file.seek(INLINE)
