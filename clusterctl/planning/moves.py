@@ -113,31 +113,15 @@ def _moves_of(
 ) -> ServiceMoves:
     staying = [replica for replica in service.replicas if replica not in leaving]
     away = [member for member in service.lost if member not in lost]
-    given_up = tuple(service.replica_names(lost))
-    listed = service.require_list()
     if not service.replicas:  # What it was asked to be is lost with the host
-        members = replace(listed, members=away)
-        return ServiceMoves(service.name, (), (), (), given_up, members)
+        members = replace(service.require_list(), members=away)
+        return ServiceMoves(service.name, (), (), (), tuple(service.replica_names(lost)), members)
 
     pattern = _as_written(survey, (*leaving, *staying)[0])
     asked = question_again(survey, pattern, without=(host,))
     many = len(leaving) + len(lost)
     seats = seats_for(asked.hardware, sizes_of(pattern), (), many, asked.known_request())
-    location = asked.require_location({name for each in seats for name in each}) if seats else None
-
-    new = _copies(asked, pattern, seats, ports, listed.port)
-    kept = [as_declared(survey, replica) for replica in staying]
-    members = _list_of(listed, pattern, members_of((*kept, *new), away), asked.request.on)
-    return ServiceMoves(
-        service.name,
-        tuple(kept),
-        new,
-        tuple(leaving),
-        given_up,
-        members,
-        asked.model,
-        location,
-    )
+    return _moves_to(seats, asked, pattern, ports, staying, leaving, lost, away)
 
 
 def scaling(survey: Survey, name: str, number: int) -> ServiceMoves:
@@ -150,50 +134,65 @@ def scaling(survey: Survey, name: str, number: int) -> ServiceMoves:
         require_service(name, {each: one.document for each, one in survey.replicas.items()})
     serving_first = sorted(service.replicas, key=lambda each: (not each.serves, each.number))
     staying, leaving = serving_first[:number], serving_first[number:]
-    listed = service.require_list()
+    service.require_list()
 
     pattern = _as_written(survey, staying[0])
     if pattern.idle:
         require_one_replica(name, number)
-    asked = question_again(survey, pattern)
+    asked, sizes = question_again(survey, pattern), sizes_of(pattern)
     hosts = {node.node_ip: node.host for node in survey.topology.nodes}
     kept = [tuple(hosts[ip] for ip in one.document.node_ips if ip in hosts) for one in staying]
-    sizes = sizes_of(pattern)
     seats = seats_for(asked.hardware, sizes, kept, number, asked.known_request())
-    possible = len(staying) + len(seats)
-    # Those of dead hosts stay members where there is no room for others, until these are back.
-    away = service.lost[: number - possible]
-    require_replicas(name, number, possible + len(away), sizes.gpus, "clusterctl scale {} {}")
 
+    # Those of dead hosts stay members where there is no room for others, until these are back.
+    possible = len(staying) + len(seats)
+    away, lost = service.lost[: number - possible], service.lost[number - possible :]
+    require_replicas(name, number, possible + len(away), sizes.gpus, "clusterctl scale {} {}")
+    moves = _moves_to(seats, asked, pattern, ReplicaPorts(survey), staying, leaving, lost, away)
+    return replace(moves, members=replace(moves.members, asked=number))
+
+
+def _moves_to(
+    seats: Sequence[Seats],
+    asked: Question,
+    pattern: ServiceDocument,
+    ports: ReplicaPorts,
+    staying: Sequence[Replica],
+    leaving: Sequence[Replica],
+    lost: Sequence[Member],
+    away: Sequence[Member],
+) -> ServiceMoves:
+    """Return the moves of a service whose new replicas, with the settings of `pattern`, sit there.
+
+    lost  members on dead hosts that are given up
+    away  those that stay members, until their hosts are back
+    """
+    survey, service = asked.survey, asked.service
+    listed = service.require_list()
     location = asked.require_location({name for each in seats for name in each}) if seats else None
-    new = _copies(asked, pattern, seats, ReplicaPorts(survey), listed.port)
-    same = tuple(as_declared(survey, replica) for replica in staying)
-    members = _list_of(listed, pattern, members_of((*same, *new), away), asked.request.on)
+
+    new = list[PlannedReplica]()
+    for number, hosts in zip(free_numbers(service, len(seats)), seats, strict=True):
+        port = ports.new(hosts[0], listed.port)
+        new.append(moved(survey, pattern, number, hosts, port, asked.hardware))
+
+    kept = tuple(as_declared(survey, replica) for replica in staying)
+    members = replace(
+        listed,
+        members=members_of((*kept, *new), away),
+        stall_timeout=pattern.stall_timeout,
+        on=asked.request.on or "",
+    )
     return ServiceMoves(
-        name,
-        same,
-        new,
+        service.name,
+        kept,
+        tuple(new),
         tuple(leaving),
-        tuple(service.replica_names(service.lost[len(away) :])),
-        replace(members, asked=number),
+        tuple(service.replica_names(lost)),
+        members,
         asked.model,
         location,
     )
-
-
-def _copies(
-    asked: Question,
-    pattern: ServiceDocument,
-    seats: Sequence[Seats],
-    ports: ReplicaPorts,
-    public: int,
-) -> tuple[PlannedReplica, ...]:
-    """Return new replicas with the settings of `pattern` on these hosts."""
-    survey, new = asked.survey, list[PlannedReplica]()
-    for number, hosts in zip(free_numbers(asked.service, len(seats)), seats, strict=True):
-        port = ports.new(hosts[0], public)
-        new.append(moved(survey, pattern, number, hosts, port, asked.hardware))
-    return tuple(new)
 
 
 def _as_written(survey: Survey, replica: Replica) -> ServiceDocument:
@@ -207,12 +206,6 @@ def _as_written(survey: Survey, replica: Replica) -> ServiceDocument:
             hint=f"clusterctl bootstrap {survey.inventory.file}",
         )
     return from_json(ServiceDocument, survey.written[file])
-
-
-def _list_of(
-    listed: MembersDocument, pattern: ServiceDocument, members: list[Member], on: str | None
-) -> MembersDocument:
-    return replace(listed, members=members, stall_timeout=pattern.stall_timeout, on=on or "")
 
 
 def require_known(survey: Survey, host: str) -> None:
