@@ -219,65 +219,64 @@ def bring_up(decision: Decision, lock: ClusterLock | None, sink: EventSink) -> S
     """Declare the replicas if anything changes (then `lock` is set), wait for them, and prove
     them."""
     survey, plan, started = decision.survey, decision.plan, time.monotonic()
-    inventory = survey.inventory
-    head = survey.transports[inventory.head.name]
-    paths = NodePaths(inventory.cluster)
-    key_file = str(paths.api_key)
-    service = plan.service
-    title = f"Serve {service}"
-    first = plan.replicas[0]
-    hosts = [each.host for each in plan.replicas]
-    gateways = hosts_with_gateway(survey)
-    if plan.gateway_url:
-        hosts += gateways
+    head = survey.transports[survey.inventory.head.name]
+    first, title = plan.replicas[0], f"Serve {plan.service}"
+    gateways = hosts_with_gateway(survey) if plan.gateway_url else []
+    hosts = (*(each.host for each in plan.replicas), *gateways)
     sink(StageStarted(title, tuple(dict.fromkeys(hosts))))
     for note in plan.notes:
         sink(Note(note))
+
     if decision.new_key and lock:
         lock.ensure_held()
         keep_key(survey, decision.new_key)
-    key = read_key(inventory, head)
-    rollout = Rollout(
-        survey,
-        plan.replicas,
-        plan.surplus,
-        plan.members,
-        key,
-        lock if decision.changes.lines else None,
-        sink,
-    )
+    key = read_key(survey.inventory, head)
+    held = lock if decision.changes.lines else None
+    rollout = Rollout(survey, plan.replicas, plan.surplus, plan.members, key, held, sink)
     proofs = rollout.run()
-    if plan.gateway_url:
-        port = plan.members.port
-
-        def await_one(host: Transport) -> None:
-            read = partial(read_reported_state, inventory, host)
-            await_gateway(service, port, host.host.name, read, sink)
-
-        raise_all(
-            failures(fan_out({each: survey.transports[each] for each in gateways}, await_one))
-        )
-    outcome, host = None, survey.transports[first.host]
-    if plan.fit:
-        # Compare the log with the prediction; corrections learned from it are kept on the head.
-        outcome = outcome_of(host, inventory.cluster, first.name, plan.fit.plan)
-    if plan.fit and outcome:
-        kept = measured_file(inventory.cluster)
-        on_hosts = {rank.host for rank in proofs[first.name].ranks}
-        learned = lessons(plan.fit.plan, outcome.reported, inventory.image, on_hosts)
-        with suppress(ClusterctlError):
-            # Read again: services of one `apply` start, and are learned from, at the same time.
-            keep(head, kept, with_lessons(head.read_file(kept) if learned else None, learned))
+    _await_gateways(survey, plan, gateways, sink)
+    outcome = _compared(survey, plan.fit, first.name, first.host, proofs) if plan.fit else None
     sink(StageFinished(title, time.monotonic() - started))
+
+    paths = NodePaths(survey.inventory.cluster)
     return Served(
         plan=plan,
         proof=proofs[first.name],
         changed=bool(decision.changes.lines),
         proofs=proofs,
         head=head.host.name,
-        key_file=key_file,
+        key_file=str(paths.api_key),
         certificate_file=str(paths.public_certificate),
         sudo=survey.facts[head.host.name].user != "root",
         outcome=outcome,
-        notices=noticed(host, inventory.cluster, first.name),
+        notices=noticed(survey.transports[first.host], survey.inventory.cluster, first.name),
     )
+
+
+def _await_gateways(
+    survey: Survey, plan: ServicePlan, gateways: Collection[str], sink: EventSink
+) -> None:
+    """Wait until all gateways pass requests on to the service."""
+
+    def await_one(host: Transport) -> None:
+        read = partial(read_reported_state, survey.inventory, host)
+        await_gateway(plan.service, plan.members.port, host.host.name, read, sink)
+
+    raise_all(failures(fan_out({each: survey.transports[each] for each in gateways}, await_one)))
+
+
+def _compared(
+    survey: Survey, fit: FitReport, name: str, host: str, proofs: Mapping[str, Proof]
+) -> StartOutcome | None:
+    """Compare the log of the replica with the prediction, and keep corrections on the head."""
+    inventory, head = survey.inventory, survey.transports[survey.inventory.head.name]
+    outcome = outcome_of(survey.transports[host], inventory.cluster, name, fit.plan)
+    if outcome is None:
+        return None
+    on_hosts = {rank.host for rank in proofs[name].ranks}
+    learned = lessons(fit.plan, outcome.reported, inventory.image, on_hosts)
+    kept = measured_file(inventory.cluster)
+    with suppress(ClusterctlError):
+        # Read again: services of one `apply` start, and are learned from, at the same time.
+        keep(head, kept, with_lessons(head.read_file(kept) if learned else None, learned))
+    return outcome

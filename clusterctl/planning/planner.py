@@ -184,49 +184,64 @@ def require_possible(
     than GPUs, all at once. A `shape` of None skips the checks that depend on it. `prefill`: ranks
     that divide a prompt among them."""
     found: list[ClusterctlError] = []
-    free = hardware.free
-    # In an unknown architecture widths may have another meaning.
-    problem = None
-    if shape and tp and shape.assumptions:
-        problem = heads_problem(shape, tp)
-    elif shape and tp:
-        problem = tp_problem(shape, tp, by_number=by_number)
-    if shape and problem:
-        sizes = ", ".join(map(str, possible_tp(shape, max(tp or 1, 8), by_number=by_number)))
-        whole = not by_number and tp_problem(shape, tp or 1, by_number=True) is None
-        other = f", or --ep with --tp {tp}, which keeps experts whole" if whole else ""
-        hint = f"sizes that work: --tp {sizes}{other}"
-        found.append(UsageError(f"--tp {tp} {problem}", hint=hint))
+    if shape and tp and (problem := _tp_problem(shape, tp, by_number)):
+        found.append(problem)
     if shape and pp and pp > len(shape.layers):
         layers = len(shape.layers)
         found.append(UsageError(f"--pp {pp} is more than the model's {layers} layers",
                                 hint=f"use --pp {layers} or less"))  # fmt: skip
-    ranks, total = (tp or 1) * (pp or 1) * prefill * replicas, sum(host.free for host in free)
-    width, room = ranks // replicas, room_for_copies(free, ranks // replicas)
-    if ranks > total or room < replicas:
+
+    width, total = (tp or 1) * (pp or 1) * prefill, sum(host.free for host in hardware.free)
+    room = room_for_copies(hardware.free, width)
+    if room < replicas or width * replicas > total:
+        sizes: Sequence[int] = range(1, total + 1)
+        if shape:
+            sizes = possible_tp(shape, total, by_number=by_number)
         given = (("tp", tp or 1), ("pp", pp or 1), ("dp", replicas),
                  ("prefill-context-parallel-size", prefill))  # fmt: skip
-        asked = " ".join(f"--{name} {size}" for name, size in given if size > 1) or "a model"
-        have = ", ".join(f"{host.host} {host.free}" for host in free) or "no host has any"
-        possible: Sequence[int] = range(1, total + 1)
-        if shape:
-            possible = possible_tp(shape, total, by_number=by_number)
-        nearest = max(possible, default=0)
-        fix = f"--tp {nearest} works" if nearest else "clusterctl status shows who uses the GPUs"
-        if replicas > 1 and room:
-            fix = f"--dp {room} works"
-        elif replicas > 1 and nearest:
-            fix = f"--tp {nearest} works, without --dp"
-        on_one = f", {width} of one host for each copy," if ranks <= total else ""
-        found.append(
-            DoesNotFit(
-                f"{asked} needs {ranks} GPU{'s' * (ranks > 1)}{on_one} and there "
-                f"{'is' if total == 1 else 'are'} {total} free ({have})",
-                hint=fix,
-                detail="\n".join(hardware.held) or None,
-            )
-        )
+        asked = " ".join(f"--{name} {size}" for name, size in given if size > 1)
+        found.append(_too_few_gpus(hardware, asked, width, replicas, room, max(sizes, default=0)))
     raise_all(found)
+
+
+def _tp_problem(shape: ModelShape, tp: int, by_number: bool) -> UsageError | None:
+    """Return the error for a TP that the model cannot be split into, with those it can."""
+    # In an unknown architecture widths may have another meaning.
+    if shape.assumptions:
+        problem = heads_problem(shape, tp)
+    else:
+        problem = tp_problem(shape, tp, by_number=by_number)
+    if not problem:
+        return None
+    sizes = ", ".join(map(str, possible_tp(shape, max(tp, 8), by_number=by_number)))
+    whole = not by_number and tp_problem(shape, tp, by_number=True) is None
+    other = f", or --ep with --tp {tp}, which keeps experts whole" if whole else ""
+    return UsageError(f"--tp {tp} {problem}", hint=f"sizes that work: --tp {sizes}{other}")
+
+
+def _too_few_gpus(
+    hardware: Hardware, asked: str, width: int, replicas: int, room: int, largest: int
+) -> DoesNotFit:
+    """Return the error for more ranks than GPUs.
+
+    asked    the sizes as flags; empty if all are 1
+    width    GPUs of each of the `replicas`, of which there is room for `room`
+    largest  the largest TP that works; 0 for none
+    """
+    ranks, total = width * replicas, sum(host.free for host in hardware.free)
+    have = ", ".join(f"{host.host} {host.free}" for host in hardware.free) or "no host has any"
+    fix = f"--tp {largest} works" if largest else "clusterctl status shows who uses the GPUs"
+    if replicas > 1 and room:
+        fix = f"--dp {room} works"
+    elif replicas > 1 and largest:
+        fix = f"--tp {largest} works, without --dp"
+    on_one = f", {width} of one host for each copy," if ranks <= total else ""
+    needs = f"{asked or 'a model'} needs {ranks} GPU{'s' * (ranks > 1)}{on_one}"
+    return DoesNotFit(
+        f"{needs} and there {'is' if total == 1 else 'are'} {total} free ({have})",
+        hint=fix,
+        detail="\n".join(hardware.held) or None,
+    )
 
 
 def propose(request: PlanRequest) -> tuple[Proposal, ...]:
