@@ -42,10 +42,8 @@ def apply(
                 notes = each_below_itself("note: ", changes.notes, line_width(sys.stderr))
                 print("\n".join(notes), file=sys.stderr)
             document = {"changes": list(changes.lines), "notes": list(changes.notes)}
-            same, out = "0 changes: all services already match.", sys.stderr
-            show_changes(
-                changes.lines, document, same=same, dry_run=dry_run, as_json=as_json, out=out
-            )
+            same = "0 changes: all services already match."
+            show_changes(changes.lines, document, same=same, dry_run=dry_run, as_json=as_json)
             if changes.restarts and not confirm(
                 "This stops running services, or restarts a service's only replica. Continue?",
                 yes=yes,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,8 +36,8 @@ def drain(
 
         def agree(plan: DrainPlan) -> None:
             document = {"host": host, "changes": plan.lines}
-            same, out = f"Nothing to change: {host} is drained.", sys.stderr
-            show_changes(plan.lines, document, same=same, dry_run=dry_run, as_json=as_json, out=out)
+            same = f"Nothing to change: {host} is drained."
+            show_changes(plan.lines, document, same=same, dry_run=dry_run, as_json=as_json)
             ended = ", ".join(each.service for each in plan.moves if each.ends)
             if ended and not confirm(
                 f"This stops the last replica of {ended}. Continue?",

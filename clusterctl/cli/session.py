@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 import typer
 
@@ -123,15 +122,14 @@ def show_changes(
     same: str = "",
     dry_run: bool,
     as_json: bool,
-    out: TextIO | None = None,
 ) -> None:
-    """Print the changes of a plan to `out`, by default stdout for a dry run and else stderr, or
-    `same` if there are none. Ends a dry run; with `as_json`, it prints only `document`."""
+    """Print the changes of a plan, to stdout for a dry run and else to stderr, or `same` if there
+    are none. Ends a dry run; with `as_json`, it prints only `document`."""
     if dry_run and as_json:
         print(json.dumps(document, indent=2))
     elif not as_json:
         lines = ["To do:", *(f"  {line}" for line in changes)] if changes else [same]
-        print("\n".join(lines), file=out or (sys.stdout if dry_run else sys.stderr))
+        print("\n".join(lines), file=sys.stdout if dry_run else sys.stderr)
     if dry_run:
         raise typer.Exit(CHANGES_PENDING if changes else 0)
 

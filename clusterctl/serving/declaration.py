@@ -268,7 +268,7 @@ def _why_not_started(
     return StepFailed(
         f"{state.name} did not start: vLLM {state.last_failure or 'ended'} before it wrote a line",
         host=host,
-        hint="run `vllm --version` in a container of the image: it may tell why",
+        hint=f"clusterctl exec --limit {host} --node -- vllm --version",
     )
 
 

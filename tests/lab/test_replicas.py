@@ -302,11 +302,11 @@ def test_a_fleet_is_planned_as_a_whole_before_anything_changes(
     one = {**LIKE_LONGER, "replicas": 1}
     shrinks = operator.run("apply", fleet(operator, other=one, tiny=one), "--dry-run")
     assert shrinks.status == 10, shrinks.text
-    assert "tiny: stop tiny@2 on gpu2" in shrinks.stderr
-    assert "other: start other on gpu2" in shrinks.stderr
+    assert "tiny: stop tiny@2 on gpu2" in shrinks.stdout
+    assert "other: start other on gpu2" in shrinks.stdout
 
     pruned = operator.run("apply", fleet(operator, other=one), "--prune", "--dry-run")
-    assert (pruned.status, "tiny: stop tiny on gpu1" in pruned.stderr) == (10, True), pruned.text
+    assert (pruned.status, "tiny: stop tiny on gpu1" in pruned.stdout) == (10, True), pruned.text
     assert pids(on_host) == before
 
 
