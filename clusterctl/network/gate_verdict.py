@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from clusterctl.errors import ClusterctlError, RayNotFormed, RequirementsNotMet, StepFailed
 from clusterctl.facts.candidates import speed_of
 from clusterctl.facts.model import HostFacts
-from clusterctl.network.nccl_log import Carried, peers, read_log, warnings
+from clusterctl.network.nccl_log import NcclTransports, peers, read_log, warnings
 from clusterctl.node.fabric_documents import Collective, FabricReport, RankReport
 from clusterctl.ray_cluster.nodes import PER_NODE
 from clusterctl.ray_cluster.topology import Topology
@@ -86,10 +86,10 @@ def judge(
     return FabricVerdict(tuple(errors), tuple(lines or [NOTHING]), tuple(notes), network)
 
 
-def _carried(report: FabricReport) -> dict[str, Carried]:
+def _carried(report: FabricReport) -> dict[str, NcclTransports]:
     """Return, by host, the transports of one rank, preferably one that sends to other hosts: in a
     ring, the rest only send to a neighbour on the same host."""
-    carried: dict[str, Carried] = {}
+    carried: dict[str, NcclTransports] = {}
     for rank in report.ranks:
         if rank.log:
             one = read_log(rank.log)
@@ -124,7 +124,7 @@ def in_words(bits: float) -> str:
 
 
 def _sentence(
-    one: Collective, topology: Topology, carried: Mapping[str, Carried], line: float | None
+    one: Collective, topology: Topology, carried: Mapping[str, NcclTransports], line: float | None
 ) -> str:
     """`NCCL, 2 ranks on 2 hosts: Socket on eth1, 9.3 Gbit/s of 10, 64 us a small all-reduce`."""
     if one.backend == "gloo":
@@ -145,7 +145,7 @@ def _sentence(
     )
 
 
-def _nccl_way(carried: Mapping[str, Carried], hosts: int) -> str:
+def _nccl_way(carried: Mapping[str, NcclTransports], hosts: int) -> str:
     """Format `Socket on eth1`, `IB mlx5_0 with GPUDirect, NVLink inside the hosts`, `NVLink`."""
     inside = sorted({one.inside for one in carried.values() if one.inside})
     if hosts == 1:

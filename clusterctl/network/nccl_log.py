@@ -25,7 +25,7 @@ _NVLINK = {"NVL", "NVB"}  # Kinds of paths between GPUs; the others (PIX, PXB, P
 
 
 @dataclass(frozen=True)
-class Carried:
+class NcclTransports:
     """The transports that one rank's data uses."""
 
     between: str  # To other hosts: `Socket`, `IB`, or a plugin's name; "" without such traffic
@@ -35,7 +35,7 @@ class Carried:
     inside: str  # To GPUs of the same host: `NVLink`, `PCIe`, `shared memory`, or ""
 
 
-def read_log(lines: Sequence[str]) -> Carried:
+def read_log(lines: Sequence[str]) -> NcclTransports:
     """Read the log lines of one rank."""
     networks = [match for line in lines if (match := _VIA_NET.search(line))]
     between = networks[0][1] if networks else ""
@@ -51,7 +51,7 @@ def read_log(lines: Sequence[str]) -> Carried:
         inside = "NVLink" if kinds and kinds <= _NVLINK else "PCIe"
     elif ways:
         inside = "shared memory"
-    return Carried(
+    return NcclTransports(
         between=between,
         devices=tuple(name for name, _ in _DEVICE.findall(devices)),
         gpudirect=any("/GDRDMA" in match[0] for match in networks),

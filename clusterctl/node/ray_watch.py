@@ -73,8 +73,8 @@ def watch(
         address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
     )
     state._initialize_global_state(options)  # noqa: SLF001
-    asking = Word(raylet, address, "asked", asked, _LONGEST_ASKED)
-    sharing = Word(raylet, address, "gateway", gateway, _LONGEST_GATEWAY) if gateway else None
+    asking = GcsValue(raylet, address, "asked", asked, _LONGEST_ASKED)
+    sharing = GcsValue(raylet, address, "gateway", gateway, _LONGEST_GATEWAY) if gateway else None
     while True:
         try:
             nodes = ray_nodes(state.node_table(), state.available_resources_per_node())
@@ -91,7 +91,7 @@ def watch(
                 break
 
 
-class Word:
+class GcsValue:
     """What supervisors send each other under one key in the GCS's key-value store."""
 
     def __init__(

@@ -15,7 +15,7 @@ from clusterctl.engine.step import HostView, Step
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, raise_all
 from clusterctl.node.documents import NodeState
 from clusterctl.operations.rolling import (
-    EndWell,
+    EndGracefully,
     LeaveGateway,
     ReturnToGateway,
     Rolling,
@@ -131,7 +131,7 @@ class Roll:
             if len(self.turns) > 1:
                 names += f", turn {number} of {len(self.turns)}"
             if self._takes_over:
-                end = EndWell(turn, self.steps, self.engines)
+                end = EndGracefully(turn, self.steps, self.engines)
                 proven = ThenProven(self.steps[-1], turn)
                 found.append(Stage(f"Ray on {names}", turn.hosts, (end, *self.steps[:-1], proven)))
                 continue

@@ -87,8 +87,8 @@ class Rolling:
         with a gateway, its clients notice."""
         gateways = {host.name for host in self.cluster.inventory.gateways}
         if self.spared and not gateways & set(self.hosts):
-            steps = tuple(map(Unnoticed, steps))
-        return tuple(OrBack(step, self) for step in steps) if self.old else tuple(steps)
+            steps = tuple(map(NonDisruptive, steps))
+        return tuple(OrRestored(step, self) for step in steps) if self.old else tuple(steps)
 
     def named(self, *, draining: bool) -> list[str]:
         """Return the replicas that are members in the head's lists, draining or not."""
@@ -209,7 +209,7 @@ class LeaveGateway:
 
 
 @dataclass(frozen=True)
-class EndWell:
+class EndGracefully:
     """Step: the node container is stopped, with time for running requests, before one of `steps`
     gives its supervisor a new head, for which Ray and its replicas would end at once.
 
@@ -279,7 +279,7 @@ class ThenProven(Wrapped):
 
 
 @dataclass(frozen=True)
-class Unnoticed(Wrapped):
+class NonDisruptive(Wrapped):
     """Step: wraps another one, whose change interrupts nobody."""
 
     def check(self, view: HostView) -> Change | Unknown | None:
@@ -288,7 +288,7 @@ class Unnoticed(Wrapped):
 
 
 @dataclass(frozen=True)
-class OrBack(Wrapped):
+class OrRestored(Wrapped):
     """Step: wraps another one; if that fails, the hosts get their previous containers back."""
 
     rolling: Rolling

@@ -11,9 +11,9 @@ from clusterctl.transfer.relay import wire
 from clusterctl.transfer.relay.stored import PartFile, Segment, Stored
 from clusterctl.transfer.relay.upstream import (
     SOURCE,
-    Roster,
     Upstream,
     UpstreamFailed,
+    Upstreams,
     WrongSoFar,
 )
 
@@ -29,11 +29,11 @@ SIDE_BY_SIDE = 4  # Segments that `want` fetches at a time
 Say = Callable[..., None]
 
 
-class Silent(Exception):
+class UpstreamSilent(Exception):
     """The upstream sent nothing for too long."""
 
 
-class Nearer(Exception):
+class CloserUpstream(Exception):
     """A nearer upstream is available: a host instead of the source."""
 
 
@@ -45,12 +45,12 @@ class Fetch:
         blob: Stored,
         segment: Segment,
         part: PartFile,
-        roster: Roster,
+        upstreams: Upstreams,
         say: Say,
         waits: "Dict[Fetch, str]",
     ) -> None:
         self._blob, self._segment, self._part = blob, segment, part
-        self._roster, self._say, self._waits = roster, say, waits
+        self._upstreams, self._say, self._waits = upstreams, say, waits
         self._tried: Set[str] = set()
         self._blamed: Set[str] = set()
         self._contributors: List[str] = []
@@ -96,7 +96,7 @@ class Fetch:
         self._say("wrong", " or ".join(self._contributors), self._blob.digest)
         if len(self._contributors) == 1:
             self._blamed.update(self._contributors)
-        if self._blamed >= {upstream.name for upstream in self._roster.all()}:
+        if self._blamed >= {upstream.name for upstream in self._upstreams.all()}:
             self._blamed.clear()
 
     def _start_over(self) -> None:
@@ -106,63 +106,63 @@ class Fetch:
         self._hash = self._part.hash_of(self._segment)
 
     def _choose(self) -> Optional[Upstream]:
-        found = self._roster.choose(self._tried | self._blamed)
+        found = self._upstreams.choose(self._tried | self._blamed)
         if found is None:
             self._tried.clear()
             self._wait(self._reason or "an upstream")
             time.sleep(PAUSE)
-        elif found.name == SOURCE and self._tried - {SOURCE} and self._roster.is_first_detour():
+        elif found.name == SOURCE and self._tried - {SOURCE} and self._upstreams.is_first_detour():
             self._say("detour", self._reason, self._blob.digest)
         return found
 
     def _take(self, upstream: Upstream) -> None:
         """Receive until the segment is complete or the upstream fails."""
         before = self._segment.have
-        upstream.standing.began()
+        upstream.stats.began()
         try:
             self._receive(upstream)
         except WrongSoFar:
             self._start_over()
-        except Nearer:
+        except CloserUpstream:
             self._tried.clear()
-        except (Silent, UpstreamFailed) as reason:
+        except (UpstreamSilent, UpstreamFailed) as reason:
             if self._segment.have > before:
                 self._tried.clear()
             self._tried.add(upstream.name)
-            self._roster.failed(upstream, isinstance(reason, UpstreamFailed) and reason.for_now)
+            self._upstreams.failed(upstream, isinstance(reason, UpstreamFailed) and reason.for_now)
             self._wait("%s: %s" % (upstream.name, reason))
         finally:
-            upstream.standing.ended()
+            upstream.stats.ended()
 
     def _receive(self, upstream: Upstream) -> None:
-        segment, standing = self._segment, upstream.standing
+        segment, stats = self._segment, upstream.stats
         start, size = segment.start + segment.have, segment.size - segment.have
         joined = last = time.monotonic()
         for piece in upstream.pieces(self._blob.digest, start, size, TICK):
             if len(piece):
                 self._keep(upstream, piece)
                 last = time.monotonic()
-            if self._roster.has_better(upstream, joined):
-                raise Nearer
+            if self._upstreams.has_better(upstream, joined):
+                raise CloserUpstream
             if len(piece):
                 continue
             if piece is wire.STILL_THERE:
-                standing.heard()
+                stats.heard()
             seconds = time.monotonic() - last
-            if min(seconds, standing.standstill()) >= 3:
+            if min(seconds, stats.standstill()) >= 3:
                 self._wait("%s, silent for %d s" % (upstream.name, seconds))
-            stall = self._roster.stall
-            if standing.silence() >= self._roster.patience(upstream) or seconds >= PATIENCE * stall:
-                raise Silent("nothing came for %d s" % seconds)
+            stall = self._upstreams.stall
+            if stats.silence() >= self._upstreams.patience(upstream) or seconds >= PATIENCE * stall:
+                raise UpstreamSilent("nothing came for %d s" % seconds)
 
     def _keep(self, upstream: Upstream, piece: Any) -> None:
-        upstream.standing.heard(len(piece))
+        upstream.stats.heard(len(piece))
         if upstream.name not in self._contributors:
             self._contributors.append(upstream.name)
         if self._waiting:
             self._waiting = False
             self._waits.pop(self, None)
-            self._roster.works(upstream)
+            self._upstreams.works(upstream)
         self._hash.update(piece)
         self._part.write(self._segment.start + self._segment.have, memoryview(piece))
         self._blob.advance(self._segment, len(piece))
@@ -177,8 +177,8 @@ class Fetch:
 class Holdings:
     """Blobs by digest. `say` sends an event to the controller."""
 
-    def __init__(self, roster: Roster, say: Say) -> None:
-        self._roster, self._say = roster, say
+    def __init__(self, upstreams: Upstreams, say: Say) -> None:
+        self._upstreams, self._say = upstreams, say
         self._blobs: Dict[str, Stored] = {}
         self._parts: Dict[str, PartFile] = {}
         self._queue: List[Stored] = []
@@ -267,7 +267,9 @@ class Holdings:
         return None
 
     def _fetch(self, blob: Stored, segment: Segment) -> None:
-        fetch = Fetch(blob, segment, self._parts[blob.digest], self._roster, self._say, self._waits)
+        fetch = Fetch(
+            blob, segment, self._parts[blob.digest], self._upstreams, self._say, self._waits
+        )
         try:
             fetch.run()
         except OSError as error:

@@ -13,9 +13,16 @@ from typing import Any, BinaryIO, Dict, List
 
 from clusterctl.transfer.relay import wire
 from clusterctl.transfer.relay.fetching import Holdings
-from clusterctl.transfer.relay.serving import Handover, Registry, serve
+from clusterctl.transfer.relay.serving import PeerHandler, Registry, serve
 from clusterctl.transfer.relay.stored import Stored, sweep
-from clusterctl.transfer.relay.upstream import SOURCE, Peer, Roster, Source, Standing, Upstream
+from clusterctl.transfer.relay.upstream import (
+    SOURCE,
+    Peer,
+    Source,
+    Upstream,
+    Upstreams,
+    UpstreamStats,
+)
 
 STATE_EVERY = 1.0
 # Seconds without a frame after which the controller counts as gone; it sends one every few
@@ -28,14 +35,14 @@ class Relay:
     def __init__(self, commands: BinaryIO, told: BinaryIO) -> None:
         self._commands, self._told = commands, told
         self._telling = threading.Lock()
-        self._standings: Dict[str, Standing] = {}
+        self._stats: Dict[str, UpstreamStats] = {}
         self._peers: Dict[Any, Upstream] = {}
         self._heard = time.monotonic()
         self._token = ""
-        self._roster = Roster(15.0)
-        self._source = Source(self._standing(SOURCE), self.tell)
-        self._holdings = Holdings(self._roster, self.say)
-        Registry.holdings = Handover.holdings = self._holdings
+        self._upstreams = Upstreams(15.0)
+        self._source = Source(self._stats_of(SOURCE), self.tell)
+        self._holdings = Holdings(self._upstreams, self.say)
+        Registry.holdings = PeerHandler.holdings = self._holdings
 
     def run(self) -> None:
         threading.Thread(target=self._watch, daemon=True).start()
@@ -69,10 +76,10 @@ class Relay:
     def _on_start(self, token: str, stall: str, address: str, engine: str, peer: str) -> None:
         """Start serving. `engine` and `peer`: ports to reuse if they are free, 0 for any."""
         self._token = token
-        self._roster.stall = float(stall)
-        Handover.expected = hashlib.sha256(f"Bearer {token}".encode()).digest()
+        self._upstreams.stall = float(stall)
+        PeerHandler.expected = hashlib.sha256(f"Bearer {token}".encode()).digest()
         engine_side = serve("127.0.0.1", int(engine), Registry)
-        peer_side = serve(address, int(peer), Handover)
+        peer_side = serve(address, int(peer), PeerHandler)
         self.say("ports", str(engine_side.port), str(peer_side.port))
         threading.Thread(target=self._report, daemon=True).start()
 
@@ -110,7 +117,7 @@ class Relay:
             name = rest.pop(0)
             found.append(self._source if name == SOURCE else self._peer(name, *rest[:3]))
             rest = rest if name == SOURCE else rest[3:]
-        self._roster.set(found)
+        self._upstreams.set(found)
 
     def _on_want(self, *digests: str) -> None:
         self._holdings.want(digests)
@@ -122,20 +129,20 @@ class Relay:
         """Return the same object for the same relay, and a new one after the relay restarts."""
         key = (name, address, port, start)
         if key not in self._peers:
-            standing = self._standing(name)
-            standing.resting_until = 0.0
-            self._peers[key] = Peer(name, standing, address, int(port), self._token)
+            stats = self._stats_of(name)
+            stats.resting_until = 0.0
+            self._peers[key] = Peer(name, stats, address, int(port), self._token)
         return self._peers[key]
 
-    def _standing(self, name: str) -> Standing:
-        return self._standings.setdefault(name, Standing(name))
+    def _stats_of(self, name: str) -> UpstreamStats:
+        return self._stats.setdefault(name, UpstreamStats(name))
 
     def _report(self) -> None:
         last = b""
         while True:
             done, total = self._holdings.totals()
-            received = sum(each.received for each in self._standings.values())
-            names = ",".join(name for name, each in self._standings.items() if each.streams)
+            received = sum(each.received for each in self._stats.values())
+            names = ",".join(name for name, each in self._stats.items() if each.streams)
             text = wire.fields(done, total, received, names, self._holdings.waiting())
             state = text.encode("utf-8", "surrogateescape")
             if state != last:

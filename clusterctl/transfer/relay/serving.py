@@ -235,7 +235,7 @@ class Registry(Handler):
         return None
 
 
-class Handover(Handler):
+class PeerHandler(Handler):
     """Serves ranges of blobs to other relays that have the token of this run. The body has no
     Content-Length, since it is framed: see wire."""
 

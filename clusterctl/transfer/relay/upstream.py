@@ -43,7 +43,7 @@ class WrongSoFar(Exception):
     """The upstream found that the bytes it passed on were wrong, and starts over."""
 
 
-class Standing:
+class UpstreamStats:
     """State of an upstream across all its streams. Times are from time.monotonic."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -83,9 +83,9 @@ class Standing:
 class Upstream:
     """Reads ranges of blobs. `name`: the host's name, or `source`."""
 
-    def __init__(self, name: str, standing: Standing) -> None:
+    def __init__(self, name: str, stats: UpstreamStats) -> None:
         self.name = name
-        self.standing = standing
+        self.stats = stats
 
     def pieces(self, digest: str, start: int, size: int, tick: float) -> Iterator[Any]:
         """Yield the bytes as they come, and b"" at least every `tick` seconds of silence, so that
@@ -96,8 +96,10 @@ class Upstream:
 class Peer(Upstream):
     """A relay on another host."""
 
-    def __init__(self, name: str, standing: Standing, address: str, port: int, token: str) -> None:
-        super().__init__(name, standing)
+    def __init__(
+        self, name: str, stats: UpstreamStats, address: str, port: int, token: str
+    ) -> None:
+        super().__init__(name, stats)
         self.address, self.port = address, port
         self._token = token
 
@@ -208,8 +210,8 @@ class _Stream:
 class Source(Upstream):
     """The controller's source, over stdin and stdout. `tell` writes a frame."""
 
-    def __init__(self, standing: Standing, tell: Callable[[bytes, int, bytes], None]) -> None:
-        super().__init__(SOURCE, standing)
+    def __init__(self, stats: UpstreamStats, tell: Callable[[bytes, int, bytes], None]) -> None:
+        super().__init__(SOURCE, stats)
         self._tell = tell
         self._streams: Dict[int, _Stream] = {}
         self._count = 0
@@ -271,7 +273,7 @@ class Source(Upstream):
             return None
 
 
-class Roster:
+class Upstreams:
     """The upstreams of this relay. `stall`: seconds of silence after which one counts as gone."""
 
     def __init__(self, stall: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -314,7 +316,7 @@ class Roster:
                     at is not None and now - at < self.stall for at in gone
                 ):
                     return None
-                if upstream.name not in without and upstream.standing.resting_until <= now:
+                if upstream.name not in without and upstream.stats.resting_until <= now:
                     return upstream
             return None
 
@@ -326,7 +328,7 @@ class Roster:
                 self._failed_at.setdefault(upstream.name, now)
             long_gone = now - self._failed_at.get(upstream.name, now - self.stall) >= self.stall
             if upstream.name != SOURCE:
-                upstream.standing.resting_until = now + (LONG_REST if long_gone else REST)
+                upstream.stats.resting_until = now + (LONG_REST if long_gone else REST)
 
     def works(self, upstream: Upstream) -> None:
         """Forget earlier failures of `upstream`: it delivered bytes."""
@@ -356,6 +358,6 @@ class Roster:
         with self._lock:
             others = [each for each in self._upstreams if each.name not in (upstream.name, SOURCE)]
             is_spare = upstream.name != SOURCE and any(
-                each.standing.resting_until <= self._clock() for each in others
+                each.stats.resting_until <= self._clock() for each in others
             )
             return min(SHORT_STALL, self.stall) if is_spare else self.stall

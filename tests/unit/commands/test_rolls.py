@@ -192,7 +192,7 @@ def test_another_head_is_there_before_the_others_join_its_ray() -> None:
     site = Site(image="new", taking_over=LOST)
     assert site.turns == [("gpu1",), ("gpu2",), ("gpu3",)]
     (first, *_) = site.roll.stages()
-    assert [type(step).__name__ for step in first.steps] == ["EndWell", "ThenProven"]
+    assert [type(step).__name__ for step in first.steps] == ["EndGracefully", "ThenProven"]
     notes = list(site.roll.notes())
     assert notes[0] == ("gpu1 becomes the head in place of gpu9, by gpu3's copy of 10 minutes ago")
     assert "lost with gpu9" in notes[1]

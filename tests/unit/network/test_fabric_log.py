@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.network.nccl_log import Carried, peers, read_log, warnings
+from clusterctl.network.nccl_log import NcclTransports, peers, read_log, warnings
 from clusterctl.node.documents import from_json
 from clusterctl.node.fabric_documents import FabricReport
 
@@ -25,7 +25,7 @@ def logs(name: str) -> list[list[str]]:
 
 def test_sockets_between_two_h200() -> None:
     first, second = map(read_log, logs("two-h200-over-sockets"))
-    assert first == Carried("Socket", ("eth0",), gpudirect=False, inside="")
+    assert first == NcclTransports("Socket", ("eth0",), gpudirect=False, inside="")
     assert second.devices == ("ens2",)
 
 
@@ -43,12 +43,12 @@ IB = [
 
 
 def test_infiniband_with_gpudirect() -> None:
-    assert read_log(IB) == Carried("IB", ("mlx5_0", "mlx5_1"), gpudirect=True, inside="")
+    assert read_log(IB) == NcclTransports("IB", ("mlx5_0", "mlx5_1"), gpudirect=True, inside="")
 
 
 def test_infiniband_without_gpudirect() -> None:
     plain = [line.replace("/GDRDMA", "") for line in IB]
-    assert read_log(plain) == Carried("IB", ("mlx5_0", "mlx5_1"), gpudirect=False, inside="")
+    assert read_log(plain) == NcclTransports("IB", ("mlx5_0", "mlx5_1"), gpudirect=False, inside="")
 
 
 def test_two_nics_for_sockets() -> None:
@@ -76,7 +76,7 @@ def test_ways_inside_a_host(path: str, via: str, inside: str) -> None:
 
 
 def test_a_log_that_says_nothing() -> None:
-    assert read_log([]) == Carried("", (), gpudirect=False, inside="")
+    assert read_log([]) == NcclTransports("", (), gpudirect=False, inside="")
 
 
 def test_complaints_and_the_peers_they_name() -> None:

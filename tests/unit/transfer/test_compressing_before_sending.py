@@ -15,7 +15,7 @@ from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.content import Blob
 from clusterctl.transfer.engine_state import WORTH_COMPRESSING, uncompressed
 from clusterctl.transfer.relay import wire
-from clusterctl.transfer.relay.upstream import Source, Standing
+from clusterctl.transfer.relay.upstream import Source, UpstreamStats
 from clusterctl.transfer.source_multiplexer import (
     PIECE,
     SharedSource,
@@ -70,7 +70,7 @@ class ToRelay:
     def __init__(self) -> None:
         self.kinds: set[bytes] = set()
         self.sent = 0
-        self.source = Source(Standing("source"), self._ask)
+        self.source = Source(UpstreamStats("source"), self._ask)
         self.line: SourceMultiplexer | None = None
 
     def send(self, kind: bytes, stream: int, payload: bytes) -> None:

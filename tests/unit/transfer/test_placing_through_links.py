@@ -17,7 +17,7 @@ from clusterctl.models.probe import look_for, reach
 from clusterctl.transfer.reaching import make_directory, open_file
 from clusterctl.transfer.relay.fetching import Holdings
 from clusterctl.transfer.relay.stored import PartFile, Stored
-from clusterctl.transfer.relay.upstream import Roster
+from clusterctl.transfer.relay.upstream import Upstreams
 from clusterctl.transfer.weights import downloads
 from clusterctl.transfer.weights.comparison import hash_now, look_at
 from clusterctl.transfer.weights.hashing import hashes
@@ -261,7 +261,9 @@ def test_a_cache_of_the_users_works_with_its_links(
         lines = f"take\t{snapshot}/model.safetensors\tmodel.safetensors\n"
         assert run_script("prepare", staged, stdin=lines).returncode == 0
         assert (staged / "model.safetensors").samefile(cache / "blobs/2")
-        Holdings(Roster(1.0), print).add_whole("0" * 64, len(DATA), f"{snapshot}/model.safetensors")
+        Holdings(Upstreams(1.0), print).add_whole(
+            "0" * 64, len(DATA), f"{snapshot}/model.safetensors"
+        )
 
 
 @pytest.mark.parametrize("by", ["file", "directory", "user's link", "model"])
@@ -301,7 +303,7 @@ def test_nothing_is_read_that_is_not_the_users(
             assert done.returncode == 1
             assert "only through another user's link" in done.stderr
         with pytest.raises(OSError, match="link that another user"):
-            Holdings(Roster(1.0), print).add_whole("0" * 64, len(SECRET), file)
+            Holdings(Upstreams(1.0), print).add_whole("0" * 64, len(SECRET), file)
     assert run_script("seal", snapshot, stdin="{}").returncode == (1 if by == "model" else 0)
     assert (private / ".clusterctl-model.json").read_bytes() == SECRET
     assert secret.read_bytes() == SECRET

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from clusterctl.transfer.relay import wire
-from clusterctl.transfer.relay.upstream import AT_ONCE, Peer, Standing, UpstreamFailed
+from clusterctl.transfer.relay.upstream import AT_ONCE, Peer, UpstreamFailed, UpstreamStats
 
 TICK = 0.1
 TIMES = 100
@@ -30,7 +30,7 @@ def read() -> Iterator[Read]:
     listener = socket.create_server(("127.0.0.1", 0))
 
     def begin(
-        serve: Serve, tick: float = TICK, size: int = SIZE, standing: Standing | None = None
+        serve: Serve, tick: float = TICK, size: int = SIZE, stats: UpstreamStats | None = None
     ) -> tuple[Iterator[bytes], threading.Event]:
         event = threading.Event()
 
@@ -42,8 +42,8 @@ def read() -> Iterator[Read]:
                 serve(connection, event)
 
         threading.Thread(target=answer, daemon=True).start()
-        standing = standing or Standing("gpu1")
-        peer = Peer("gpu1", standing, "127.0.0.1", listener.getsockname()[1], "token")
+        stats = stats or UpstreamStats("gpu1")
+        peer = Peer("gpu1", stats, "127.0.0.1", listener.getsockname()[1], "token")
         return map(bytes, peer.pieces("ab" * 32, 0, size, tick)), event
 
     with listener:

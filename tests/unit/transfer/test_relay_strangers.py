@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.transfer.relay.serving import MOST_STRANGERS, Handover, serve
+from clusterctl.transfer.relay.serving import MOST_STRANGERS, PeerHandler, serve
 
 TOKEN = "secret"
 
@@ -22,11 +22,11 @@ PROGRAM = """
 import resource, sys, hashlib
 resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
 from clusterctl.transfer.relay.fetching import Holdings
-from clusterctl.transfer.relay.serving import Handover, serve
-from clusterctl.transfer.relay.upstream import Roster
-Handover.holdings = Holdings(Roster(15.0), lambda *_: None)
-Handover.expected = hashlib.sha256(b"Bearer secret").digest()
-server = serve("127.0.0.1", 0, Handover)
+from clusterctl.transfer.relay.serving import PeerHandler, serve
+from clusterctl.transfer.relay.upstream import Upstreams
+PeerHandler.holdings = Holdings(Upstreams(15.0), lambda *_: None)
+PeerHandler.expected = hashlib.sha256(b"Bearer secret").digest()
+server = serve("127.0.0.1", 0, PeerHandler)
 server.head_limit = float(sys.argv[1])
 print(server.port, flush=True)
 sys.stdin.read()
@@ -108,8 +108,8 @@ def test_strangers_who_say_nothing_or_little_are_turned_away(start: object) -> N
 
 
 def test_more_strangers_than_there_is_room_for_leave_room_for_others() -> None:
-    Handover.expected = hashlib.sha256(b"Bearer secret").digest()
-    server = serve("127.0.0.1", 0, Handover)
+    PeerHandler.expected = hashlib.sha256(b"Bearer secret").digest()
+    server = serve("127.0.0.1", 0, PeerHandler)
     with ExitStack() as stack:
         stack.callback(server.server_close)
         stack.callback(server.shutdown)

@@ -9,9 +9,9 @@ from clusterctl.transfer.relay.upstream import (
     REST,
     SHORT_STALL,
     SOURCE,
-    Roster,
-    Standing,
     Upstream,
+    Upstreams,
+    UpstreamStats,
 )
 
 STALL = 15.0
@@ -32,50 +32,50 @@ def clock() -> Clock:
 
 @pytest.fixture
 def before(clock: Clock) -> Upstream:
-    return Upstream("gpu2", Standing("gpu2", clock))
+    return Upstream("gpu2", UpstreamStats("gpu2", clock))
 
 
 @pytest.fixture
 def first(clock: Clock) -> Upstream:
-    return Upstream("gpu1", Standing("gpu1", clock))
+    return Upstream("gpu1", UpstreamStats("gpu1", clock))
 
 
 @pytest.fixture
 def source(clock: Clock) -> Upstream:
-    return Upstream(SOURCE, Standing(SOURCE, clock))
+    return Upstream(SOURCE, UpstreamStats(SOURCE, clock))
 
 
 @pytest.fixture
-def roster(clock: Clock, before: Upstream, first: Upstream, source: Upstream) -> Roster:
-    found = Roster(STALL, clock)
+def upstreams(clock: Clock, before: Upstream, first: Upstream, source: Upstream) -> Upstreams:
+    found = Upstreams(STALL, clock)
     found.set([before, first, source])
     return found
 
 
 @pytest.fixture
-def pair(clock: Clock, before: Upstream, source: Upstream) -> Roster:
+def pair(clock: Clock, before: Upstream, source: Upstream) -> Upstreams:
     """The host before and the source alone."""
-    found = Roster(STALL, clock)
+    found = Upstreams(STALL, clock)
     found.set([before, source])
     return found
 
 
-def test_the_host_before_is_asked_first(roster: Roster, before: Upstream) -> None:
-    assert roster.choose(()) is before
+def test_the_host_before_is_asked_first(upstreams: Upstreams, before: Upstream) -> None:
+    assert upstreams.choose(()) is before
 
 
 def test_one_that_broke_rests_and_the_next_host_is_asked(
-    roster: Roster, clock: Clock, before: Upstream, first: Upstream
+    upstreams: Upstreams, clock: Clock, before: Upstream, first: Upstream
 ) -> None:
-    roster.failed(before, for_now=True)
+    upstreams.failed(before, for_now=True)
 
-    assert roster.choose(()) is first
+    assert upstreams.choose(()) is first
     clock.now += REST
-    assert roster.choose(()) is before
+    assert upstreams.choose(()) is before
 
 
 def test_the_source_waits_until_a_broken_host_had_time_to_come_back(
-    pair: Roster, clock: Clock, before: Upstream, source: Upstream
+    pair: Upstreams, clock: Clock, before: Upstream, source: Upstream
 ) -> None:
     pair.failed(before, for_now=True)
 
@@ -85,7 +85,7 @@ def test_the_source_waits_until_a_broken_host_had_time_to_come_back(
 
 
 def test_one_that_fell_silent_or_refuses_is_not_waited_for(
-    pair: Roster, clock: Clock, before: Upstream, source: Upstream
+    pair: Upstreams, clock: Clock, before: Upstream, source: Upstream
 ) -> None:
     pair.failed(before, for_now=False)
 
@@ -93,7 +93,7 @@ def test_one_that_fell_silent_or_refuses_is_not_waited_for(
 
 
 def test_a_host_that_stays_away_rests_longer(
-    pair: Roster, clock: Clock, before: Upstream, source: Upstream
+    pair: Upstreams, clock: Clock, before: Upstream, source: Upstream
 ) -> None:
     pair.failed(before, for_now=True)
     clock.now += STALL
@@ -106,7 +106,7 @@ def test_a_host_that_stays_away_rests_longer(
 
 
 def test_after_it_worked_again_a_failure_counts_anew(
-    pair: Roster, clock: Clock, before: Upstream, source: Upstream
+    pair: Upstreams, clock: Clock, before: Upstream, source: Upstream
 ) -> None:
     pair.failed(before, for_now=True)
     clock.now += STALL + 1
@@ -116,60 +116,60 @@ def test_after_it_worked_again_a_failure_counts_anew(
     assert pair.choose({"gpu2"}) is None
 
 
-def test_wrong_bytes_are_not_asked_for_again(roster: Roster, source: Upstream) -> None:
-    assert roster.choose({"gpu1", "gpu2"}) is source
+def test_wrong_bytes_are_not_asked_for_again(upstreams: Upstreams, source: Upstream) -> None:
+    assert upstreams.choose({"gpu1", "gpu2"}) is source
 
 
 def test_a_host_that_came_back_is_better_than_the_source(
-    roster: Roster, clock: Clock, before: Upstream, first: Upstream, source: Upstream
+    upstreams: Upstreams, clock: Clock, before: Upstream, first: Upstream, source: Upstream
 ) -> None:
     joined = clock.now
-    assert not roster.has_better(source, joined)
+    assert not upstreams.has_better(source, joined)
 
     clock.now += 5
-    again = Upstream("gpu2", Standing("gpu2", clock))
-    roster.set([again, first, source])
+    again = Upstream("gpu2", UpstreamStats("gpu2", clock))
+    upstreams.set([again, first, source])
 
-    assert roster.has_better(source, joined)
-    assert not roster.has_better(again, joined)
-    assert not roster.has_better(source, clock.now)
+    assert upstreams.has_better(source, joined)
+    assert not upstreams.has_better(again, joined)
+    assert not upstreams.has_better(source, clock.now)
 
 
 def test_one_that_another_is_preferred_to_now_is_left(
-    roster: Roster, clock: Clock, before: Upstream, first: Upstream, source: Upstream
+    upstreams: Upstreams, clock: Clock, before: Upstream, first: Upstream, source: Upstream
 ) -> None:
     joined = clock.now
     clock.now += 5
-    roster.set([first, source])
+    upstreams.set([first, source])
 
-    assert roster.has_better(before, joined), "it is not to be used any more"
-    assert roster.has_better(source, joined)
-    assert not roster.has_better(first, joined)
+    assert upstreams.has_better(before, joined), "it is not to be used any more"
+    assert upstreams.has_better(source, joined)
+    assert not upstreams.has_better(first, joined)
     clock.now += 5
-    roster.set([before, first, source])
-    assert roster.has_better(first, clock.now - 5)
+    upstreams.set([before, first, source])
+    assert upstreams.has_better(first, clock.now - 5)
 
 
 def test_silence_is_borne_longer_where_only_the_source_is_left(
-    roster: Roster, pair: Roster, before: Upstream, first: Upstream, source: Upstream
+    upstreams: Upstreams, pair: Upstreams, before: Upstream, first: Upstream, source: Upstream
 ) -> None:
-    assert roster.patience(before) == SHORT_STALL
-    assert roster.patience(source) == pair.patience(before) == STALL
-    roster.failed(first, for_now=False)
-    assert roster.patience(before) == STALL, "the other host does not answer either"
+    assert upstreams.patience(before) == SHORT_STALL
+    assert upstreams.patience(source) == pair.patience(before) == STALL
+    upstreams.failed(first, for_now=False)
+    assert upstreams.patience(before) == STALL, "the other host does not answer either"
 
 
 def test_silence_is_that_of_all_streams_together(clock: Clock) -> None:
-    standing = Standing("gpu1", clock)
-    standing.began()
+    stats = UpstreamStats("gpu1", clock)
+    stats.began()
     clock.now += 10
-    standing.began()
-    assert standing.silence() == 10
-    standing.heard(5)
+    stats.began()
+    assert stats.silence() == 10
+    stats.heard(5)
     clock.now += 3
-    assert (standing.silence(), standing.received) == (3, 5)
-    standing.ended()
-    standing.ended()
+    assert (stats.silence(), stats.received) == (3, 5)
+    stats.ended()
+    stats.ended()
     clock.now += 100
-    standing.began()
-    assert standing.silence() == 0
+    stats.began()
+    assert stats.silence() == 0
