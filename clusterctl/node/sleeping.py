@@ -198,7 +198,7 @@ async def _answer(
 
 
 class SleepControl:
-    """The supervisor's side: orders sleep and waking, and knows what came of it."""
+    """The supervisor's side: orders sleep and waking, and tracks the outcome."""
 
     def __init__(self) -> None:
         self._ours, self._theirs = socket.socketpair()

@@ -83,7 +83,7 @@ class Rolling:
         return spares(self.cluster, self.hosts)
 
     def around(self, steps: Sequence[Step]) -> tuple[Step, ...]:
-        """Return the steps of each host: `steps`, which interrupt nobody if others serve. On a host
+        """Return the steps of each host: `steps`, which interrupt no service if others serve. On a host
         with a gateway, its clients notice."""
         gateways = {host.name for host in self.cluster.inventory.gateways}
         if self.spared and not gateways & set(self.hosts):
@@ -280,7 +280,7 @@ class ThenProven(Wrapped):
 
 @dataclass(frozen=True)
 class NonDisruptive(Wrapped):
-    """Step: wraps another one, whose change interrupts nobody."""
+    """Step: wraps another one, whose change does not interrupt services."""
 
     def check(self, view: HostView) -> Change | Unknown | None:
         change = super().check(view)
