@@ -83,8 +83,8 @@ class Rolling:
         return spares(self.cluster, self.hosts)
 
     def around(self, steps: Sequence[Step]) -> tuple[Step, ...]:
-        """Return the steps of each host: `steps`, which interrupt no service if others serve. On a host
-        with a gateway, its clients notice."""
+        """Return the steps of each host: `steps`, which interrupt no service if others serve. On a
+        host with a gateway, its clients notice."""
         gateways = {host.name for host in self.cluster.inventory.gateways}
         if self.spared and not gateways & set(self.hosts):
             steps = tuple(map(NonDisruptive, steps))
