@@ -17,6 +17,7 @@ from clusterctl.node.documents import (
     BrokenNic,
     GatewayState,
     RayNode,
+    UnreadableDocument,
 )
 from clusterctl.ray_cluster.nodes import container_name
 from clusterctl.ray_cluster.topology import base_url, client_address
@@ -381,8 +382,10 @@ def _host_row(
     container = survey.containers.get(host.name)
     error = survey.errors.get(host.name)
     unreadable = survey.unreadable.get(host.name, ())
+    secrets = secrets_apart(survey, host.name)
     logs = next((error for error in log_problems(survey) if error.host == host.name), None)
     renamed = container and container.name != container_name(survey.inventory.cluster)
+
     problems = list(_first_cause(survey, host, node, ray_known=ray_known))
     taken = gpus_of_strangers(facts.gpus) if facts else {}
     problems += [
@@ -393,18 +396,8 @@ def _host_row(
     problems += [one.summary for one in (logs, full, odd) if one]
     if container and renamed:
         problems.append(f"the node container was renamed to {container.name}")
-    for document in unreadable:
-        if document.why == CHANGED:
-            problems.append(f"{document.file} is not what a command wrote, but is in effect")
-            continue
-        why = "was deleted" if document.why == DELETED else f"cannot be read ({document.why})"
-        problems.append(
-            f"{document.file} {why}; the supervisor follows the previous one"
-            if document.last_good
-            else f"{document.file} {why}; the supervisor follows nothing"
-        )
-    secrets = secrets_apart(survey, host.name)
-    problems += secrets
+    problems += [*map(_unreadable, unreadable), *secrets]
+
     fix = error.hint if error else None
     if facts and fix is None:
         gone = host.name not in survey.running or bool(secrets)
@@ -414,10 +407,9 @@ def _host_row(
             fix = first.hint
         elif state and state.broken_nics:
             fix = f"clusterctl check {survey.inventory.file}"
-    ray = ""
-    if node is not None:
-        ray = "up"
-    elif state is not None and host.name in survey.running:
+
+    ray = "up" if node else ""
+    if node is None and state and host.name in survey.running:
         ray = "not joined" if ray_known and state.ray == "up" else state.ray
     return HostRow(
         name=host.name,
@@ -437,6 +429,15 @@ def _host_row(
         versions=state.versions if state else {},
         drained=host.name in survey.drained,
     )
+
+
+def _unreadable(document: UnreadableDocument) -> str:
+    """Describe a document of a host that its supervisor does not follow as written."""
+    if document.why == CHANGED:
+        return f"{document.file} is not what a command wrote, but is in effect"
+    why = "was deleted" if document.why == DELETED else f"cannot be read ({document.why})"
+    followed = "the previous one" if document.last_good else "nothing"
+    return f"{document.file} {why}; the supervisor follows {followed}"
 
 
 def _container(survey: Survey, host: str) -> str:
