@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 from clusterctl.cli.program import Commands
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def ls(inventory: options.Inventory = None, as_json: options.Json = False) -> No
     with session("adapter-ls", inventory, quiet=True) as opened:
         found = list_adapters(opened.inventory, opened.credentials)
     if as_json:
-        print(json.dumps([asdict(each) for each in found], indent=2))
+        print(pretty([asdict(each) for each in found]))
         return
     if not found:
         print("No adapters.")
@@ -90,7 +89,7 @@ def _print(plan: AdapterPlan, *, as_json: bool) -> None:
     name = plan.service.name
     if as_json:
         document = {"service": name, "changes": plan.lines, "adapters": dict(plan.adapters)}
-        print(json.dumps(document, indent=2))
+        print(pretty(document))
         return
     has = ", ".join(plan.adapters) or "none"
     print(f"{name} has the adapters: {has}" if plan.lines else f"Nothing to change: {name}: {has}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 
 if TYPE_CHECKING:
     from clusterctl.operations.serving import Changes
@@ -80,7 +79,7 @@ def apply(
             "stopped": list(decision.pruned),
             "notes": list(decision.changes.notes),
         }
-        print(json.dumps(document, indent=2))
+        print(pretty(document))
         return
     for name, one in decision.services.items():
         state = "changed" if decision.changed(name) else "unchanged"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 
 
 @guarded
@@ -51,7 +50,7 @@ def batch(
             opened.progress,
         )
     if as_json:
-        print(json.dumps({"service": service, "answers": str(output), **vars(count)}, indent=2))
+        print(pretty({"service": service, "answers": str(output), **vars(count)}))
     elif count.kept == count.total:
         print(f"{output} already has all {count.total} answers")
     else:

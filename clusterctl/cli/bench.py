@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 from clusterctl.errors import UsageError
 
 _MOST = 10_000  # Requests per second
@@ -75,7 +74,7 @@ def bench(
         )
     documents = [one.to_json() for one in found]
     if as_json:
-        print(json.dumps(documents, indent=2))
+        print(pretty(documents))
     else:
         print("\n".join(bench_lines(documents, width=line_width(sys.stdout))))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 from clusterctl.errors import ClusterctlError, UsageError
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def bootstrap(
             "vllm_version": formed.vllm_version,
             "fabric": done.fabric.lines,
         }
-        print(json.dumps(document, indent=2))
+        print(pretty(document))
         return
     device = accelerator_named(opened.inventory.accelerator).device
     size = f"{count(formed.nodes, 'node')}, {count(round(formed.gpus), device)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 
 if TYPE_CHECKING:
     from clusterctl.commands.check import Report
@@ -56,7 +55,7 @@ def check(
         if fabric:
             report = with_fabric(report, *of, opened.progress)
         if as_json:
-            print(json.dumps(_document(report), indent=2))
+            print(pretty(_document(report)))
             if report.errors:
                 raise typer.Exit(min(error.exit_code for error in report.errors))
             return
@@ -84,7 +83,7 @@ def _show_promises(promises: list[PromiseState], *, as_json: bool) -> None:
             }
             for promise in promises
         ]
-        print(json.dumps({"promises": rows}, indent=2))
+        print(pretty({"promises": rows}))
         if errors:
             raise typer.Exit(min(error.exit_code for error in errors))
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 from clusterctl.errors import DEGRADED, ClusterctlError, UsageError
 
 
@@ -65,7 +64,7 @@ def diagnose(
         print(f"wrote {bundle}, {size:.1f} MiB: read it before you send it", file=sys.stderr)
     if as_json:
         unread = {"unread": [error_document(error) for error in missed]} if missed else {}
-        print(json.dumps({"causes": [asdict(cause) for cause in causes], **unread}, indent=2))
+        print(pretty({"causes": [asdict(cause) for cause in causes], **unread}))
     else:
         for error in missed:
             print("\n".join(error_lines(error)), file=sys.stderr)

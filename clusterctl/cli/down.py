@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 
 NOTHING = "Nothing to take down: no container or file of the cluster exists."
 
@@ -43,4 +42,4 @@ def down(
         errors = tuple(planned.set_aside.values())
         raise show_plan(planned.plan, as_json=as_json, nothing=NOTHING, errors=errors)
     done = f"the cluster is down; {count(changed, 'change')} made"
-    print(json.dumps({"changed": changed}, indent=2) if as_json else done)
+    print(pretty({"changed": changed}) if as_json else done)

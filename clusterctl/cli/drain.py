@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 
 if TYPE_CHECKING:
     from clusterctl.commands.drain import DrainPlan
@@ -50,7 +49,7 @@ def drain(
 
         changed = run(opened.inventory, host, opened.credentials, agree=agree, sink=opened.progress)
     if as_json:
-        print(json.dumps({"host": host, "drained": True, "changed": changed}, indent=2))
+        print(pretty({"host": host, "drained": True, "changed": changed}))
         return
     print(f"{host} is drained" if changed else f"{host} was already drained: nothing to change")
     print(f"  it keeps its place in Ray; to use it again: clusterctl undrain {host}")
@@ -69,7 +68,7 @@ def undrain(
     with session("undrain", inventory, quiet=as_json) as opened:
         changed = run(opened.inventory, host, opened.credentials)
     if as_json:
-        print(json.dumps({"host": host, "drained": False, "changed": changed}, indent=2))
+        print(pretty({"host": host, "drained": False, "changed": changed}))
         return
     was = "can have replicas again" if changed else "was not drained: nothing to change"
     print(f"{host} {was}")

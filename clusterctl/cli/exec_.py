@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
@@ -13,7 +12,7 @@ import typer
 
 from clusterctl import deadlines
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 from clusterctl.errors import StepFailed, UsageError, raise_all
 
 # A line for a shell, given as one word
@@ -59,7 +58,7 @@ def exec_(
             else:
                 document[host] = {"error": outcome.error.summary, "hint": outcome.error.hint}
                 codes.append(outcome.error.exit_code)
-        print(json.dumps(document, indent=2))
+        print(pretty(document))
         if codes:
             raise typer.Exit(min(codes))
         return

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 
 if TYPE_CHECKING:
     from clusterctl.models.shape import ModelShape
@@ -148,7 +147,7 @@ def fit(
         report = run(loaded, asked, credentials(), _shape_on_hub)
     document = report.to_json()
     if as_json:
-        print(json.dumps(document, indent=2))
+        print(pretty(document))
     else:
         from clusterctl.reporting.fit_view import fit_lines
         from clusterctl.reporting.text import line_width

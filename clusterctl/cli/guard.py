@@ -21,6 +21,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def pretty(document: object) -> str:
+    """Return the document as JSON, as --json prints it."""
+    return json.dumps(document, indent=2)
+
+
 def guarded(command: Callable[P, R]) -> Callable[P, R]:
     """Wrap `command` to report its failures, with the path of the run's log if there is one."""
 
@@ -61,7 +66,7 @@ def _reported(error: ClusterctlError, *, as_json: bool) -> typer.Exit:
 
     log = current_log()
     if as_json:
-        print(json.dumps({"error": error_document(error, log)}, indent=2))
+        print(pretty({"error": error_document(error, log)}))
     else:
         lines = error_lines(error, log, width=line_width(sys.stderr))
         print("\n".join(lines), file=sys.stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 from clusterctl.cli.program import Commands
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def push(
             raise show_plan(plan, as_json=as_json, nothing=nothing)
         agree = agreement(opened.progress, yes=True, as_json=as_json)
         done = run(wanted, opened.credentials, agree=agree, sink=opened.progress)
-    print(json.dumps(_document(done), indent=2) if as_json else _sentence(done))
+    print(pretty(_document(done)) if as_json else _sentence(done))
 
 
 def _sentence(done: PushedImage) -> str:
@@ -119,7 +118,7 @@ def ls(
             for one in found.images
         ]
         errors = [{"host": error.host, "error": error.summary} for error in found.errors]
-        print(json.dumps({"images": rows, "errors": errors}, indent=2))
+        print(pretty({"images": rows, "errors": errors}))
         return
     for line in _list_lines(found, len(opened.hosts)):
         print(line)
@@ -209,7 +208,7 @@ def bundle(
             for each in done.images
         ]
         document = {"file": str(done.path), "size": done.size, "images": written}
-        print(json.dumps(document, indent=2))
+        print(pretty(document))
         return
     platforms = ", ".join(sorted({each.platform for each in done.images}))
     print(f"{done.path}: {count(len(done.images), 'image')}, {size(done.size)}, {platforms}")
@@ -245,7 +244,7 @@ def cache(
     directory = str(found.directory)
     if as_json:
         figures = {"size": found.size, "free": found.free, "cleared": clear}
-        print(json.dumps({"directory": directory, **figures}, indent=2))
+        print(pretty({"directory": directory, **figures}))
     elif not found.size:
         print(f"{directory}: no image layers")
     elif clear:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 from clusterctl.cli.program import Commands
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def create(
             requests_per_minute=of_requests,
             tokens_per_day=of_tokens,
         )
-    print(json.dumps({"name": name, "key": key}, indent=2) if as_json else key)
+    print(pretty({"name": name, "key": key}) if as_json else key)
     _note(followed)
 
 
@@ -74,7 +73,7 @@ def ls(inventory: options.Inventory = None, as_json: options.Json = False) -> No
             }
             for one in found
         ]
-        print(json.dumps(shown, indent=2))
+        print(pretty(shown))
         return
     if not found:
         print("No keys.")
@@ -108,7 +107,7 @@ def revoke(
 
     with session("key", inventory, quiet=True) as opened:
         followed = run(opened.inventory, name, opened.credentials)
-    print(json.dumps({"revoked": name}, indent=2) if as_json else f"{name} is revoked")
+    print(pretty({"revoked": name}) if as_json else f"{name} is revoked")
     _note(followed)
 
 
@@ -146,7 +145,7 @@ def rotate(
         for name in names:
             restart(who[0], name, who[1], agree=lambda _: None, sink=opened.progress)
     if as_json:
-        print(json.dumps({"restarted": list(names)}, indent=2))
+        print(pretty({"restarted": list(names)}))
     else:
         print("the cluster has a new api.key; the old one is refused")
 

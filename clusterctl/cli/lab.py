@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 from clusterctl.cli.init import IMAGE
 from clusterctl.cli.program import Commands
 from clusterctl.errors import UsageError
@@ -59,7 +58,7 @@ def up(
     gpu_image = lifecycle.GpuImage(image or IMAGE, image_archive) if gpus else None
     made = lifecycle.up(hosts, link_rate=link_rate, model=model, gpu_image=gpu_image, say=_say)
     if as_json:
-        print(json.dumps({"changes": made.changes, "inventory": str(made.inventory)}, indent=2))
+        print(pretty({"changes": made.changes, "inventory": str(made.inventory)}))
         return
     print("the lab is up" if made.changes else "the lab is up: nothing to change")
     print(f"inventory: {made.inventory}")
@@ -75,7 +74,7 @@ def status(as_json: options.Json = False) -> None:
     from clusterctl.lab import lifecycle
 
     found = lifecycle.status()
-    print(json.dumps(found.document(), indent=2) if as_json else "\n".join(found.lines()))
+    print(pretty(found.document()) if as_json else "\n".join(found.lines()))
 
 
 @app.command()
@@ -91,6 +90,6 @@ def down(
 
     changes = lifecycle.down(purge=purge, say=_say)
     if as_json:
-        print(json.dumps({"changes": changes}, indent=2))
+        print(pretty({"changes": changes}))
         return
     print("the lab is down" if changes else "there was no lab: nothing to change")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 from clusterctl.errors import CHANGES_PENDING
 
 
@@ -47,7 +46,7 @@ def metrics(
         for path in changed:
             write_file(path, files[path])
     if as_json:
-        print(json.dumps({"files": [*map(str, files)], "changed": [*map(str, changed)]}, indent=2))
+        print(pretty({"files": [*map(str, files)], "changed": [*map(str, changed)]}))
     else:
         verb = "would write" if dry_run else "wrote"
         print("\n".join(one_line(f"{verb} {path}") for path in changed) or "nothing to change")

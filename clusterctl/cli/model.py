@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 from clusterctl.cli.program import Commands
 from clusterctl.errors import UsageError
 
@@ -52,7 +51,7 @@ def ls(
         with session("model-ls", inventory, limit=limit, quiet=True) as opened:
             listed = run(opened.inventory, opened.hosts, opened.credentials)
     if as_json:
-        print(json.dumps(listed_document(listed), indent=2))
+        print(pretty(listed_document(listed)))
         return
     print("\n".join(list_lines(listed)))
     for error in listed.errors if listed else ():
@@ -86,9 +85,7 @@ def search_(
     elif not everything:
         wanted = _gpus_of_cluster(inventory)
     found = search(text, wanted)
-    print(
-        json.dumps(search_document(found), indent=2) if as_json else "\n".join(search_lines(found))
-    )
+    print(pretty(search_document(found)) if as_json else "\n".join(search_lines(found)))
 
 
 def _gpus_of_cluster(path: Path | None) -> tuple[GpuModel, ...]:
@@ -154,7 +151,7 @@ def push(
             raise show_plan(plan, as_json=as_json, nothing=NOTHING)
         agree = agreement(opened.progress, yes=yes, as_json=as_json)
         done = deliver(to, find, opened.credentials, agree=agree, sink=opened.progress)
-    print(json.dumps(pushed_document(done), indent=2) if as_json else pushed_sentence(done))
+    print(pretty(pushed_document(done)) if as_json else pushed_sentence(done))
 
 
 @app.command("pull")
@@ -213,7 +210,7 @@ def pull(
             raise show_plan(plan, as_json=as_json, nothing=NOTHING)
         agree = agreement(opened.progress, yes=yes, as_json=as_json)
         done = run(wanted, to, opened.credentials, agree=agree, sink=opened.progress)
-    print(json.dumps(pushed_document(done), indent=2) if as_json else pushed_sentence(done))
+    print(pretty(pushed_document(done)) if as_json else pushed_sentence(done))
 
 
 def pushed_sentence(done: PushedModel) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 from clusterctl.cli.program import Commands
 from clusterctl.errors import UsageError
 
@@ -111,7 +110,7 @@ def bundle(
     made = make(wanted, output, lambda text: print(f"  · {text}", file=sys.stderr))
     if as_json:
         document = {"for": system.name, "architecture": arch, **_document(made)}
-        print(json.dumps(document, indent=2))
+        print(pretty(document))
     else:
         what = f"{count(len(made.files), 'package')}, {size(made.size)}, for {system.name}"
         print(f"{what}: name it in the inventory")

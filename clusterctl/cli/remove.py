@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 
 if TYPE_CHECKING:
     from clusterctl.commands.remove import Removal
@@ -47,7 +46,7 @@ def remove(
                 )
             if dry_run:
                 if as_json:
-                    print(json.dumps({"moves": moves, **plan_document(removal.plan)}, indent=2))
+                    print(pretty({"moves": moves, **plan_document(removal.plan)}))
                 raise typer.Exit(CHANGES_PENDING if removal.shown else 0)
             ended = ", ".join(each.service for each in removal.moves if each.ends)
             interrupts = [
@@ -71,7 +70,7 @@ def remove(
         source = opened.inventory.source
     if as_json:
         document = {"host": host, "changed": changed, "file": str(source), "line": line}
-        print(json.dumps(document, indent=2))
+        print(pretty(document))
         return
     print(f"{host} is removed" if changed else f"{host} was already removed: nothing to change")
     print(f"  now delete hosts.{host}, {source}:{line}: until then `serve` and `apply` miss it,")

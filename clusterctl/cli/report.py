@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 
 
 @guarded
@@ -36,7 +35,7 @@ def report(
     with session("report", inventory, quiet=as_json) as opened:
         document = run(opened.inventory, opened.credentials, opened.progress, bandwidth=bandwidth)
     if as_json:
-        print(json.dumps(document, indent=2))
+        print(pretty(document))
         return
     write_file(output, page(document).encode())
     print(output)

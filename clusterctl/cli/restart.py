@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 
 if TYPE_CHECKING:
     from clusterctl.commands.restart import RestartPlan
@@ -42,7 +41,7 @@ def restart(
         proofs = run(opened.inventory, name, opened.credentials, agree=agree, sink=opened.progress)
     ready = {replica: round(proof.ready_seconds, 1) for replica, proof in proofs.items()}
     if as_json:
-        print(json.dumps({"service": name, "ready_seconds": ready}, indent=2))
+        print(pretty({"service": name, "ready_seconds": ready}))
         return
     for replica, seconds in ready.items():
         print(f"{replica} answers again, {seconds:.0f} s after vLLM started")

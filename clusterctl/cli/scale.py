@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 
 if TYPE_CHECKING:
     from clusterctl.commands.scale import ScalePlan
@@ -45,7 +44,7 @@ def scale(
     hosts = {each.name: each.host for each in (*plan.moves.staying, *plan.moves.new)}
     if as_json:
         document = {"service": name, "changes": plan.lines, "replicas": hosts}
-        print(json.dumps(document, indent=2))
+        print(pretty(document))
         return
     where = ", ".join(f"{each} on {host}" for each, host in hosts.items())
     print(f"{name} has {count(replicas, 'replica')}: {where}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 
 if TYPE_CHECKING:
     from clusterctl.operations.serving import Changes, Served
@@ -179,7 +178,7 @@ def serve(
             "reported": served.outcome.to_json() if served.outcome else [],
             "notices": list(served.notices),
         }
-        print(json.dumps(document, indent=2))
+        print(pretty(document))
         return
     print(f"{plan.document.service} is served at {plan.endpoint.url}/v1")
     for url in plan.other_urls:
@@ -229,7 +228,7 @@ def _show_plan(changes: Changes, *, as_json: bool) -> None:
             "notes": list(changes.notes),
             "fit": report,
         }
-        print(json.dumps(document, indent=2))
+        print(pretty(document))
         return
     from clusterctl.reporting.fit_view import plan_lines
     from clusterctl.reporting.text import each_below_itself, line_width

@@ -3,7 +3,6 @@ user's consent to a plan."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import typer
 
+from clusterctl.cli.guard import pretty
 from clusterctl.cli.streams import ask_unseen, signals
 from clusterctl.engine.interrupt import keep_terminal
 from clusterctl.engine.plan import Plan
@@ -126,7 +126,7 @@ def show_changes(
     """Print the changes of a plan, to stdout for a dry run and else to stderr, or `same` if there
     are none. Ends a dry run; with `as_json`, it prints only `document`."""
     if dry_run and as_json:
-        print(json.dumps(document, indent=2))
+        print(pretty(document))
     elif not as_json:
         lines = ["To do:", *(f"  {line}" for line in changes)] if changes else [same]
         print("\n".join(lines), file=sys.stdout if dry_run else sys.stderr)
@@ -171,7 +171,7 @@ def show_plan(
     """
     if as_json:
         error = {"error": error_document(Problems(errors), current_log())} if errors else {}
-        print(json.dumps({**plan_document(plan), **error}, indent=2))
+        print(pretty({**plan_document(plan), **error}))
         if errors:
             return typer.Exit(min(each.exit_code for each in errors))
     elif plan.changes or not errors:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 from clusterctl.errors import DEGRADED, Interrupted, UsageError
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600}
@@ -62,7 +61,7 @@ def soak(
             "findings": found,
             "rounds": [asdict(one) for one in rounds],
         }
-        print(json.dumps(held, indent=2))
+        print(pretty(held))
     else:
         verdict = found or ["nothing failed or was slow"]
         print("\n".join(one_line(text) for text in (totals(rounds), *verdict)))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from clusterctl.cli import options
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 
 
 @guarded
@@ -31,4 +30,4 @@ def stop(
             plan, errors = make_plan(opened.inventory, name, opened.credentials)
             raise show_plan(plan, as_json=as_json, errors=errors)
         run(opened.inventory, name, opened.credentials, opened.progress)
-    print(json.dumps({"stopped": name}, indent=2) if as_json else f"{name} is stopped")
+    print(pretty({"stopped": name}) if as_json else f"{name} is stopped")

@@ -11,7 +11,7 @@ import typer
 from clusterctl import __version__
 from clusterctl.cli import options
 from clusterctl.cli.commit import commit
-from clusterctl.cli.guard import guarded
+from clusterctl.cli.guard import guarded, pretty
 
 
 def version_line() -> str:
@@ -42,7 +42,7 @@ def version(
     with session("version", inventory, quiet=True) as opened:
         record = run(opened.inventory, opened.credentials).to_json()
     if as_json:
-        print(json.dumps(record, indent=2))
+        print(pretty(record))
     else:
         print("\n".join(version_lines(record, width=line_width(sys.stdout))))
     if record["silent"]:
