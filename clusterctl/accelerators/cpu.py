@@ -7,29 +7,24 @@ For the lab, and for experiments without GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from clusterctl.accelerators.engine_defaults import EngineDefaults
 from clusterctl.accelerators.names import LAB_DEVICE, LAB_SPECIFICATION
 from clusterctl.accelerators.protocol import Accelerator, DeviceAccess
-from clusterctl.containers.driver import Container, ContainerDriver
-from clusterctl.containers.spec import ContainerSpec
-from clusterctl.engine.step import HostView, Step
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.facts.gpu_probe import NVIDIA
 from clusterctl.facts.model import GpuFacts, HostFacts
-from clusterctl.inventory.model import Host, Inventory, Packages
+from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.documents import GpuListing
 from clusterctl.node.fabric_documents import GpuBackend
-from clusterctl.packages.bundle import Bundle
-from clusterctl.steps.engines import Engines
 
 # Planning recognises CPUs by the model name CPU.
 DEVICE = GpuFacts(index=0, uuid="", model="CPU", memory=0, driver="")
 
 
-class Cpu:
+class Cpu(Accelerator):
     counted = False
     device = "CPU device"
     gpu_probe = NVIDIA  # GPUs on a host are shown, but not used
@@ -66,23 +61,6 @@ class Cpu:
     def access(self, facts: HostFacts) -> DeviceAccess:
         given = facts.engine.cdi_spec_dirs and LAB_SPECIFICATION in facts.cdi_specs
         return DeviceAccess(cdi=(LAB_DEVICE,) if given else ())
-
-    def host_steps(self, packages: Packages, bundles: Sequence[Bundle]) -> tuple[Step, ...]:
-        return ()
-
-    def fetched(self, packages: Packages) -> str:
-        return ""
-
-    def image_proof(
-        self, spec_for: Callable[[HostView], ContainerSpec], engines: Engines, file: str
-    ) -> tuple[Step, ...]:
-        return ()
-
-    def gpus_lost(self, view: HostView, driver: ContainerDriver, container: Container) -> None:
-        """Return None: a container cannot lose its CPUs."""
-
-    def purge_steps(self, own: str) -> tuple[Step, ...]:
-        return ()
 
     def devices(self, facts: HostFacts, count: int) -> tuple[GpuFacts, ...]:
         return (DEVICE,) * count

@@ -1,5 +1,7 @@
 """The interface of an accelerator: everything that differs between types of device."""
 
+# ruff: noqa: ARG002 - devices that need nothing need no arguments either
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +35,7 @@ class Accelerator(DeviceRequirements, Protocol):
     """A type of device that models run on. `docs/accelerators.md` explains how to add one.
 
     All methods are pure, except for `gpus_lost`. Requirements for hosts are in
-    `DeviceRequirements`.
+    `DeviceRequirements`. Methods with a body are for devices that need nothing there.
     """
 
     # Inventory and facts of hosts.
@@ -74,25 +76,30 @@ class Accelerator(DeviceRequirements, Protocol):
     def host_steps(self, packages: Packages, bundles: Sequence[Bundle]) -> tuple[Step, ...]:
         """Return the steps that run after the engine's installation, so that it can give devices to
         containers."""
+        return ()
 
     def fetched(self, packages: Packages) -> str:
         """Return what `host_steps` download, and from where; "" for nothing."""
+        return ""
 
     def image_proof(
         self, spec_for: Callable[[HostView], ContainerSpec], engines: Engines, file: str
     ) -> tuple[Step, ...]:
         """Return the steps that prove, before a node starts, that devices work in the image. `file`
         is the inventory, quoted for a command."""
+        return ()
 
     def gpus_lost(
         self, view: HostView, driver: ContainerDriver, container: Container
     ) -> str | None:
         """Return why the running node container must be recreated, if it has lost the host's
         devices; otherwise None."""
+        return None
 
     def purge_steps(self, own: str) -> tuple[Step, ...]:
         """Return the steps with which `down --purge` undoes `host_steps`, unless another cluster
         uses the host. `own`: this cluster's directory on it."""
+        return ()
 
     # Planning: devices that a model may use, and vLLM's arguments on them.
 

@@ -141,11 +141,10 @@ class _Delivery:
     def plan(self) -> Plan:
         return plan_stages(self.stages(), self.survey.views)
 
-    def carry(self, plan: Plan, lock: ClusterLock | None) -> int:
+    def carry(self, _plan: Plan, lock: ClusterLock | None) -> int:
         """Make the changes, and return their number. Raises the errors of all hosts."""
         if lock is None:
             return 0
-        del plan
         with self.transfer:
             outcome = execute_held(self.stages(), self.survey.views, self._sink, lock.ensure_held)
         raise_all(outcome.set_aside.values())

@@ -42,8 +42,7 @@ def run(
     stages = _stages(limited, source)
     with _seen(inventory, limited, credentials) as found:
 
-        def act(plan: Plan, lock: ClusterLock | None) -> int:
-            del plan
+        def act(_plan: Plan, lock: ClusterLock | None) -> int:
             return execute_held(stages, found, sink, lock.ensure_held).changed if lock else 0
 
         head = found[inventory.head.name].transport

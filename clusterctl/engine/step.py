@@ -53,8 +53,8 @@ class Step(Protocol):
     @property
     def title(self) -> str: ...
 
-    def check(self, view: HostView) -> Change | Unknown | None:
+    def check(self, view: HostView, /) -> Change | Unknown | None:
         """Return the change to make, or None. Reads only."""
 
-    def apply(self, view: HostView, change: Change) -> None:
+    def apply(self, view: HostView, change: Change, /) -> None:
         """Make the change. Raises StepFailed."""

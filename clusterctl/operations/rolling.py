@@ -187,8 +187,7 @@ class LeaveGateway:
     steps: Sequence[Step]
     title = "replicas"
 
-    def check(self, view: HostView) -> Change | None:
-        del view
+    def check(self, _view: HostView) -> Change | None:
         views = (self.rolling.cluster.views[host] for host in self.rolling.hosts)
         if not any(interrupts(step.check(each)) for each in views for step in self.steps):
             return None
@@ -198,8 +197,7 @@ class LeaveGateway:
         others = f"send requests of {names} to others"
         return Change(others if self.rolling.spared else f"finish the requests of {names}")
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         now = self.rolling.now()
         if self.rolling.spared and not spares(now, self.rolling.hosts):
             raise _nobody_else(view)
@@ -231,8 +229,7 @@ class EndGracefully:
         names = ", ".join(each.name for each in replicas_on(self.rolling.cluster, [view.host.name]))
         return Change(f"finish the requests of {names}, then stop the container", disruptive=True)
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         rolling, driver = self.rolling, self.engines(view)
         now = rolling.now()
         if rolling.spared and not spares(now, rolling.hosts):
@@ -308,15 +305,13 @@ class ReturnToGateway:
     rolling: Rolling
     title = "replicas"
 
-    def check(self, view: HostView) -> Change | None:
-        del view
+    def check(self, _view: HostView) -> Change | None:
         if set(self.rolling.hosts) <= set(self.rolling.cluster.survey.drained):
             return None
         names = self.rolling.named(draining=True)
         return Change(f"wait for {', '.join(names)}, then send requests again") if names else None
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del view, change
+    def apply(self, _view: HostView, _change: Change) -> None:
         try:
             self.rolling.rejoin()
         except ClusterctlError as error:

@@ -128,8 +128,7 @@ class ContainerEngine:
         name = self._source(view, found).name
         return Change(f"install {name}", before="no container engine", after=name)
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         found = _look(view)
         if not (found.client and found.unit):
             if view.transport.read_file(DAEMON_JSON) is None:
@@ -312,8 +311,7 @@ class EngineAbsent:
             return Unknown(f"{', '.join(name for _, name in left)} must be removed first")
         return Change(f"remove {', '.join(ours)}", disruptive=True)
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         view.say("stopping docker.service")
         root_script(view, STOP, doing="stopping docker.service", timeout=deadlines.SYSTEMD)
         if packages := installed_by_us(view, ENGINE_PACKAGES):

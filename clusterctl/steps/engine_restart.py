@@ -138,8 +138,7 @@ class UnitsBesideEngine:
             return None
         return Change(f"add {' and '.join(names)}, for restarts of Docker and of the host")
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         wanted = self._wanted(view)
         make_directories(view, UNITS)
         for path, text in wanted.items():
@@ -166,8 +165,7 @@ class NoUnitsBesideEngine:
         left = self._left(view)
         return Change(f"remove {', '.join(left)}") if left else None
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         left = self._left(view)
         doing = f"removing {', '.join(left)}"
         root_script(view, REMOVE, *left, doing=doing, timeout=deadlines.SYSTEMD)

@@ -154,8 +154,8 @@ class DirectoriesPresent:
         ]
         return Change(f"create {', '.join(made)}") if made else None
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change  # making an existing one does no harm
+    def apply(self, view: HostView, _change: Change) -> None:
+        # Making an existing one does no harm
         pairs = [
             word for directory in self._wanted for word in (f"{directory.mode:o}", directory.path)
         ]
@@ -216,8 +216,7 @@ class FilesPresent:
             ),
         )
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         for file, before in self._differing(view):
             view.transport.put(file.data, file.path, mode=file.mode, sudo=True, before=before)
 
@@ -305,8 +304,7 @@ class PathsAbsent:
         found = root_script(view, LOOK_FOR_PATHS, *self._paths, doing="looking at files")
         return Change(f"remove {', '.join(found.splitlines())}") if found.strip() else None
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         root_script(
             view, REMOVE, *self._paths, doing="removing files", timeout=deadlines.PACKAGE_FILES
         )

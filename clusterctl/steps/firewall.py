@@ -286,8 +286,7 @@ class Firewall:
         count = len(self._admission.addresses)
         return Change(f"{install}close the cluster's ports to all but {count} addresses of it")
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         places, found = self._places, self._look(view)
         if not found.nft:
             self._install(view)
@@ -395,8 +394,7 @@ class FirewallAbsent:
         left = root_script(view, LOOK_FOR_LEFT, *words, doing="looking for the firewall")
         return Change(f"remove {', '.join(left.splitlines())}") if left.strip() else None
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         places = self._places
         words = (places.table, places.rules, places.listing, places.unit, places.timer)
         root_script(view, REMOVE, *words, doing="removing the firewall", timeout=deadlines.SYSTEMD)

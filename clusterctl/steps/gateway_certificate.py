@@ -60,8 +60,7 @@ class GatewayCertificate:
         why = self._why_made(view, found.splitlines())
         return Change(f"create {self._pem} for {', '.join(self._names)}: {why}") if why else None
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         if self.check(view) is None:
             return  # A certificate that was made is not made again
         if self._files:

@@ -207,8 +207,7 @@ class GpuAccess:
         disruptive = found.needs_restart and bool(found.stopped_by_restart)
         return Change("; ".join(todo), disruptive=disruptive)
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         found = _look(view)
         if found.by_cdi and not found.fresh:
             view.say("writing the CDI specification")

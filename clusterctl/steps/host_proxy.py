@@ -127,8 +127,7 @@ class HostProxy:
             summary += f" and restart Docker, which stops {', '.join(stopped) or 'no container'}"
         return Change(summary, disruptive=restart and bool(stopped))
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         found = self._look(view)
         if not self._variables:
             root_script(view, REMOVE, *self.files, doing="removing the proxy")

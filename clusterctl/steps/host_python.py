@@ -52,8 +52,7 @@ class HostPython:
         source = f" from {bundle.path.name}" if bundle else ""
         return Change(f"install {package}{source}", before=view.facts.python_words, after=package)
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         if _usable(view):
             return
         package = python_package(target(view))
@@ -107,8 +106,7 @@ class PackagesAbsent:
             return None  # other packages would be removed with it
         return Change(f"remove {', '.join(ours)}")
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         purge_packages(view, installed_by_us(view, self._record))
         root_script(view, REMOVE, self._record, doing=f"removing {self._record}")
 

@@ -69,8 +69,8 @@ class NodeContainer:
             case Keep():
                 return Change(f"start {spec.name} again")
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change  # compare again: the plan may be minutes old
+    def apply(self, view: HostView, _change: Change) -> None:
+        # Compare again: the plan may be minutes old
         driver, spec = self._engines(view), self._spec_for(view)
         ours, surplus = self._find(driver)
         for container in surplus:
@@ -141,8 +141,7 @@ class ContainersAbsent:
         names = ", ".join(container.name for container in found)
         return Change(f"stop and remove {names}", disruptive=True) if found else None
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         driver = self._engines(view)
         for container in driver.containers(self._cluster):
             view.say(f"stopping {container.name}, at most {container.stop_timeout} s")

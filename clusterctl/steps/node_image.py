@@ -254,8 +254,7 @@ class RayInImage:
         why = self._node_image.why_again(found)
         return Change(f"rebuild the node image {node_tag(found)}, {why}") if why else None
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         make_node_image(
             self._engines(view),
             self._node_image.reference,
@@ -425,8 +424,7 @@ class ImagePulled:
                 return None
         return Change(f"pull {self._reference} from its registry")
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         view.say(self._why)
         driver = self._engines(view)
         if self._marked and driver.image(tagged(self._reference)) is None:
@@ -475,8 +473,7 @@ class ImagesAbsent:
             return Change(f"remove {', '.join(names)}")
         return Change(f"clear {IMAGES}") if self._came_with_us(view) else None
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         driver = self._engines(view)
         for name in self._names(view, driver):
             driver.remove_image(name)

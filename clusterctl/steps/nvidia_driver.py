@@ -93,8 +93,7 @@ class NvidiaDriver:
             return None
         return self._source.change(view, _look(view))
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         if self._source.change(view, _look(view)) is None:
             return
         self._source.install(view)

@@ -112,8 +112,7 @@ class NvidiaToolkit:
             disruptive=bool(found and running),
         )
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         version, bundle = self._version(view), self._bundle(view)
         if bundle:
             manager = manager_of(view, bundle, pause=self._pause)
@@ -173,8 +172,7 @@ class ToolkitAbsent:
             return None
         return Change(f"remove {', '.join(left)}") if left else None
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         packages = [name for name in _left(view) if "/" not in name]
         if packages:
             purge_packages(view, packages)

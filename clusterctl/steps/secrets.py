@@ -67,8 +67,7 @@ class SecretsMade:
         ]
         return Change(f"create {', '.join(wrong)}") if wrong else None
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         root_script(view, MAKE, *self._paths, doing="creating secrets")
 
 
@@ -119,8 +118,7 @@ class SecretCopied:
             return None
         return Change(f"copy {path} from {self._secret.host}")
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         path, value = self._secret.path, self._secret.value()
         if value is None:
             raise StepFailed(f"{path} is not on {self._secret.host}", host=view.host.name)

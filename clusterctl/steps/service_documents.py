@@ -44,8 +44,7 @@ class ServiceDocumentsReadable:
         ]
         return Change("; ".join(words)) if words else None
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         for document, before in self._broken(view):
             path = f"{self._directory}/{document.file}"
             if document.last_good:

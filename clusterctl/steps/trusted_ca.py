@@ -126,8 +126,7 @@ class TrustedCa:
         where = f", also for Docker at {self._registry}" if self._registry else ""
         return Change(f"trust the CA {names}{where}")
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         found = self._look(view)
         lacking, stale = self._lacking(found), self._stale(found)
         of_docker = all(path.startswith(DOCKER_CERTIFICATES) for path in (*lacking, *stale))

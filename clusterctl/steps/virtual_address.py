@@ -233,8 +233,7 @@ class VirtualAddress:
         install = "" if found.keepalived else f"install {KEEPALIVED}, "
         return Change(f"{install}share {self._address} on {here.nic} with the other gateways")
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         files = self._files
         if not _look(view, files).keepalived:
             install_recorded(view, own_manager(view, self._pause), KEEPALIVED, MARKER)
@@ -287,8 +286,7 @@ class VirtualAddressAbsent:
         left = set(_look(view, self._files).digests) != {"none"}
         return Change("stop keepalived, which shared the gateways' address") if left else None
 
-    def apply(self, view: HostView, change: Change) -> None:
-        del change
+    def apply(self, view: HostView, _change: Change) -> None:
         files = self._files
         doing = "ending keepalived"
         root_script(view, REMOVE, *files.paths, doing=doing, timeout=deadlines.SYSTEMD)

@@ -165,8 +165,7 @@ class ImageReceiver:
             self._seen.pop(name, None)
         return True
 
-    def prepare(self, first: HostView, say_on: Callable[[str], Say]) -> Sending:
-        del say_on
+    def prepare(self, first: HostView, _say_on: Callable[[str], Say]) -> Sending:
         origin = self._require_origin(first.host.name)
         engines = values(fan_out({name: name for name in self._targets}, self._engine))
         lacking = {

@@ -180,9 +180,8 @@ class Transfer(Closing):
         self._failure = None
         return self._receiver.check(view)
 
-    def apply(self, view: HostView, change: Change) -> None:
+    def apply(self, view: HostView, _change: Change) -> None:
         """See Step. Raises StepFailed."""
-        del change
         if self._receiver.settle(view):
             return
         name = view.host.name

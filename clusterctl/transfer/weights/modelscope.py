@@ -123,9 +123,8 @@ class ModelScope:
             detail=said,
         )
 
-    def cached(self, listing: Listing, file: HubFile) -> Path | None:
+    def cached(self, _listing: Listing, _file: HubFile) -> Path | None:
         """See Hub. Always None: the cache of ModelScope's client is not read."""
-        del listing, file
         return None
 
     def require_downloadable(self, listing: Listing, *, here: bool = True) -> None:

@@ -90,10 +90,9 @@ class WeightsReceiver:
         staging.clear(view.transport, found, self._directory)
         return True
 
-    def prepare(self, first: HostView, say_on: Callable[[str], Say]) -> Sending:
+    def prepare(self, _first: HostView, say_on: Callable[[str], Say]) -> Sending:
         """Have every host stage the files of the model that it has elsewhere. Hosts where that
         fails are set aside; raises their errors if no other host needs the model."""
-        del first
         ready = fan_out(self._views, lambda view: self._stage(view, say_on(view.host.name)))
         needs = values(ready)
         lacking = {name: found for name, found in needs.items() if not found.complete}
