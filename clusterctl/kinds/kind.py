@@ -71,6 +71,8 @@ class ModelKind:
     generates: bool = False
     unit: str = "texts"  # What `bench` counts
     bench: Optional[Bench] = None  # None: it cannot be measured yet
+    # A path that vLLM has for each such model, where others share the path of its proof
+    mark: str = ""
     architectures: Tuple[str, ...] = ()  # Patterns of config.json's names that only this kind has
     refused: str = ""  # Why vLLM does not serve it
 

@@ -24,5 +24,7 @@ RERANK = ModelKind(
     read=_read,
     proof=lambda: Ask("/rerank", {"query": QUERY, "documents": [UNRELATED, PASSAGE]}),
     judge=_judge,
+    # Late interaction reranks by its vectors of tokens (`tokens`), and classifies nothing.
+    mark="/classify",
     bench=Bench("vllm-rerank", "/v1/rerank", "random-rerank"),
 )

@@ -6,6 +6,10 @@ from typing import Any
 
 from clusterctl.kinds.kind import Ask, Bench, ModelKind, numbers
 
+# Ends a step for Qwen's models of process rewards, which answer nothing for a text without it
+# (151651 in vLLM's models/config.py); to others it is text.
+_END_OF_STEP = "<extra_0>"
+
 
 def _read(content: Any) -> str:
     """Read one vector for the whole text, or one per token."""
@@ -19,7 +23,7 @@ TOKENS = ModelKind(
     name="tokens",
     result="pooling",
     paths=("/pooling", "/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"),
-    ask=lambda text, _: Ask("/pooling", {"input": text}),
+    ask=lambda text, _: Ask("/pooling", {"input": text + _END_OF_STEP}),
     read=_read,
     bench=Bench("vllm-pooling", "/pooling"),
 )

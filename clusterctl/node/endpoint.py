@@ -127,8 +127,10 @@ class LocalApi:
         planned = tuple(kind for kind in KINDS if kind.name == self._planned)
         refusals: List[str] = []
         for kind in dict.fromkeys((*planned, *ASKED)):
-            path = kind.ask("", 1).path
-            if there and path not in there:
+            needed = {kind.ask("", 1).path}
+            if kind.mark and kind not in planned:
+                needed.add(kind.mark)
+            if there and not needed <= there:
                 continue
             try:
                 answer = self._ask(kind, timeout, first=True)

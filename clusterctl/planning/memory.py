@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import show_version
+from clusterctl.planning.adapters import adapter_bytes, is_compared
 from clusterctl.planning.compressed_cache import plan_compressed_cache
 from clusterctl.planning.hardware import SHARES_MEMORY
 from clusterctl.planning.kv_cache import (
@@ -282,6 +283,7 @@ def _rank(case: _Case, seat: RankSeat) -> RankMemory:
         )
         / GIB
     )
+    weights += _adapters_gib(case, stage)
     activation = activation_gib(
         case.shape,
         stage,
@@ -341,6 +343,24 @@ def _rank(case: _Case, seat: RankSeat) -> RankMemory:
         kv_cache_gib=left,
         margin_gib=margin,
         blocks=max(0, int(left * GIB) // block) if block else 0,
+    )
+
+
+def _adapters_gib(case: _Case, stage: PipelineStage) -> float:
+    """Return what vLLM's log counts with the weights, since it is made with them."""
+    room, by_number = case.options.adapter_room, case.options.expert_parallel
+    return adapter_bytes(case.shape, stage, room, by_number=by_number) / GIB if room else 0.0
+
+
+def _adapters_note(case: _Case) -> tuple[str, ...]:
+    room = case.options.adapter_room
+    if room is None:
+        return ()
+    size = max(_adapters_gib(case, stage) for stage in case.stages)
+    proven = "" if is_compared(case.shape) else ", by vLLM's code and not compared with a start"
+    return (
+        f"adapters: --max-loras {room.slots} of rank {room.rank} take {size:.2f} GiB of each GPU, "
+        f"counted with the weights{proven}",
     )
 
 
@@ -408,7 +428,7 @@ def _judge(case: _Case, ranks: tuple[RankMemory, ...]) -> FitPlan:
         least_tokens=_tokens_if_off(case, ranks, settings.max_model_len, -1),
         most_tokens=_tokens_if_off(case, ranks, settings.max_model_len, 1),
         state_blocks=states,
-        notes=(*case.rules.notes, *case.shape.assumptions),
+        notes=(*case.rules.notes, *case.shape.assumptions, *_adapters_note(case)),
     )
 
 

@@ -17,6 +17,7 @@ from clusterctl.errors import ClusterctlError, UsageError, raise_all
 from clusterctl.models.catalogue import gpu_class
 from clusterctl.models.quantized import requested
 from clusterctl.models.shape import ModelShape, Quantization
+from clusterctl.planning.adapters import AdapterRoom
 from clusterctl.planning.hardware import GpuModel
 from clusterctl.planning.kv_cache import (
     CPU_BLOCK,
@@ -66,10 +67,20 @@ class ServeOptions:
     split_prefill: int = 1  # --prefill-context-parallel-size
     drafted: int = 0  # tokens that a drafter proposes
     drafter: str = ""  # its method
+    adapters: bool = False  # --enable-lora
+    adapter_slots: int = 1  # --max-loras
+    adapter_rank: int = 16  # --max-lora-rank
+    divides_adapters: bool = False  # --fully-sharded-loras
     tp: int | None = None
     pp: int | None = None
     dp: int | None = None
     partition: tuple[int, ...] = ()
+
+    @property
+    def adapter_room(self) -> AdapterRoom | None:
+        """What vLLM sets aside for adapters; None without --enable-lora."""
+        room = AdapterRoom(self.adapter_slots, self.adapter_rank, self.divides_adapters)
+        return room if self.adapters else None
 
     def cache_element_bytes(self, stored: str = "auto") -> float:
         """Return the bytes of an element of a cached key or value. `stored`: the dtype that the
@@ -174,6 +185,8 @@ _READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "decode-context-parallel-size": ("shared_context", _count),
     "prefill-context-parallel-size": ("split_prefill", _count),
     "mamba-cache-mode": ("state_mode", str),
+    "max-loras": ("adapter_slots", _count),
+    "max-lora-rank": ("adapter_rank", _count),
     "tensor-parallel-size": ("tp", _count),
     "pipeline-parallel-size": ("pp", _count),
     "data-parallel-size": ("dp", _count),
@@ -186,6 +199,8 @@ _SWITCHES: dict[str, tuple[str, bool]] = {
     "language-model-only": ("language_model_only", True),
     "enable-expert-parallel": ("expert_parallel", True),
     "enable-prefix-caching": ("prefix_caching", True),
+    "enable-lora": ("adapters", True),
+    "fully-sharded-loras": ("divides_adapters", True),
 }
 
 

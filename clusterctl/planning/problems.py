@@ -20,8 +20,6 @@ from clusterctl.serving.release_flags import deprecated_flags, refused_flags
 from clusterctl.serving.vllm_flags import Argument
 from clusterctl.units import GIB
 
-_UNCOUNTED = {"enable-lora": "LoRA adapters"}
-
 # Names of problems that more memory would solve.
 OF_MEMORY = frozenset({"cuda-oom", "no-kv-memory", "kv-too-small-for-len", "cuda-graph-mamba"})
 
@@ -64,11 +62,6 @@ def predict_problems(
     found += [PredictedProblem("deprecated-flag", False, text, "leave it out") for text in going]
     found += _of_release(plan, rules)
     found += _of_speed(shape, plan)
-    for argument in arguments:
-        if argument.key in _UNCOUNTED:
-            text = f"{argument.flag}: {_UNCOUNTED[argument.key]} are not part of the forecast"
-            hint = "leave a few GiB of room for it"
-            found.append(PredictedProblem("not-counted", False, text, hint))
     found += _of_memory(plan, rules, shape.context)
     return tuple(sorted(found, key=lambda item: not item.fatal))
 

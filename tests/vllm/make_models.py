@@ -104,6 +104,39 @@ tf.LlavaProcessor(
     chat_template=TEMPLATE,
 ).save_pretrained(place)
 
+# A model that thinks, and the same with the heads of two kinds of rewards
+thinks = byte_tokenizer(["<s>", "</s>", "<pad>", "<think>", "</think>", "<extra_0>"])
+decoder = tf.Qwen2Config(
+    hidden_size=128, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, vocab_size=320, max_position_embeddings=2048, pad_token_id=258,
+)  # fmt: skip
+
+
+def with_thinking_tokenizer(place: Path) -> None:
+    tf.PreTrainedTokenizerFast(
+        tokenizer_object=thinks,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        chat_template=TEMPLATE,
+    ).save_pretrained(place)
+
+
+with_thinking_tokenizer(save("thinker", tf.Qwen2ForCausalLM(decoder)))
+decoder.num_labels = 1
+with_thinking_tokenizer(save("judge", tf.Qwen2ForSequenceClassification(decoder)))
+# Rewards of each step: Transformers has no class for it, which the model's authors publish.
+place = save("step-judge", tf.Qwen2ForCausalLM(decoder))
+with_thinking_tokenizer(place)
+config = json.loads((place / "config.json").read_text())
+config["architectures"] = ["Qwen2ForProcessRewardModel"]
+(place / "config.json").write_text(json.dumps(config))
+weights = load_file(place / "model.safetensors")
+for layer, width in ((0, 128), (2, 2)):
+    weights[f"score.{layer}.weight"] = torch.randn(width, 128, dtype=torch.bfloat16)
+    weights[f"score.{layer}.bias"] = torch.zeros(width, dtype=torch.bfloat16)
+save_file(weights, place / "model.safetensors", {"format": "pt"})
+
 languages = [f"<|{code}|>" for code in ("en", "zh", "de", "es", "ru", "ko", "fr", "ja")]
 marks = ["<|endoftext|>", "<|startoftranscript|>", *languages, "<|translate|>", "<|transcribe|>",
          "<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]  # fmt: skip

@@ -36,6 +36,7 @@ class Case:
 
 CASES = (
     Case("text", "tiny", "text", ""),
+    Case("reasoning", "thinker", "text", "", ("--reasoning-parser", "deepseek_r1")),
     Case("vision", "llava", "vision", "a picture is red",
          ("--allowed-media-domains", NO_DOMAIN), planned="vision"),
     Case("ocr", "llava", "ocr", "the word on a page", planned="ocr"),
@@ -45,6 +46,10 @@ CASES = (
     Case("tags", "tagger", "tokens", "x 3 numbers"),
     Case("token-vectors", "tiny", "tokens", "x 128 numbers",
          ("--runner", "pooling", "--pooler-config", LATE)),
+    Case("reward", "judge", "rerank", "the right passage comes first"),
+    # The end of a step, which the tokenizer of Qwen2.5-Math-PRM has at 151651
+    Case("reward-of-steps", "step-judge", "tokens", "1 x 2 numbers",
+         ("--pooler-config", '{"step_tag_id": 261}')),
     Case("speech", "whisper", "speech", "a second of tones", planned="speech"),
 )  # fmt: skip
 
@@ -65,6 +70,10 @@ def test_a_kind_is_started_and_proven(
             translated(served)
         if case.name == "text":
             chats(served)
+        if case.name == "reasoning":
+            thinks(served)
+        if case.name == "rerank":
+            scores(served)
         if case.name == "vision":
             fetches_nothing(served)
 
@@ -83,6 +92,23 @@ def chats(served: Served) -> None:
     answer = served.post("/v1/chat/completions", body)
     assert answer.status_code == 200, answer.text
     assert kind_named("text").answer(answer.json())
+
+
+def thinks(served: Served) -> None:
+    """What the model thinks is apart from what it says, and an answer too."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
+    answer = served.post("/v1/chat/completions", body).json()
+    message = answer["choices"][0]["message"]
+    assert message["reasoning"]
+    assert kind_named("text").answer(answer) == (message["content"] or message["reasoning"])
+
+
+def scores(served: Served) -> None:
+    """The same model compares two texts."""
+    body = {"model": "m", "text_1": QUERY, "text_2": [PASSAGE, UNRELATED]}
+    answer = served.post("/score", body)
+    assert answer.status_code == 200, answer.text
+    assert [math.isfinite(one["score"]) for one in answer.json()["data"]] == [True, True]
 
 
 def fetches_nothing(served: Served) -> None:

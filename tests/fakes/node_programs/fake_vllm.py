@@ -2,7 +2,7 @@
 
 Settings in ROOT/vllm.json, read at every request: `exit` with `words`, `never_listen`,
 `models`, `completion` (ok | error | hang), `running`, `tokens_still`, `ignore_term`, `kind`: of its
-model, `text` by default (ANSWERS), and `paths`: those that it lists in openapi.json.
+model, `text` by default (ANSWERS; `rerank+tokens`: both), and `paths`: those of its openapi.json.
 Where it may sleep: `sleep` and `wake_up` (ok | error | hang), and `seconds`, which a request takes.
 Like vLLM it has the middleware of the command line, and an engine that a request ends in its sleep.
 ROOT/vllm.die makes it log what that file has, and end with status 0, as the API server does when
@@ -106,8 +106,8 @@ class Handler(BaseHTTPRequestHandler):
             os._exit(1)
         time.sleep(settings().get("seconds", 0))
         how, kind = settings().get("completion", "ok"), settings().get("kind", "text")
-        path, answer = ANSWERS[kind]
-        if self.path != path:
+        answers = dict(ANSWERS[each] for each in kind.split("+"))
+        if self.path not in answers:
             self.answer(b'{"detail":"Not Found"}', 404)
         elif how == "hang":
             time.sleep(3600)
@@ -116,7 +116,7 @@ class Handler(BaseHTTPRequestHandler):
         elif self.authorized():
             counted["read"] += 1
             counted["generated"] += 4 if kind == "text" else 0
-            self.answer(json.dumps(answer).encode())
+            self.answer(json.dumps(answers[self.path]).encode())
 
     def change_adapters(self, body: dict[str, str]) -> None:
         """As vLLM with our middleware. `bad_adapter` of the settings cannot be loaded."""

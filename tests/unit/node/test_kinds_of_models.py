@@ -64,6 +64,21 @@ def test_a_plan_that_is_wrong_about_the_kind_does_not_end_the_service(bench: Ben
     assert bench.await_service("ready").kind == "embed"
 
 
+@pytest.mark.parametrize(
+    ("paths", "kind"),
+    [(["/rerank", "/pooling", "/classify"], "rerank"), (["/rerank", "/pooling"], "tokens")],
+)
+def test_late_interaction_is_known_by_the_path_that_it_lacks(
+    bench: Bench, paths: list[str], kind: str
+) -> None:
+    """Both answer both requests."""
+    bench.behaviour("vllm", {"kind": "rerank+tokens", "paths": ["/health", *paths]})
+    bench.declare()
+    bench.start()
+
+    assert bench.await_service("ready").kind == kind
+
+
 def test_what_answers_nothing_known_is_told_at_once_and_not_tried_again(bench: Bench) -> None:
     bench.behaviour("vllm", {"kind": "weather"})
     bench.declare(ready_timeout=600.0)

@@ -128,7 +128,6 @@ def test_no_memory_for_blocks() -> None:
         ("H100", 1, "--swap-space 4", "0.33.0", "unknown-arg", True),
         ("H100", 1, "--max-seq-len-to-capture 1", "0.33.0", "unknown-arg", True),
         ("H100", 1, "--disable-log-requests", "0.33.0", "unknown-arg", True),
-        ("H100", 1, "--enable-lora", "0.33.0", "not-counted", False),
         ("H100", 1, "--enforce-eager", "0.33.0", "eager", False),
         ("H100", 1, "--cpu-offload-gb 5", "0.33.0", "offload", False),
         ("A100", 1, "--gpu-memory-utilization 0.99", "0.19.0", "cuda-oom", False),
