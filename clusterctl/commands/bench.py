@@ -97,7 +97,7 @@ def run(
             for document in found:
                 listed = survey.service(document.name).listed
                 if listed and document.port != listed.port:
-                    sink(Note(f"no gateway is up: {document.name} is measured at one replica"))
+                    sink(Note(f"no gateway is up: {document.name} is measured at one replica only"))
                 kind = kinds[document.name]
                 speed = speed_model(survey, document) if kind.unit == "tokens" else None
                 for load in loads:

@@ -34,7 +34,7 @@ _FREE_OF_SHARED = 0.82
 
 @dataclass(frozen=True, slots=True)
 class PredictedProblem:
-    """A problem that vLLM would have: a `fatal` one prevents its start, others degrade it."""
+    """A problem that vLLM would run into: a `fatal` one prevents its start, others degrade it."""
 
     name: str
     fatal: bool

@@ -204,7 +204,7 @@ def _json_object(file: Path, data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise UsageError(f"{file} cannot be read: no JSON object", hint="save the adapter again")
+        raise UsageError(f"{file} cannot be read: not a JSON object", hint="save the adapter again")
     return found
 
 
