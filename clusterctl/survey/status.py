@@ -435,9 +435,10 @@ def _unreadable(document: UnreadableDocument) -> str:
     """Describe a document of a host that its supervisor does not follow as written."""
     if document.why == CHANGED:
         return f"{document.file} is not what a command wrote, but is in effect"
-    why = "was deleted" if document.why == DELETED else f"cannot be read ({document.why})"
     followed = "the previous one" if document.last_good else "nothing"
-    return f"{document.file} {why}; the supervisor follows {followed}"
+    if document.why == DELETED:
+        return f"{document.file} was deleted; the supervisor follows {followed}"
+    return f"{document.file} cannot be read ({document.why}); the supervisor follows {followed}"
 
 
 def _container(survey: Survey, host: str) -> str:
