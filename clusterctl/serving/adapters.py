@@ -25,6 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 _MOST_HEADER = 16 * 2**20  # Bytes; that of an adapter has some 100 KiB
 _TOWER = re.compile("vision|visual|audio|encoder")  # Layers that are not the language model's
 _PART = re.compile(r"\blayers\.(\d+)\..*?([a-z0-9_]+)\.lora_([AB])\b")
+_FIRST = re.compile(r"\.lora_(embedding_)?A\b")  # The first of an adapter's two matrices
 
 DEFAULT_RANK = 16  # vLLM's --max-lora-rank
 
@@ -152,6 +153,11 @@ def read_adapter(name: str, directory: Path) -> LocalAdapter:
     raise_all(problems)
 
     header = _header(directory / _WEIGHTS)
+    if not any(_FIRST.search(each) for each in header):
+        raise UsageError(
+            f"{directory / _WEIGHTS} has no weights of an adapter: the model itself would answer",
+            hint="save the adapter again",
+        )
     parts = list(_parts(header))
     digest = hashlib.sha256()
     for file in (_CONFIG, _WEIGHTS):

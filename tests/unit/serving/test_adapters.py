@@ -121,6 +121,16 @@ def test_weights_that_are_none_are_refused(tmp_path: Path, content: bytes) -> No
         read_adapter("sql", place)
 
 
+def test_weights_that_change_nothing_are_refused(tmp_path: Path) -> None:
+    """By its code (lora/lora_model.py) vLLM loads them, and answers as the model itself."""
+    place = adapter(tmp_path / "sql")
+    text = json.dumps({"__metadata__": {"format": "pt"}}).encode()
+    (place / "adapter_model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+
+    with pytest.raises(UsageError, match="has no weights of an adapter"):
+        read_adapter("sql", place)
+
+
 def test_a_directory_without_an_adapter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a LoRA adapter"):
         read_adapter("sql", tmp_path)
