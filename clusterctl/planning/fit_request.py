@@ -7,7 +7,7 @@ answers at once.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from clusterctl.models.name import did_you_mean, is_hub_id
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import parse_version, show_version
 from clusterctl.planning.editions import edition_note, model_of
-from clusterctl.planning.hardware import GpuModel
 from clusterctl.planning.options import common_class, own_limits
 from clusterctl.planning.placement import sites_of
 from clusterctl.planning.planner import plan, request_for
@@ -99,12 +98,9 @@ def with_edition_note(report: FitReport, model: str, hardware: Hardware) -> FitR
     return replace(report, notes=(*report.notes, note)) if note else report
 
 
-def launch_for(
-    request: ServiceRequest, shape: ModelShape, hardware: Hardware, gpus: Sequence[GpuModel] = ()
-) -> Launch:
-    """Return the launch that `serve` would make, limited to fields that affect planned flags.
-    `gpus`: all GPUs of the cluster, in use or not; default: those of `hardware`."""
-    gpus = gpus or [gpu for site in hardware.sites for gpu in site.gpus]
+def launch_for(request: ServiceRequest, shape: ModelShape, hardware: Hardware) -> Launch:
+    """Return the launch that `serve` would make, limited to fields that affect planned flags."""
+    gpus = [gpu for site in hardware.sites for gpu in site.gpus]
     return Launch(
         request=request,
         model_argument=request.model,

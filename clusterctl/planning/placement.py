@@ -156,9 +156,7 @@ def room_for_copies(free: Sequence[HostGpus], width: int) -> int:
     return sum(host.free // width for host in free)
 
 
-def seat_ranks(
-    sites: Sequence[Site], tp: int, pp: int, partition: tuple[int, ...] = ()
-) -> Placement:
+def seat_ranks(sites: Sequence[Site], tp: int, pp: int) -> Placement:
     """Place TP x PP ranks on these hosts: tensor parallel groups inside a host as long as hosts
     have room for them, stages across hosts. Raises DoesNotFit if there are too few GPUs.
     """
@@ -193,4 +191,4 @@ def seat_ranks(
     crosses = any(len({site.host for site, _ in group}) > 1 for group in groups)
     inside: Fabric = sites[0].fabric if sites else "none"
     fabric: Fabric = "none" if tp == 1 else "network" if crosses else inside
-    return Placement(tp, pp, seats, fabric, partition=partition, reason=reason)
+    return Placement(tp, pp, seats, fabric, reason=reason)

@@ -69,15 +69,15 @@ def compare(plan: FitPlan, reported: Reported, rank: int = 0) -> tuple[Compariso
     return tuple(Comparison(name, said, seen) for name, said, seen in pairs if seen is not None)
 
 
-def learn(plan: FitPlan, reported: Reported, rules: Rules, rank: int = 0) -> Measured:
-    """Return the overhead of this start on that rank's GPU, for the next forecast.
+def learn(plan: FitPlan, reported: Reported, rules: Rules) -> Measured:
+    """Return the overhead of this start on the first rank's GPU, for the next forecast.
 
     The overhead is the memory that vLLM may use, less the printed weights and cache, the
     activations computed here, and CUDA graphs if vLLM deducts them. It is None if the cache size
     was given, if the log lacks a figure, or if the result is negative: vLLM then found its model
     already compiled and skipped the activation peak, which the next start may have.
     """
-    memory, settings = plan.ranks[rank], settings_key(plan.settings)
+    memory, settings = plan.ranks[0], settings_key(plan.settings)
     if reported.kv_cache_gib is None or plan.options.kv_cache_bytes is not None:
         return Measured(graphs_gib=reported.graphs_gib, settings=settings)
     weights = memory.weights_gib if reported.weights_gib is None else reported.weights_gib

@@ -60,7 +60,7 @@ def line_width(stream: IO[str]) -> int | None:
 
 
 def columns(
-    rows: Sequence[Sequence[str]], *, indent: str = "  ", gap: str = "  ", width: int | None = None
+    rows: Sequence[Sequence[str]], *, indent: str = "  ", width: int | None = None
 ) -> list[str]:
     """Format rows with cells padded to the widest in each column; no trailing blanks. If that
     exceeds `width` characters, the last cell wraps inside its column."""
@@ -71,7 +71,7 @@ def columns(
     lines = []
     for row in rows:
         padded = [cell.ljust(most) for cell, most in zip(row[:-1], widths, strict=False)]
-        lines += below_itself(indent + gap.join([*padded, ""]), row[-1], width)
+        lines += below_itself(indent + "  ".join([*padded, ""]), row[-1], width)
     return lines
 
 

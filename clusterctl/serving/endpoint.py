@@ -183,9 +183,9 @@ def _cat(host: str, path: str, *, sudo: bool) -> str:
     return f"clusterctl ssh {name} cat {path}"
 
 
-def curl_line(endpoint: ServiceEndpoint, *, prompt: str = PROMPT, max_tokens: int = 64) -> str:
+def curl_line(endpoint: ServiceEndpoint, *, prompt: str = PROMPT) -> str:
     """Return a curl command to paste into a shell after `key_line`."""
-    request = endpoint.request(prompt, max_tokens)
+    request = endpoint.request(prompt, 64)
     body = {"model": endpoint.model, **request.body}
     if request.sound:
         fields = [shlex.quote(f"{name}={value}") for name, value in body.items()]

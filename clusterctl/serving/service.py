@@ -126,13 +126,11 @@ def replica_port(taken: Collection[int], listening: Collection[int]) -> int:
     )
 
 
-def build_service(
-    launch: Launch, *, env: Mapping[str, str] | None = None, ready_timeout: float = deadlines.READY
-) -> ServiceDocument:
+def build_service(launch: Launch, *, env: Mapping[str, str] | None = None) -> ServiceDocument:
     """Return the document of one launch. `env` is job-wide: vLLM copies it to every rank, so
     variables that differ between hosts must not be in it. Raises UsageError like `serve_argv`."""
     argv = serve_argv(launch)
-    environment = {"VLLM_ENGINE_READY_TIMEOUT_S": f"{ready_timeout:.0f}"}
+    environment = {"VLLM_ENGINE_READY_TIMEOUT_S": f"{deadlines.READY:.0f}"}
     if launch.model_argument.startswith("/"):
         # With the weights on disk, no rank must contact the Hub.
         environment["HF_HUB_OFFLINE"] = "1"
@@ -157,7 +155,7 @@ def build_service(
         pipeline_parallel=layout.pipeline_parallel,
         gpus=layout.ranks,
         fingerprint=fingerprint(argv, environment),
-        ready_timeout=ready_timeout,
+        ready_timeout=deadlines.READY,
         shutdown_timeout=shutdown,
         stall_timeout=launch.request.stall_timeout or STALL_TIMEOUT,
         idle=launch.request.idle,

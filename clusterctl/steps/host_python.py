@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from clusterctl import deadlines
 from clusterctl.engine.step import Change, HostView
@@ -37,12 +36,9 @@ class HostPython:
 
     title = "Python"
 
-    def __init__(
-        self, bundles: Sequence[Bundle] = (), *, pause: Callable[[float], None] = time.sleep
-    ) -> None:
+    def __init__(self, bundles: Sequence[Bundle] = ()) -> None:
         """`bundles`: package bundles to install from, instead of the host's sources."""
         self._bundles = tuple(bundles)
-        self._pause = pause
 
     def check(self, view: HostView) -> Change | None:
         if view.facts.python3 or _usable(view):
@@ -59,11 +55,9 @@ class HostPython:
         if bundle := self._bundle(view):
             # dnf installs every file on its command line.
             engine = (*ENGINE_OF_DOCKER, *TOOLKIT, "docker")
-            manager = manager_of(
-                view, bundle, wanted=lambda file: not file.startswith(engine), pause=self._pause
-            )
+            manager = manager_of(view, bundle, wanted=lambda file: not file.startswith(engine))
         else:
-            manager = own_manager(view, self._pause)
+            manager = own_manager(view)
         install_recorded(view, manager, package, MARKER)
         if not _usable(view):
             raise RequirementsNotMet(

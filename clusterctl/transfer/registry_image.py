@@ -73,13 +73,11 @@ def registry_image(
     return _at_registry(reference, read, say, ask, insecure, pause, docker, ca)
 
 
-def tag_digest(reference: str, *, say: Say, docker: Path = DOCKER, ca: str = "") -> str:
+def tag_digest(reference: str, *, say: Say, ca: str = "") -> str:
     """Return the digest of the manifest or index that the tag of `reference` stands for now. Raises
     what `registry_image` raises."""
     tag = parse(reference).tag
-    return _at_registry(
-        reference, lambda client: digest_of(client.manifest(tag)[0]), say, docker=docker, ca=ca
-    )
+    return _at_registry(reference, lambda client: digest_of(client.manifest(tag)[0]), say, ca=ca)
 
 
 def _at_registry(

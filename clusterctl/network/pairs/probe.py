@@ -230,11 +230,11 @@ class PairProbeSession:
                 f"{DOING} failed: its answer is not JSON", host=self._host
             ) from error
 
-    def clocks(self, times: int = 3) -> tuple[Clock, float]:
+    def clocks(self) -> tuple[Clock, float]:
         """Return how many seconds the host's clock and its monotonic clock are ahead of ours. Uses
         the fastest of several measurements: half its round trip bounds the error."""
         found = []
-        for _ in range(times):
+        for _ in range(3):
             asked, started = time.time(), time.monotonic()
             said, monotonic = self.ask("clock")
             trip = time.monotonic() - started

@@ -383,10 +383,10 @@ def answered(registry: str, reference: str, response: httpx2.Response) -> StepFa
     return RegistryFailed(f"{registry} answers HTTP {status}", again=again, detail=words or None)
 
 
-def _seconds_to_wait(headers: Mapping[str, str], now: float | None = None) -> float | None:
+def _seconds_to_wait(headers: Mapping[str, str]) -> float | None:
     """Return seconds from Retry-After (seconds, a date, or Docker Hub's Unix time),
     RateLimit-Reset, or the window of RateLimit-Limit (`100;w=21600`); None without them."""
-    now = time.time() if now is None else now
+    now = time.time()
     for name in ("retry-after", "x-retry-after", "ratelimit-reset", "x-ratelimit-reset"):
         said = headers.get(name, "")
         if said.isdigit():

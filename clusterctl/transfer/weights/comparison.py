@@ -86,15 +86,13 @@ def kept_file(path: str, directory: str = KEPT) -> str:
     return f"{directory}/{path.strip('/').replace('/', '@')}"
 
 
-def look_at(
-    transport: Transport, path: str, *, kept: str = KEPT, timeout: float = deadlines.HELD_LOOK
-) -> HeldModel:
+def look_at(transport: Transport, path: str, *, kept: str = KEPT) -> HeldModel:
     """List the files and known hashes of the directory `path`. Changes nothing, reads no weights.
     Raises what `run_as_root` raises."""
     # Of a snapshot in a Hugging Face cache, the manifest is in the model's cache entry.
     root = path.partition("/snapshots/")[0]
     argv = (*script("look", "held"), path, root, kept_file(path, kept))
-    answer = run_as_root(transport, argv, doing=f"reading {path}", timeout=timeout)
+    answer = run_as_root(transport, argv, doing=f"reading {path}", timeout=deadlines.HELD_LOOK)
     tree = next(read_trees(answer), HostTree(path, {}))
     files = {
         name: file
