@@ -223,11 +223,11 @@ def _with_replicas(draft: _Draft) -> ServicePlan:
     ports = ReplicaPorts(survey)
     replicas = [_seated(draft, number, seats[number], ports) for number in sorted(seats)]
     members = _list_of(draft, replicas, waiting)
-    node_ip, gateway = survey.topology.head.node_ip, survey.require_supervised_head().gateway
-    door = gateway_url(survey, gateway, members, node_ip, _client_address(survey))
-    made = door.startswith("https:") and not survey.inventory.gateway.certificate
-    others = other_urls(survey, door, members) if door else ()
-    notes = [_where_note(replicas), *door_notes(door, others)]
+    url = _url_of(survey, members)
+    made = url.startswith("https:") and not survey.inventory.gateway.certificate
+    others = other_urls(survey, url, members) if url else ()
+
+    notes = [_where_note(replicas), *door_notes(url, others)]
     if waiting:
         notes.append(_waiting_note(waiting, possible))
     return ServicePlan(
@@ -238,10 +238,16 @@ def _with_replicas(draft: _Draft) -> ServicePlan:
         fit=draft.forecast.report,
         surplus=tuple(each for each in service.replicas if each.number not in kept),
         members=members,
-        gateway_url=door,
+        gateway_url=url,
         other_urls=others,
         trust=f"{survey.inventory.cluster}.crt" if made else "",
     )
+
+
+def _url_of(survey: Survey, members: MembersDocument) -> str:
+    """Return the URL of the service at the head's gateway; "" without a gateway."""
+    node_ip, gateway = survey.topology.head.node_ip, survey.require_supervised_head().gateway
+    return gateway_url(survey, gateway, members, node_ip, _client_address(survey))
 
 
 def _seated(draft: _Draft, number: int, seats: Seats, ports: ReplicaPorts) -> PlannedReplica:

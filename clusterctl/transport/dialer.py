@@ -129,7 +129,7 @@ class Dialer:
                 keys=self._keys,
                 identities=Identities(
                     endpoint.identities(),
-                    endpoint.options.is_on("identitiesonly", default=False),
+                    endpoint.options.is_on("identitiesonly"),
                     endpoint.certificates(),
                     endpoint.agent_socket(),
                 ),

@@ -56,7 +56,7 @@ class VerifyHostKey(paramiko.MissingHostKeyPolicy):
             return
         file, *_rest = self._endpoint.known_hosts_files()
         target = self._endpoint.target
-        hashed = self._endpoint.options.is_on("hashknownhosts", default=False)
+        hashed = self._endpoint.options.is_on("hashknownhosts")
         offered = OfferedKey(file, name, key_type, shown, hashed)
         if verdict.kind == "unknown" and target.ssh.accept_new:
             offered.remember()

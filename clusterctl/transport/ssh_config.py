@@ -46,9 +46,9 @@ class SshOptions:
         """Return the value; None if it is unset."""
         return next(iter(self.values.get(name, ())), None)
 
-    def is_on(self, name: str, default: bool) -> bool:
-        word = self.one(name)
-        return default if word is None else word.lower() in ("yes", "true")
+    def is_on(self, name: str) -> bool:
+        """Whether a switch is set, which is off by default."""
+        return (self.one(name) or "").lower() in ("yes", "true")
 
 
 class SshConfig:

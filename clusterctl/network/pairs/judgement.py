@@ -30,38 +30,53 @@ NAMED = 3  # peers named in a message; the others are only counted
 
 def problems(seen: PairResults, ports: Mapping[int, str]) -> list[RequirementsNotMet]:
     """Return one problem for each cause. `ports`: Ray's ports with their names."""
-    # Ignore MACs that answer for several hosts: those of a router that answers for all, as in cloud
-    # networks.
+    routers = _answering_for_several(seen)
+    usual = _usual_mtus(seen)
+    faults: list[PairFault] = []
+    for link in seen.links:
+        own = tuple(mac for mac in link.neighbours if mac not in routers)
+        if fault := fault_of(replace(link, neighbours=own), ports, usual[link.lane.purposes]):
+            faults.append(fault)
+
+    groups: dict[tuple[str, ...], list[PairFault]] = defaultdict(list)
+    for fault in _independent(faults):
+        groups[fault.kind, "".join(fault.link.lane.purposes)].append(fault)
+    found = [problem for group in groups.values() for problem in _of_group(group)]
+
+    offsets = {host: clock.offset for host, clock in seen.clocks.items()}
+    limits = {host: CLOCKS_WITHIN + clock.error for host, clock in seen.clocks.items()}
+    return [*found, *clocks_apart(offsets, limits)]
+
+
+def _answering_for_several(seen: PairResults) -> set[str]:
+    """Return the MACs that answer for several hosts: those of a router that answers for all, as in
+    cloud networks."""
     answers: dict[str, set[str]] = defaultdict(set)
     for link in seen.links:
         for mac in set(link.neighbours) - link.receiver.macs:
             answers[mac].add(link.receiver.host)
-    faults: list[PairFault] = []
+    return {mac for mac, hosts in answers.items() if len(hosts) > 1}
+
+
+def _usual_mtus(seen: PairResults) -> dict[tuple[str, ...], int | None]:
+    """Return the MTU that most hosts have on each lane."""
     mtus: dict[tuple[str, ...], dict[str, int]] = defaultdict(dict)
     for link in seen.links:
         mtus[link.lane.purposes] |= {end.host: end.mtu for end in (link.sender, link.receiver)}
-    usual = {lane: usual_mtu(of.values()) for lane, of in mtus.items()}
-    for link in seen.links:
-        own = tuple(mac for mac in link.neighbours if len(answers.get(mac, ())) < 2)
-        if fault := fault_of(replace(link, neighbours=own), ports, usual[link.lane.purposes]):
-            faults.append(fault)
-    # Drop faults that follow from others: silence follows from a wrong route in the other
-    # direction, and any fault of an address from another machine that uses it.
-    strayed = {
-        (fault.link.receiver, fault.link.sender) for fault in faults if fault.kind.endswith("route")
-    }
-    taken = {fault.link.receiver for fault in faults if fault.kind == "taken address"}
-    groups: dict[tuple[str, ...], list[PairFault]] = defaultdict(list)
+    return {lane: usual_mtu(of.values()) for lane, of in mtus.items()}
+
+
+def _independent(faults: Sequence[PairFault]) -> Iterator[PairFault]:
+    """Yield the faults that do not follow from others: silence follows from a wrong route in the
+    other direction, and any fault of an address from another machine that uses it."""
+    strayed = {(one.link.receiver, one.link.sender) for one in faults if one.kind.endswith("route")}
+    taken = {one.link.receiver for one in faults if one.kind == "taken address"}
     for fault in faults:
         ends = (fault.link.sender, fault.link.receiver)
         silenced = fault.kind == "silence" and ends in strayed
         robbed = fault.kind != "taken address" and not taken.isdisjoint(ends)
         if not silenced and not robbed:
-            groups[fault.kind, "".join(fault.link.lane.purposes)].append(fault)
-    found = [problem for group in groups.values() for problem in _of_group(group)]
-    offsets = {host: clock.offset for host, clock in seen.clocks.items()}
-    limits = {host: CLOCKS_WITHIN + clock.error for host, clock in seen.clocks.items()}
-    return [*found, *clocks_apart(offsets, limits)]
+            yield fault
 
 
 @dataclass(frozen=True)
