@@ -19,6 +19,7 @@ from clusterctl.diagnosis.unknown import (
     WRAPS,
     Kind,
     Start,
+    body_of,
     failure_in,
     may_fail,
     overcome,
@@ -48,6 +49,13 @@ _ARGUMENTS = 1  # of them, which has the settings
 # vLLM serves, or a script got its answers: what this start met was overcome.
 _READY = (b"Application startup complete", b"Uvicorn running on", b"Processed prompts: 100%")
 
+# Somebody ends a service that works: what its processes say of each other's end is no failure.
+_STOPS = (
+    b"[shutdown] API server: shutdown triggered",
+    b"[shutdown] EngineCore: trigger received signal",
+    b"Shutdown initiated (timeout=",
+)
+
 # Ray runs: what its programs met until then was overcome.
 _RAY_RUNS = b"Ray runtime started"
 
@@ -66,7 +74,7 @@ _BLOCK = 4096  # lines
 _INDENTED = " " * 8  # deeper than the lines of a traceback
 
 _DIGITS = b"0123456789"
-_MARKS = tuple(mark.translate(None, _DIGITS) for mark in (*_STARTS, *_READY, _RAY_RUNS))
+_MARKS = tuple(mark.translate(None, _DIGITS) for mark in (*_STARTS, *_READY, *_STOPS, _RAY_RUNS))
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 _RAY_PREFIX = re.compile(r"\([\w.:+ =-]*?pid=\d+, ip=([\w.:]+)\)")
 
@@ -113,6 +121,11 @@ class Finding:
         between = self.pattern.level == "link"  # ranks tried again, and found each other
         return self.rule.at == "any" and not self.pattern.passing and not between
 
+    @property
+    def ends_only(self) -> bool:
+        """Whether it says no more than that the start was ended, or was not ready yet."""
+        return self.pattern.passing and self.pattern.level == "said"
+
     def gives_way(self, joined: bool) -> bool:
         """Whether the next unknown failure describes better what failed."""
         return self.pattern.level == "said" or (joined and self.pattern.more_follows)
@@ -158,6 +171,7 @@ class _Search:
         self._served: Start | None = None  # the start that served last
         self._fails = False  # lines of this block may show failures that no rule knows
         self._chained = ""  # what stands between the last traceback and this one
+        self._stopped = False  # on purpose, until another start begins
         self._waits = False  # a line said that something takes long, and nothing came of it yet
         self._last: Finding | None = None
 
@@ -190,7 +204,7 @@ class _Search:
         self._mark(raw)
         if self._waits and (_BAR in raw or stage_of(raw.decode("utf-8", "replace"))):
             self._went_on()
-        if shape in self._met:
+        if shape in self._met or self._stopped:
             return
 
         text = plain(raw)
@@ -210,6 +224,8 @@ class _Search:
             alike = alike and known is not None
 
         if known is None:
+            if self._goes_on(number, text):
+                return
             if alike and len(self._silent) < _MOST_SHAPES and not _marked(raw):
                 self._silent.add(shape)
             return
@@ -231,12 +247,33 @@ class _Search:
         self._current[self._last.id].remove(self._last)
         return known
 
+    def _goes_on(self, number: int, text: str) -> bool:
+        """Whether the line says what the unknown failure of the line before announced with a colon,
+        which is then told with both."""
+        last = self._last
+        if last is None or last.evidence.line != number - 1:
+            return False
+        if last.pattern.text or last.pattern.more_follows:
+            return False
+        if not last.evidence.text.endswith(":") or not (more := body_of(text)):
+            return False
+        whole = f"{last.evidence.text} {more}"
+        failure = failure_in(whole, list(self._before)[:-1], self._start, alone=True)
+        if failure is None or last not in self._current.get(last.id, ()):
+            return False
+        self._current[last.id].remove(last)
+        self._found(number - 1, whole, failure.rule, failure.pattern, _Values())
+        return True
+
     def _mark(self, raw: bytes) -> None:
         """Note that a start of vLLM begins or has become ready."""
         begins = next((at for at, mark in enumerate(_STARTS) if mark in raw), len(_STARTS))
         if begins < len(_STARTS):
             self._begin(begins, raw)
             return
+        if self._start.serves and any(mark in raw for mark in _STOPS):
+            found = [one for some in self._current.values() for one in some]
+            self._stopped = all(one.pattern.level == "request" for one in found)
         serves = any(mark in raw for mark in _READY)
         if serves:
             self._start = self._served = replace(self._start, serves=True)
@@ -246,14 +283,16 @@ class _Search:
             self._met.clear()
 
     def _begin(self, begins: int, raw: bytes) -> None:
-        if begins <= self._began:
+        if self._began == len(_STARTS) and begins > _ARGUMENTS:
+            self._began = begins  # the log lacks the first lines of this start
+        elif begins <= self._began:
             if not self._last_start:
-                self._end()
+                self._end(followed=True)
             self._began, self._chained = begins, ""
             self._start = Start(release=self._start.release, before=self._served)
             self._current.clear()
             self._met.clear()
-            self._waits = False
+            self._waits = self._stopped = False
         if release := _RELEASE.search(raw):
             self._start = replace(self._start, release=release[1].decode())
         if begins == _ARGUMENTS:
@@ -267,9 +306,12 @@ class _Search:
             self._current[key] = [one for one in some if not one.pattern.passing]
         self._met.clear()
 
-    def _end(self) -> None:
-        """Keep the findings of the current start."""
+    def _end(self, *, followed: bool = False) -> None:
+        """Keep the findings of the current start. `followed`: by another, so that what only says
+        how this one ended does not matter any more."""
         found = [one for some in self._current.values() for one in some]
+        if followed and all(one.ends_only for one in found):
+            found = []
         if self._start.serves and all(one.pattern.passing for one in found):
             found = []  # Long work says so, too.
         _keep(self._done, found)
@@ -308,6 +350,9 @@ class _Search:
             fix = fix.format_map(_Values(harmless))
         if any(one.cause == cause for one in self._current.get(rule.id, ())):
             return
+        for worse in pattern.instead:
+            if self._last and self._last.id == worse:
+                self._current[worse].remove(self._last)
         if pattern.passing:
             self._waits = True
             self._silent.clear()  # lines that show progress are among them

@@ -36,6 +36,7 @@ class Pattern:
     after: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     releases: tuple[str, ...] = ()
+    instead: tuple[str, ...] = ()  # ids that the same failure had up to this line
     only: dict[str, str] = field(default_factory=dict)
 
     @cached_property

@@ -24,7 +24,7 @@ _MOST_FLAGS = 4
 TRIGGER = re.compile(
     r"error|exception|\.exc\.|\.empty|fatal|aborted|core dumped|segfault|segmentation fault|"
     r"panicked at|nccl warn|\.(?:h|cc|cu):\d* warn |assertion|cudbg_|cuda failure|failed|"
-    r"non-zero status|null value"
+    r"non-zero status|null value|double free|free\(\): invalid|corrupted size|stack smashing"
 )
 """Texts of which a line of a failure has one, in small letters."""
 
@@ -44,11 +44,11 @@ _GRAVE = frozenset({"ERROR", "CRITICAL", "FATAL"})
 _HARMLESS = frozenset({"INFO", "DEBUG", "WARNING", "WARN"})
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*")
 _MILD = re.compile(
-    r"\b(?:INFO|DEBUG|WARN|WARNING|Warning)\b|Exception ignored in|"
+    r"\b(?:INFO|DEBUG|WARN|WARNING|[A-Z]?[a-z]*Warning)\b|Exception ignored in|"
     r"^(?:\([^()]*\)\s*)*[IW]\d{4} \d\d:"
 )
-# What Ray marks as an error and goes on without
-_NO_MATTER = re.compile(r"exporter agent|is over \d+% full")
+# What Ray marks as an error and goes on without, and how Slurm ends a log
+_NO_MATTER = re.compile(r"exporter agent|is over \d+% full|srun: error: .*Exited with")
 _SOURCE = re.compile(r"\s*(?:raise|except|return|class|def|if|assert|from|import|with)\b")
 
 _CLASS = r"(?:[A-Za-z_]\w*\.)*(?:[A-Za-z_]\w*(?:Error|Exception)|Exception)"
@@ -74,6 +74,7 @@ _NATIVE = re.compile(
 )
 _DIED = re.compile(
     r"Segmentation fault|Segfault encountered|core dumped|Fatal Python error: |"
+    r"double free or corruption|free\(\): invalid|corrupted size vs|stack smashing detected|"
     r"terminate called after|panicked at|^Aborted\b|Check failed: |Assertion\b.* failed|"
     r"Assertion failed|LLVM ERROR|CUDBG_EXCEPTION|Cuda failure \d|CUDA error \d"
 )
@@ -84,6 +85,8 @@ _BARE = re.compile(
 )
 # NCCL, which left out its name until 2.4
 _OF_NCCL = re.compile(r"NCCL WARN|\.(?:h|cc|cu):\d+ WARN ")
+# PyTorch, below the message of an exception in C++; often all that a watchdog's end leaves
+_RAISED_IN_C = re.compile(r"Exception raised from (?P<where>\S+ at \S+) \(most recent call first")
 # An executor that tells what a rank of its raised
 _PASSED_ON = re.compile(r"Worker failed with error '(?P<error>.+)', please check the stack trace")
 _HEADLINE = re.compile(r"Traceback \(most|Error executing method |  File \"")
@@ -234,6 +237,12 @@ class Start:
         return (*releases, *flags[:_MOST_FLAGS])
 
 
+def body_of(text: str) -> str:
+    """Return a line without what its program put before it."""
+    prefix = _PREFIX.match(text)
+    return text[prefix.end() if prefix else 0 :].strip()
+
+
 def may_fail(text: str) -> bool:
     """Whether a line may show a failure, or joins two tracebacks of one."""
     if not TRIGGER.search(text.lower()):
@@ -313,6 +322,8 @@ def _shown(text: str) -> Shown | None:
     embedded = None if of_program or harmless else _EMBEDDED.search(line)
     if embedded:
         return _raised(embedded)
+    if match := _RAISED_IN_C.match(line):
+        return _cut(Kind.SAID, "", f"an exception was raised from {match['where']}")
     if match := _COMPILER.match(line):
         return _cut(Kind.COMPILED, "", match["message"])
     if _DIED.search(line):

@@ -315,3 +315,30 @@ def test_an_unknown_failure_shows_the_log() -> None:
 
 def test_the_page_of_causes_is_made_from_the_rules() -> None:
     assert (ROOT / "docs/causes.md").read_text() == page()
+
+
+def test_memory_of_a_gpu_is_told_by_what_it_was_wanted_for() -> None:
+    wanted = f"{OOM} capacity of 6.00 GiB of which 9.00 MiB is free."
+
+    assert "weights do not fit" in diagnose(["  in create_weights", wanted])[0].cause
+    assert "before there was a KV cache" in diagnose(["  in profile_run", wanted])[0].cause
+    assert (
+        diagnose([wanted])[0].cause
+        == "GPU 0 of 6.00 GiB ran out of memory: it wanted 1.00 GiB more"
+    )
+    sampler = (
+        "RuntimeError: CUDA out of memory occurred when warming up sampler with 8 dummy requests"
+    )
+    assert ids(OOM, sampler) == ["oom-sampler-warmup"]
+
+
+def test_the_assertion_of_a_kernel_is_named_before_the_error_that_follows() -> None:
+    assertion = (
+        "/x/Indexing.cu:1500: select: block: [0,0,0], thread: [1,0,0] Assertion `i < n` failed."
+    )
+    triggered = "torch.AcceleratorError: CUDA error: device-side assert triggered"
+
+    (cause,) = diagnose([assertion, triggered])
+
+    assert "`i < n` does not hold" in cause.cause
+    assert [one.line for one in cause.evidence] == [1, 2]

@@ -408,3 +408,55 @@ def test_a_host_that_reached_the_heads_ray_in_the_end_is_healthy() -> None:
     assert first(tried, runs, "vllm serve: error: argument --new: invalid choice: 'x'").id == (
         "setting-refused"
     )
+
+
+STOPPED = "(EngineCore pid=7) KeyboardInterrupt"
+
+
+def test_a_start_that_was_stopped_says_so_and_a_service_that_was_stopped_is_healthy() -> None:
+    beginning = (START.format(settings="{}"), ENGINE.format("0.33.0"))
+    assert first(*beginning, STOPPED, ENDED).id == "stopped-from-outside"
+    assert first(*beginning, error("OddError: 1"), STOPPED).id == "unknown-cause"
+    assert diagnose([*beginning, READY, STOPPED]) == []
+    assert diagnose([*beginning, STOPPED, *beginning, READY]) == []
+
+
+def test_a_log_that_lacks_its_first_lines_is_of_the_start_that_served() -> None:
+    """Its lines before the engine's first one are of no start before."""
+    assert diagnose(["OddError: 1", ENGINE.format("0.33.0"), READY]) == []
+    assert diagnose(["/x/image.py:14: UserWarning: Failed to load x: 'no such file'"]) == []
+
+
+def test_a_message_that_goes_on_below_its_colon_is_told_whole() -> None:
+    cause = first(error("x.OddError: Check failed: (2 vs. 3) :"), error("sparse_mla_sm120 odd"))
+    assert (
+        cause.cause == "FlashInfer failed: OddError: Check failed: (2 vs. 3) : sparse_mla_sm120 odd"
+    )
+    assert cause.evidence[0].line == 1
+
+
+def test_an_exception_in_c_without_its_message_is_named_by_its_place() -> None:
+    place = "/pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:2125"
+    cause = first(f"Exception raised from run at {place} (most recent call first):", ENDED)
+    assert cause.cause == f"NCCL failed: an exception was raised from run at {place}"
+
+
+def test_what_freed_memory_wrongly_is_named_before_the_abort() -> None:
+    cause = first("double free or corruption (out)", "Fatal Python error: Aborted")
+    assert cause.cause == "a program failed: double free or corruption (out)"
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [
+        "(APIServer pid=1) INFO [launcher.py:100] [shutdown] API server: shutdown triggered",
+        "(EngineCore pid=7) INFO [core.py:1] [shutdown] EngineCore: trigger received signal=15",
+        "(EngineCore pid=7) INFO [core.py:1] Shutdown initiated (timeout=0)",
+    ],
+)
+def test_what_processes_say_of_each_other_when_a_service_is_ended_is_no_failure(stop: str) -> None:
+    beginning = (START.format(settings="{}"), ENGINE.format("0.33.0"), READY)
+    dead = error("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.")
+    assert diagnose([*beginning, stop, dead]) == []
+    assert first(*beginning, error("OddError: 1"), stop, dead).id == "unknown-cause"
+    assert first(*beginning, stop, dead, *beginning[:2], error("OddError: 1")).evidence[0].line == 8
