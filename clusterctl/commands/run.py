@@ -11,7 +11,8 @@ from clusterctl.errors import DoesNotFit, Interrupted, UsageError
 from clusterctl.inventory.model import Inventory
 from clusterctl.planning.free_gpus import gpus_held
 from clusterctl.serving.job import Job, JobOutput, run_job
-from clusterctl.survey.survey import Survey, connected, require_formed, take_survey
+from clusterctl.survey.formation import require_formed
+from clusterctl.survey.survey import Survey, connected, take_survey
 from clusterctl.transport.credentials import Credentials
 
 LARGEST_SCRIPT = 2**20  # bytes

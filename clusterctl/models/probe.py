@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from clusterctl import deadlines
-from clusterctl.errors import MALFORMED, CommandFailed
+from clusterctl.errors import MALFORMED
 from clusterctl.models.config_json import described
 from clusterctl.models.shape import ModelShape
 from clusterctl.transport.base import Transport
@@ -80,13 +80,7 @@ def look_for(transport: Transport, candidates: Sequence[str]) -> tuple[ModelDire
     script = resources.files(__package__).joinpath("probe.sh").read_text(encoding="utf-8")
     argv = ["sh", "-c", reach() + script, "model-probe", *candidates]
     result = transport.run(argv, sudo=True, timeout=deadlines.MODEL_LOOK)
-    if not result.ok:
-        raise CommandFailed(
-            "the directories of the model could not be read",
-            host=transport.host.name,
-            detail=result.last_lines(),
-        )
-    return parse_probe(result.stdout)
+    return parse_probe(result.output("looking for the model", transport.host.name))
 
 
 def parse_probe(text: str) -> tuple[ModelDirectory, ...]:

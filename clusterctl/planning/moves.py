@@ -27,8 +27,9 @@ from clusterctl.planning.replicas import (
 from clusterctl.planning.sleepers import require_one_replica
 from clusterctl.serving.declaration import require_service
 from clusterctl.serving.service import PlannedReplica
+from clusterctl.survey.formation import require_formed
 from clusterctl.survey.services import Replica, Service
-from clusterctl.survey.survey import Survey, require_formed
+from clusterctl.survey.survey import Survey
 
 
 @dataclass(frozen=True)

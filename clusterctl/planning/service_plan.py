@@ -39,9 +39,10 @@ from clusterctl.serving.arguments import Launch, Layout, serve_arguments
 from clusterctl.serving.endpoint import ServiceEndpoint
 from clusterctl.serving.request import ServiceRequest
 from clusterctl.serving.service import PlannedReplica, build_service, choose_port
+from clusterctl.survey.formation import require_formed
 from clusterctl.survey.gateways import gateway_url, hosts_with_gateway
 from clusterctl.survey.services import Replica, Service
-from clusterctl.survey.survey import Survey, require_formed
+from clusterctl.survey.survey import Survey
 
 
 @dataclass(frozen=True, kw_only=True)

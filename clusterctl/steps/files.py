@@ -37,11 +37,7 @@ def root_script(
     """
     argv = ["sh", "-c", script, "clusterctl", *arguments]
     result = view.transport.run(argv, stdin=stdin, sudo=True, timeout=timeout)
-    if not result.ok:
-        lines = result.last_lines()
-        why = lines.splitlines()[-1] if lines else f"status {result.status}"
-        raise CommandFailed(f"{doing} failed: {why}", host=view.host.name, detail=lines)
-    return result.stdout
+    return result.output(doing, view.host.name)
 
 
 def line_per_path(

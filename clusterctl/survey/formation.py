@@ -11,12 +11,13 @@ from clusterctl.accelerators.registry import accelerator_named
 from clusterctl.deadlines import Wait
 from clusterctl.engine.events import EventSink, Note, StageStarted
 from clusterctl.errors import ClusterctlError, Interrupted, Problems, RayNotFormed, raise_all
+from clusterctl.node.contract import breaches
 from clusterctl.node.documents import NodeState
 from clusterctl.node.files import NodePaths
 from clusterctl.ray_cluster.contract import await_formed
 from clusterctl.ray_cluster.nodes import expected_nodes
 from clusterctl.survey.cluster import Cluster
-from clusterctl.survey.survey import read_reported_state
+from clusterctl.survey.survey import Survey, read_reported_state
 from clusterctl.transport.base import Transport
 from clusterctl.transport.fanout import fan_out, values
 from clusterctl.transport.host_files import READ_END
@@ -115,3 +116,16 @@ def clock_of(transport: Transport) -> float | None:
     """Whole Unix seconds on the host's clock; None if `date` printed something else."""
     text = transport.run(["date", "+%s"]).stdout.strip()
     return float(text) if text.isdigit() else None
+
+
+def require_formed(survey: Survey) -> NodeState:
+    """Return the head's state if Ray has every node of the topology. Raises RayNotFormed for each
+    that differs, and what `require_supervised_head` raises."""
+    state = survey.require_supervised_head()
+    raise_all(
+        RayNotFormed(
+            breach.summary, host=breach.host, hint=f"clusterctl bootstrap {survey.inventory.file}"
+        )
+        for breach in breaches(expected_nodes(survey.topology), state.nodes)
+    )
+    return state

@@ -18,7 +18,6 @@ from clusterctl.errors import (
     AuthenticationRejected,
     ClusterctlError,
     HostKeyProblem,
-    RayNotFormed,
     RequirementsNotMet,
     raise_all,
 )
@@ -27,7 +26,6 @@ from clusterctl.facts.model import ContainerFacts, HostFacts
 from clusterctl.facts.parse import Probe
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.network.choice import resolve
-from clusterctl.node.contract import breaches
 from clusterctl.node.documents import (
     DELETED,
     DrainedHosts,
@@ -45,7 +43,7 @@ from clusterctl.node.documents import (
     service_of,
 )
 from clusterctl.node.files import LEAST_FREE, NodePaths
-from clusterctl.ray_cluster.nodes import container_name, expected_nodes
+from clusterctl.ray_cluster.nodes import container_name
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.steps.image_digest import parse_record, record_file
 from clusterctl.steps.virtual_address import KeepalivedFiles
@@ -579,17 +577,4 @@ def require_bootstrapped(inventory: Inventory, state: NodeState | None, clock: f
             host=host,
             hint=f"clusterctl bootstrap {inventory.file}",
         )
-    return state
-
-
-def require_formed(survey: Survey) -> NodeState:
-    """Return the head's state if Ray has every node of the topology. Raises RayNotFormed for each
-    that differs, and what `require_supervised_head` raises."""
-    state = survey.require_supervised_head()
-    raise_all(
-        RayNotFormed(
-            breach.summary, host=breach.host, hint=f"clusterctl bootstrap {survey.inventory.file}"
-        )
-        for breach in breaches(expected_nodes(survey.topology), state.nodes)
-    )
     return state

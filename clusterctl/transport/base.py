@@ -38,6 +38,15 @@ class CommandResult:
         text = self.stderr.strip() or self.stdout.strip()
         return "\n".join(text.splitlines()[-count:])
 
+    def output(self, doing: str, host: str) -> str:
+        """Return stdout. Raises CommandFailed for a status other than 0, with the last lines.
+        `doing`: the work, for the error."""
+        if not self.ok:
+            lines = self.last_lines()
+            why = lines.splitlines()[-1] if lines else f"status {self.status}"
+            raise CommandFailed(f"{doing} failed: {why}", host=host, detail=lines)
+        return self.stdout
+
 
 class Closing(Protocol):
     """A context manager that calls `close` on exit."""

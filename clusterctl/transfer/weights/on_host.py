@@ -11,7 +11,6 @@ from importlib import resources
 from typing import Literal
 
 from clusterctl import deadlines
-from clusterctl.errors import CommandFailed
 from clusterctl.models.probe import reach
 from clusterctl.transfer.content import is_digest
 from clusterctl.transfer.weights.manifest import Manifest, WeightFile, parse
@@ -134,11 +133,7 @@ def run_as_root(
     """
     stdin = "".join(f"{line}\n" for line in lines).encode()
     result = transport.run(argv, stdin=stdin, sudo=True, timeout=timeout)
-    if not result.ok:
-        last = result.last_lines()
-        why = last.splitlines()[-1] if last else f"status {result.status}"
-        raise CommandFailed(f"{doing} failed: {why}", host=transport.host.name, detail=last)
-    return result.stdout
+    return result.output(doing, transport.host.name)
 
 
 def look_at_models(transport: Transport, directory: str, *, kept: str = KEPT) -> HostModels:
