@@ -47,17 +47,13 @@ def describe(config: Config, name: str = "", *, whole: bool = True) -> ModelShap
     layers, usual = layers_of(text, traits, stored)
     context, key = longest_context(text)
     encoder = any(word in named.lower() for word in _ENCODERS)
-    # Gemma 4 has "vision" there: it reads images in both directions, but generates text.
-    both_ways = (
-        encoder
-        or text.get("use_bidirectional_attention") in (True, "all")
-        or text.get("is_causal") is False
-        or "Bidirectional" in named
-    )
+    both_ways = encoder or _attends_both_ways(named, text)
+
     outer = _whole(config)
     blind = tower is None and isinstance(outer.get("vision_config"), Mapping)
     ears = _ears(outer.get("audio_config"), text)
     deaf = ears is None and isinstance(outer.get("audio_config"), Mapping)
+
     guesses = (
         (
             family is None,
@@ -82,8 +78,6 @@ def describe(config: Config, name: str = "", *, whole: bool = True) -> ModelShap
         (key is None, f"config.json lacks the longest context: {context} tokens assumed"),
     )
     drafters = first(text, "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
-    dtypes = [part.get(key) for part in (text, config) for key in ("dtype", "torch_dtype")]
-    dtype = str(next(filter(None, dtypes), "")).removeprefix("torch.")
     per_layer = text.get("hidden_size_per_layer_input")
     return ModelShape(
         name=name or str(config.get("_name_or_path") or architecture),
@@ -94,8 +88,7 @@ def describe(config: Config, name: str = "", *, whole: bool = True) -> ModelShap
         tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", traits.tied))),
         context=context,
         context_key=key or "default",
-        # vLLM's `auto` casts float32
-        dtype="float16" if dtype in ("float16", "half") else "bfloat16",
+        dtype=_dtype(text, config),
         attention_free=only_states(text),
         layers=layers,
         rotary=_tables(text, traits, layers),
@@ -113,6 +106,19 @@ def describe(config: Config, name: str = "", *, whole: bool = True) -> ModelShap
         assumptions=tuple(sentence for applies, sentence in guesses if applies),
         typed=not whole or bool(config.get("model_type")),
     )
+
+
+def _attends_both_ways(named: str, text: Config) -> bool:
+    # Gemma 4 has "vision" there: it reads images in both directions, but generates text.
+    bidirectional = text.get("use_bidirectional_attention") in (True, "all")
+    return bidirectional or text.get("is_causal") is False or "Bidirectional" in named
+
+
+def _dtype(text: Config, config: Config) -> str:
+    """Return the type that vLLM's `auto` computes in: it casts float32."""
+    named = [part.get(key) for part in (text, config) for key in ("dtype", "torch_dtype")]
+    dtype = str(next(filter(None, named), "")).removeprefix("torch.")
+    return "float16" if dtype in ("float16", "half") else "bfloat16"
 
 
 def described(config_json: str | None) -> ModelShape | None:
