@@ -11,6 +11,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clusterctl.commands.fit import plan_request
 from clusterctl.errors import ClusterctlError, DoesNotFit
 from clusterctl.facts.model import Address, GpuFacts, GpuReport, NicFacts
 from clusterctl.facts.parse import Probe
@@ -18,7 +19,6 @@ from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.models.name import resolve
 from clusterctl.node.documents import NodeState, RayNode, ServiceDocument, ServiceState, to_json
 from clusterctl.node.files import NodePaths
-from clusterctl.planning.fit_on_cluster import plan_request
 from clusterctl.planning.fit_request import FitArguments
 from clusterctl.planning.planner import plan
 from clusterctl.planning.report import FitReport

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from clusterctl.accelerators.engine_defaults import EngineDefaults
+from clusterctl.commands.fit import usable_hardware
 from clusterctl.errors import UsageError
 from clusterctl.facts.model import Address, GpuFacts, GpuReport, NicFacts
 from clusterctl.facts.parse import Probe
@@ -20,7 +21,6 @@ from clusterctl.node.documents import NodeState, to_json
 from clusterctl.node.fabric_documents import Collective
 from clusterctl.planning.cluster_hardware import gpus_of, with_image_env
 from clusterctl.planning.cluster_hardware import hardware_of as hardware_of_free
-from clusterctl.planning.fit_on_cluster import usable_hardware
 from clusterctl.planning.free_gpus import HeldGpus
 from clusterctl.planning.overheads import Measured
 from clusterctl.planning.placement import HostGpus
