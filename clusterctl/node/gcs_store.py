@@ -75,7 +75,7 @@ class GcsStore:
         if before == of:
             why = f"Ray did not start with them {self._failed} times in a row"
         if before:
-            self._journal.write("ray", "tables", f"deleted: {why}; all nodes join anew")
+            self._journal.write("ray", "tables", f"deleted: {why}; all nodes rejoin")
         self._failed = 0
         self._empty()
         mark.write_text(of)

@@ -16,7 +16,7 @@ _COSTS = {
     "--max-model-len": "longer requests are refused",
     "--max-num-seqs": "fewer requests run at once",
     "lower -- --gpu-memory-utilization": "fewer tokens fit in the KV cache",
-    "clusterctl bootstrap": "node containers that it makes anew stop their services meanwhile",
+    "clusterctl bootstrap": "node containers that it recreates stop their services meanwhile",
     "NCCL_IB_DISABLE=1": "traffic between hosts is slower",
     "reboot the host": "all that runs there stops",
 }

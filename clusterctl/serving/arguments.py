@@ -210,7 +210,7 @@ def _undecided_trust(launch: Launch) -> Iterator[UsageError]:
     entry, asked = launch.entry, launch.request
     if entry and entry.own_code and not any(a.key == TRUST for a in asked.given):
         yield UsageError(
-            f"{entry.hub_id} comes with Python code of its own, and vLLM starts it only with "
+            f"{entry.hub_id} comes with its own Python code, and vLLM starts it only with "
             f"--{TRUST}, which runs that code on every host",
             hint=f"read its *.py files, then: clusterctl serve {asked.model} -- --{TRUST}",
         )

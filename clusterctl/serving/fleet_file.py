@@ -88,7 +88,7 @@ class FleetService(BaseModel):
 
     model: str = Field(min_length=1, description="Alias, Hub id, or path on the hosts.")
     replicas: Replicas = Field(
-        default=1, description="Copies of the model, each on GPUs of its own: a number, or max."
+        default=1, description="Number of replicas, each on its own GPUs: a number, or max."
     )
     tp: int | None = Field(
         default=None, ge=1, description="Tensor parallel size. Default: planned."

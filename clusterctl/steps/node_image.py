@@ -383,7 +383,7 @@ def index_arguments(pip_index: str | None) -> dict[str, str]:
     return arguments
 
 
-# One for all releases of vLLM, so that hosts may have unlike ones: Ray must be the same on all.
+# One for all releases of vLLM, so that hosts may have different ones: Ray must be the same on all.
 # Served with vLLM 0.32 over two hosts (CPU) and 0.25 on an H200; the tests of 0.33 itself pin 2.56.
 RAY = "2.60.0"
 
