@@ -223,7 +223,7 @@ def test_a_model_with_code_of_its_own_waits_for_the_users_word() -> None:
     with pytest.raises(UsageError) as caught:
         serve_argv(launch(alias="kimi-k2"))
 
-    assert "moonshotai/Kimi-K2-Instruct comes with Python code" in caught.value.summary
+    assert "moonshotai/Kimi-K2-Instruct comes with its own Python code" in caught.value.summary
     assert "serve m -- --trust-remote-code" in str(caught.value.hint)
 
 
