@@ -47,9 +47,16 @@ _MOST_SHAPES = 200_000
 _STARTS = (b"vLLM API server version", b"non-default args:", b"Initializing a V1 LLM engine")
 _ARGUMENTS = 1  # of them, which has the settings
 # vLLM serves, or a script got its answers: what this start met was overcome.
-_READY = (b"Application startup complete", b"Uvicorn running on", b"Processed prompts: 100%")
+# Logs of stdout alone lack what the HTTP server writes, and begin to serve with vLLM's own lines.
+_READY = (
+    b"Application startup complete",
+    b"Uvicorn running on",
+    b"Starting vLLM server on",
+    b"Processed prompts: 100%",
+)
+_WORKS = b"Avg prompt throughput"
 
-# Somebody ends a service that works: what its processes say of each other's end is no failure.
+# A signal from outside ends a service: what its processes say of each other's end is no failure.
 _STOPS = (
     b"[shutdown] API server: shutdown triggered",
     b"[shutdown] EngineCore: trigger received signal",
@@ -59,7 +66,7 @@ _STOPS = (
 # Ray runs: what its programs met until then was overcome.
 _RAY_RUNS = b"Ray runtime started"
 
-_BAR = b"%|"  # of progress
+_PROGRESS = (b"%|", b"finish build [")  # bars, and AMD's kernels that are compiled
 
 _RELEASE = re.compile(
     rb"(?:vLLM API server version|V1 LLM engine \(v|vLLM version:?) *v?(\d+\.\d+(?:\.\d+)?)"
@@ -171,7 +178,7 @@ class _Search:
         self._served: Start | None = None  # the start that served last
         self._fails = False  # lines of this block may show failures that no rule knows
         self._chained = ""  # what stands between the last traceback and this one
-        self._stopped = False  # on purpose, until another start begins
+        self._stopped = False  # from outside
         self._waits = False  # a line said that something takes long, and nothing came of it yet
         self._last: Finding | None = None
 
@@ -202,9 +209,11 @@ class _Search:
     ) -> None:
         """Keep what a line shows, or remember that lines like it show nothing."""
         self._mark(raw)
-        if self._waits and (_BAR in raw or stage_of(raw.decode("utf-8", "replace"))):
+        if self._waits and (
+            any(mark in raw for mark in _PROGRESS) or stage_of(raw.decode("utf-8", "replace"))
+        ):
             self._went_on()
-        if shape in self._met or self._stopped:
+        if shape in self._met:
             return
 
         text = plain(raw)
@@ -255,7 +264,9 @@ class _Search:
             return False
         if last.pattern.text or last.pattern.more_follows:
             return False
-        if not last.evidence.text.endswith(":") or not (more := body_of(text)):
+        more = body_of(text)
+        announced = last.evidence.text.endswith(":") or more.startswith("what():")
+        if not announced or not more:
             return False
         whole = f"{last.evidence.text} {more}"
         failure = failure_in(whole, list(self._before)[:-1], self._start, alone=True)
@@ -271,10 +282,9 @@ class _Search:
         if begins < len(_STARTS):
             self._begin(begins, raw)
             return
-        if self._start.serves and any(mark in raw for mark in _STOPS):
-            found = [one for some in self._current.values() for one in some]
-            self._stopped = all(one.pattern.level == "request" for one in found)
+        self._stopped = self._stopped or any(mark in raw for mark in _STOPS)
         serves = any(mark in raw for mark in _READY)
+        serves = serves or (_WORKS in raw and not self._start.serves)
         if serves:
             self._start = self._served = replace(self._start, serves=True)
         if serves or _RAY_RUNS in raw:
@@ -349,6 +359,8 @@ class _Search:
             harmless = {name: value for name, value in values.items() if _WORD.fullmatch(value)}
             fix = fix.format_map(_Values(harmless))
         if any(one.cause == cause for one in self._current.get(rule.id, ())):
+            return
+        if self._stopped and pattern.level not in {"root", "raised"} and not pattern.passing:
             return
         for worse in pattern.instead:
             if self._last and self._last.id == worse:

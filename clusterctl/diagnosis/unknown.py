@@ -24,7 +24,8 @@ _MOST_FLAGS = 4
 TRIGGER = re.compile(
     r"error|exception|\.exc\.|\.empty|fatal|aborted|core dumped|segfault|segmentation fault|"
     r"panicked at|nccl warn|\.(?:h|cc|cu):\d* warn |assertion|cudbg_|cuda failure|failed|"
-    r"non-zero status|null value|double free|free\(\): invalid|corrupted size|stack smashing"
+    r"non-zero status|null value|terminate called|double free|free\(\): invalid|corrupted size|"
+    r"stack smashing"
 )
 """Texts of which a line of a failure has one, in small letters."""
 
@@ -47,8 +48,11 @@ _MILD = re.compile(
     r"\b(?:INFO|DEBUG|WARN|WARNING|[A-Z]?[a-z]*Warning)\b|Exception ignored in|"
     r"^(?:\([^()]*\)\s*)*[IW]\d{4} \d\d:"
 )
-# What Ray marks as an error and goes on without, and how Slurm ends a log
-_NO_MATTER = re.compile(r"exporter agent|is over \d+% full|srun: error: .*Exited with")
+# What Ray, NCCL and vLLM mark as an error and go on without, and how Slurm ends a log
+_NO_MATTER = re.compile(
+    r"exporter agent|is over \d+% full|srun: error: .*Exited with|Cannot use FA version|"
+    r"ras/client_support"
+)
 _SOURCE = re.compile(r"\s*(?:raise|except|return|class|def|if|assert|from|import|with)\b")
 
 _CLASS = r"(?:[A-Za-z_]\w*\.)*(?:[A-Za-z_]\w*(?:Error|Exception)|Exception)"
@@ -266,11 +270,11 @@ def failure_in(
     `alone`: the start met nothing else yet, beside which a line that only speaks of an error is
     none.
 
-    Once the service is ready, the API server's lines may concern a single request, and a line
-    without an exception is not a failure.
+    Once the service is ready, the API server's lines may concern a single request, and a line is
+    not a failure that has neither an exception nor the end of a process.
     """
     shown = _shown(text)
-    if shown is None or (start.serves and shown.kind is not Kind.RAISED):
+    if shown is None or (start.serves and shown.kind not in {Kind.RAISED, Kind.DIED}):
         return None
     if shown.kind is Kind.SAID and not alone:
         return None
@@ -287,13 +291,13 @@ def failure_in(
         part = COMPILING
     elif part is NO_PART and _OF_VLLM.search(text):
         part = VLLM
-    earlier = [raw.decode("utf-8", "replace") for raw in before]
+    earlier = [] if start.serves else [raw.decode("utf-8", "replace") for raw in before]
     running = running_in([frame.function for frame in frames], earlier)
     if frames and shown.kind is Kind.RAISED and not shown.message:
         shown = replace(shown, message=frames[0].source)
 
     identity = UNKNOWN
-    if shown.kind is Kind.PARSED or _is_refusal(shown, running, start):
+    if shown.kind is Kind.PARSED or _is_refusal(shown, running, paths, start):
         identity = REFUSED
     elif start.serves and _of_a_request(paths):
         identity = REQUEST
@@ -346,9 +350,10 @@ def _cut(kind: Kind, name: str, message: str) -> Shown:
     return Shown(kind, name, message[:_LONGEST].strip())
 
 
-def _is_refusal(shown: Shown, running: str, start: Start) -> bool:
+def _is_refusal(shown: Shown, running: str, paths: Sequence[str], start: Start) -> bool:
     settings = running == "reading the settings" and not start.serves
-    return settings and shown.name in _REFUSALS and bool(shown.message)
+    by_vllm = any(one in path for path in paths[:1] for one in ("/vllm/", "/pydantic"))
+    return settings and by_vllm and shown.name in _REFUSALS and bool(shown.message)
 
 
 def _of_a_request(paths: Sequence[str]) -> bool:

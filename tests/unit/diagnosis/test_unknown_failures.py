@@ -460,3 +460,54 @@ def test_what_processes_say_of_each_other_when_a_service_is_ended_is_no_failure(
     assert diagnose([*beginning, stop, dead]) == []
     assert first(*beginning, error("OddError: 1"), stop, dead).id == "unknown-cause"
     assert first(*beginning, stop, dead, *beginning[:2], error("OddError: 1")).evidence[0].line == 8
+
+
+WARNED = (
+    "(Worker pid=9) WARNING 10-01 08:00:30 [decorators.py:321] Compiling model again due to a load "
+    "failure from /x, reason: Source code has changed since the last compilation. Recompiling."
+)
+SERVER = (
+    "(APIServer pid=1) INFO 10-01 08:02:00 [api_server.py:677] Starting vLLM server on http://x"
+)
+WORKS = (
+    "(APIServer pid=1) INFO 10-01 08:03:00 [loggers.py:310] Engine 000: Avg prompt throughput: 9"
+)
+
+
+@pytest.mark.parametrize("mark", [SERVER, WORKS])
+def test_a_log_without_the_http_servers_lines_shows_that_it_serves(mark: str) -> None:
+    beginning = (START.format(settings="{}"), ENGINE.format("0.33.0"), error("OddError: 1"))
+    assert diagnose([*beginning, mark]) == []
+    assert first(*beginning[:2], mark, error("OddError: 1"), WORKS).id == "unknown-cause"
+
+
+def test_a_cache_that_is_made_again_is_no_failure() -> None:
+    assert diagnose([ENGINE.format("0.33.0"), WARNED]) == []
+
+
+def test_a_process_that_dies_while_it_serves_is_named() -> None:
+    died = "!!!!!!! Segfault encountered !!!!!!!"
+    assert first(ENGINE.format("0.33.0"), READY, died).cause == f"a program failed: {died}"
+
+
+def test_a_start_that_a_signal_ended_is_told_as_that() -> None:
+    stop = "(APIServer pid=1) INFO [launcher.py:100] [shutdown] API server: shutdown triggered"
+    after = error("AsyncLLM output_handler failed.", "(APIServer pid=1)")
+    assert [one.id for one in diagnose([ENGINE.format("0.33.0"), stop, after])] == [
+        "stopped-from-outside"
+    ]
+
+
+def test_what_a_library_refuses_while_settings_are_read_is_no_refusal_of_vllm() -> None:
+    lines = traceback(
+        ("vllm/engine/arg_utils.py", "create_engine_config"),
+        ("sentencepiece/__init__.py", "LoadFromFile"),
+        raised="TypeError: not a string",
+    )
+    assert first(*lines).cause.startswith("the tokenizer failed while reading the settings")
+
+
+def test_what_cplusplus_says_below_its_end_is_told_with_it() -> None:
+    cause = first("terminate called after throwing an instance of 'x'", "  what():  NCCL odd")
+    assert cause.cause.endswith("what():  NCCL odd")
+    assert cause.cause.startswith("NCCL failed")
