@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from clusterctl.containers.driver import Say
 from clusterctl.units import GIB, MIB
@@ -12,24 +11,22 @@ from clusterctl.units import GIB, MIB
 class Meter:
     """Counts bytes. `total`: expected number of bytes, None if unknown."""
 
-    def __init__(
-        self, say: Say, total: int | None, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._say, self._total, self._clock = say, total, clock
-        self._started = self._told = clock()
+    def __init__(self, say: Say, total: int | None) -> None:
+        self._say, self._total = say, total
+        self._started = self._told = time.monotonic()
         self.bytes = 0
 
     def reached(self, count: int) -> None:
         """Set the number of bytes so far to `count`."""
         self.bytes = count
-        now = self._clock()
+        now = time.monotonic()
         if now - self._told >= 1.0:
             self._told = now
             self._say(self.text())
 
     def text(self) -> str:
         """Format the progress: `512 of about 2600 MiB, 110 MiB/s`."""
-        seconds = max(self._clock() - self._started, 1e-3)
+        seconds = max(time.monotonic() - self._started, 1e-3)
         of = f" of about {self._total / MIB:.0f}" if self._total else ""
         return f"{self.bytes / MIB:.0f}{of} MiB, {self.bytes / MIB / seconds:.0f} MiB/s"
 

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,9 +17,9 @@ from clusterctl.reporting.escaping import escaped
 KEPT = 50
 
 
-def state_directory(environ: Mapping[str, str] = os.environ) -> Path:
+def state_directory() -> Path:
     """Return `$XDG_STATE_HOME/clusterctl`, by default under ~/.local/state."""
-    base = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / "clusterctl"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.inventory.model import Host
@@ -29,12 +28,10 @@ class Connections(Closing):
         credentials: Credentials | None = None,
         *,
         connect_timeout: float | None = None,
-        ssh_config: Path = Path("~/.ssh/config"),
     ) -> None:
         """`connect_timeout` (seconds) overrides the inventory's: `status` cannot wait long."""
         self._credentials = credentials or Credentials()
         self._connect_timeout = connect_timeout
-        self._ssh_config = ssh_config
         self._transports: dict[str, Transport] = {}
         self._dialer: Dialer | None = None
         self._lock = threading.Lock()
@@ -65,7 +62,7 @@ class Connections(Closing):
         from clusterctl.transport.ssh import SshTransport
 
         if self._dialer is None:
-            self._dialer = Dialer(self._credentials, self._ssh_config)
+            self._dialer = Dialer(self._credentials)
         if self._connect_timeout is not None:
             ssh = host.ssh.model_copy(update={"connect_timeout": self._connect_timeout})
             host = host.model_copy(update={"ssh": ssh})
