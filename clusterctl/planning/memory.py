@@ -27,6 +27,7 @@ from clusterctl.planning.kv_cache import (
 )
 from clusterctl.planning.options import ServeOptions, Settings, settings_key, settle
 from clusterctl.planning.overheads import (
+    Exchange,
     activation_gib,
     graphs_gib,
     margin_gib,
@@ -179,6 +180,14 @@ class _Case:
         return (self.options.dp or 1) > 1 and any(layer.experts for layer in self.shape.layers)
 
     @property
+    def exchange(self) -> Exchange | None:
+        """Where replicas exchange the tokens of experts that they divide."""
+        if not self.shares_experts:
+            return None
+        ranks = (self.options.dp or 1) * self.placement.tp * self.placement.pp
+        return "in a host" if ranks <= self.placement.room else "over hosts"
+
+    @property
     def needs_block_per_request(self) -> bool:
         """Whether vLLM refuses more requests in a batch than blocks."""
         eager = self.options.enforce_eager or self.placement.seats[0].gpu.is_cpu
@@ -293,6 +302,7 @@ def _rank(case: _Case, seat: RankSeat) -> RankMemory:
         case.settings.sampler,
         compiles=case.rules.tunes_kernels and not case.is_eager(seat),
         first_rank=seat.place == 0,
+        sharing=(case.options.dp or 1) if case.shares_experts else 1,
     )
     group, fabric = tp, case.placement.fabric
     if fabric == "nvlink" and not case.options.multicast:
@@ -305,7 +315,7 @@ def _rank(case: _Case, seat: RankSeat) -> RankMemory:
         group,
         case.settings.batch.requests,
         eager=case.is_eager(seat),
-        exchanging=case.shares_experts,
+        exchanging=case.exchange,
         measured=seat.measured,
     )
     usable = seat.gpu.memory_gib * case.settings.utilization

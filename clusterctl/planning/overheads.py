@@ -24,6 +24,9 @@ from clusterctl.units import GIB
 # NVLink without NCCL's multicast, NVLS.
 Fabric = Literal["none", "nvlink", "nvlink-plain", "pcie", "network"]
 
+# Where replicas are that divide the experts
+Exchange = Literal["in a host", "over hosts"]
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -72,9 +75,9 @@ _GRAPHS_ALONE = 0.9
 # vLLM 0.18 and 0.19 print 0.42, 0.86, 0.93 and 1.11 GiB as their own estimate on one GPU; 0.7.2
 # and 0.8.5 took 0.85 and 1.99 with TP 2: the middle of each.
 _GRAPHS_JOINED = 1.6
-# Replicas that exchange tokens between experts, by vLLM 0.25.1's own estimate on H200: 1.8 GiB in
-# one host, 2.41 over two hosts.
-_GRAPHS_EXCHANGING = 2.4
+# Replicas that exchange tokens between experts, by vLLM 0.25.1's own estimate: 1.8 GiB in one host
+# (two H200), 2.41 over two hosts (two and four H200, four H100).
+_GRAPHS_EXCHANGING: dict[Exchange, float] = {"in a host": 1.8, "over hosts": 2.4}
 
 # Graphs are captured for batches of up to twice --max-num-seqs requests. With 2 of them on two
 # RTX 3090, 4.99 GiB were left for the cache (talos-argocd-proxmox#1995), which leaves 1.0 to them.
@@ -99,17 +102,17 @@ def graphs_gib(
     requests: int,
     *,
     eager: bool,
-    exchanging: bool = False,
+    exchanging: Exchange | None = None,
     measured: Measured | None = None,
 ) -> float:
     """Return the GiB of captured CUDA graphs for batches of that many requests; 0 with
-    --enforce-eager. `exchanging`: replicas divide the experts."""
+    --enforce-eager. `exchanging`: where the replicas are that divide the experts."""
     if eager:
         return 0.0
     if measured and measured.graphs_gib is not None:
         return measured.graphs_gib
     if exchanging:
-        return _GRAPHS_EXCHANGING
+        return _GRAPHS_EXCHANGING[exchanging]
     joined = _GRAPHS_OF_FEW if requests <= _FEW_REQUESTS else _GRAPHS_JOINED
     return joined if tp > 1 else _GRAPHS_ALONE
 
@@ -174,11 +177,15 @@ def activation_gib(
     *,
     compiles: bool,
     first_rank: bool = True,
+    sharing: int = 1,
 ) -> float:
     """Return the peak in GiB on one rank. `sampler`: how the profiling run samples; `compiles`: it
-    compiles the model first; `first_rank`: it is rank 0 of its TP group."""
+    compiles the model first; `first_rank`: it is rank 0 of its TP group; `sharing`: replicas among
+    which the experts are divided, each of which computes for the tokens of all of them."""
     kinds, tokens = set(shape.layers[stage.first : stage.last]), batch.tokens
-    kept = _expert_workspace(shape, kinds, stage.tp, tokens, gpu)
+    kept = _expert_workspace(shape, kinds, stage.tp, sharing * tokens, gpu)
+    # Their hidden states, gathered, and what the experts make of them (`AgRsAll2AllManager`)
+    gathered = 2 * sharing * tokens * shape.hidden * 2 if sharing > 1 else 0
     widest = 0  # bf16 elements per token that a feed-forward or attention holds at once
     for layer in kinds:
         if layer.mlp:
@@ -188,7 +195,7 @@ def activation_gib(
             width = (2 * heads.heads + 2 * heads.kv_heads) * heads.head_dim // stage.tp
             widest = max(widest, width)
     # The widest layer, plus its input, the residual and the normed copy of both.
-    peaks = [tokens * 2 * (3 * shape.hidden + widest) + kept]
+    peaks = [tokens * 2 * (3 * shape.hidden + widest) + kept + gathered]
     if stage.has_head and (first_rank or not rules.engine_v0):
         held = tokens * shape.hidden * 2  # hidden states stay allocated while sampling
         held += kept if rules.keeps_workspace else 0

@@ -60,6 +60,7 @@ class Placement:
     replicas: int = 1  # Copies side by side (data parallel)
     partition: tuple[int, ...] = ()  # Layers per stage; empty means vLLM's own split
     reason: str = ""
+    room: int = 1  # GPUs of the largest host
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -191,4 +192,5 @@ def seat_ranks(sites: Sequence[Site], tp: int, pp: int) -> Placement:
     crosses = any(len({site.host for site, _ in group}) > 1 for group in groups)
     inside: Fabric = sites[0].fabric if sites else "none"
     fabric: Fabric = "none" if tp == 1 else "network" if crosses else inside
-    return Placement(tp, pp, seats, fabric, reason=reason)
+    room = max((len(site.gpus) for site in sites), default=0)
+    return Placement(tp, pp, seats, fabric, reason=reason, room=room)

@@ -427,9 +427,13 @@ def _doubts(request: PlanRequest) -> tuple[str, ...]:
     doubts = [*_unproven(request)]
     if request.hardware.env.get(LONGER, "0") not in ("0", ""):
         doubts.append(f"{LONGER} allows a longer context than the model's own")
-    if (request.options.dp or 1) > 1 and any(layer.experts for layer in request.shape.layers):
+    quantized = bool(request.shape.quantization or request.options.quantization)
+    compared = request.options.expert_parallel and not quantized
+    divided = any(layer.experts for layer in request.shape.layers)
+    if (request.options.dp or 1) > 1 and divided and not compared:
         doubts.append(
-            "replicas share the experts: buffers for tokens of the other replicas are not counted"
+            "replicas share the experts: their buffers were compared for bf16 with "
+            "--enable-expert-parallel alone"
         )
     on_cpus = any(gpu.is_cpu for site in request.sites for gpu in site.gpus)
     if on_cpus and request.options.kv_cache_bytes is None:
@@ -476,9 +480,8 @@ def _network_notes(request: PlanRequest, placement: Placement) -> Iterator[str]:
 def _exchanges_over_network(request: PlanRequest, placement: Placement) -> bool:
     """Whether replicas on different hosts divide the experts among them."""
     copies = request.options.dp or 1
-    room = max(len(site.gpus) for site in request.sites)
     divided = copies > 1 and any(layer.experts for layer in request.shape.layers)
-    return divided and copies * placement.tp * placement.pp > room
+    return divided and copies * placement.tp * placement.pp > placement.room
 
 
 def _proposal(request: PlanRequest, plan: FitPlan) -> Proposal:

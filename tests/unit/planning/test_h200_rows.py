@@ -163,24 +163,31 @@ def test_multicast_takes_more_memory() -> None:
     assert row.plan().ranks[0].runtime_gib == 0.60
 
 
-def test_replicas_that_divide_experts_pay_for_their_exchange() -> None:
-    """2 replicas of Qwen3-30B-A3B's shape in one host reported 1,039,536 tokens, over two
-    hosts 1,015,792: docs/fit.md."""
-    placement = seat_ranks([Site("h", parse_gpus("2xH200"), "nvlink")], 1, 1)
-    flags = "--data-parallel-size 2 --max-num-seqs 256 --max-num-batched-tokens 8192"
+@pytest.mark.parametrize(
+    ("gpus", "hosts", "requests", "tokens"),
+    [
+        ("2xH200", 1, 256, 1_039_536),
+        ("H200", 2, 1024, 1_015_792),
+        ("2xH200", 2, 1024, 1_152_352),
+        ("2xH100", 2, 1024, 543_168),
+    ],
+)
+def test_replicas_that_divide_experts_pay_for_their_exchange(
+    gpus: str, hosts: int, requests: int, tokens: int
+) -> None:
+    """A replica on each GPU, of Qwen3-30B-A3B's shape: docs/fit.md. Never more than there is."""
     shape = describe(MEASURED["models"]["qwen3-30b-a3b"])
-    both = replace(placement, replicas=2)
-    plan = plan_memory(shape, both, parse_options(flags.split()), RULES)
-    assert plan.kv_cache_tokens == pytest.approx(1_039_536, rel=0.005)
-    sites = [Site(name, parse_gpus("H200")) for name in ("a", "b")]
-    apart = replace(seat_ranks(sites, 1, 1), replicas=2)
-    over_hosts = plan_memory(
-        shape, apart, parse_options(flags.replace("256", "1024").split()), RULES
-    )
-    assert over_hosts.kv_cache_tokens == pytest.approx(1_015_792, rel=0.006)
-    alone = plan_memory(shape, placement, parse_options(flags.split()[2:]), RULES)
+    sites = [Site(str(host), parse_gpus(gpus), "nvlink") for host in range(hosts)]
+    ranks = sum(len(site.gpus) for site in sites)
+    flags = f"--max-num-seqs {requests} --max-num-batched-tokens 8192"
+    divided = f"{flags} --data-parallel-size {ranks} --enable-expert-parallel"
+    placement = replace(seat_ranks(sites, 1, 1), replicas=ranks)
+    plan = plan_memory(shape, placement, parse_options(divided.split()), RULES)
+    assert -0.004 < plan.kv_cache_tokens / tokens - 1 < 0
+    alone = plan_memory(shape, placement, parse_options(flags.split()), RULES)
     assert alone.ranks[0].runtime_gib < plan.ranks[0].runtime_gib
     assert alone.ranks[0].cuda_graphs_gib < plan.ranks[0].cuda_graphs_gib
+    assert alone.ranks[0].activation_gib < plan.ranks[0].activation_gib
 
 
 def test_the_mean_error_of_tokens() -> None:
