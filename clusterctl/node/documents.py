@@ -252,6 +252,10 @@ class SleepState:
     refused: int = 0  # Requests beyond the limits of those, since it was started
 
 
+IN_TURN = "for its turn"
+"""How the detail of a service begins that waits for nothing that Ray lacks."""
+
+
 @dataclass(frozen=True)
 class ServiceState:
     """A service as the supervisor sees it.

@@ -24,6 +24,7 @@ from clusterctl.node.attempt import Attempt
 from clusterctl.node.children import session_members
 from clusterctl.node.contract import breaches, free_gpus
 from clusterctl.node.documents import (
+    IN_TURN,
     ExpectedNode,
     Rank,
     RayNode,
@@ -63,6 +64,7 @@ class RayConditions:
     node_ip: str = ""  # Of this host
     rejoined: FrozenSet[str] = frozenset()  # Nodes that the GCS may not reach yet
     store_ports: range = range(0)  # NodeDocument.store_ports
+    measuring: str = ""  # Another service of this host that starts on a share of a GPU
 
 
 def why_wait(document: ServiceDocument, conditions: RayConditions, not_before: float) -> str:
@@ -96,6 +98,10 @@ def why_wait(document: ServiceDocument, conditions: RayConditions, not_before: f
     needed, free = document.gpus * share, round(free_gpus(nodes), 6)
     if free < needed:
         return f"{needed:g} GPUs are needed, {free:g} are free"
+    if share < 1 and conditions.measuring:
+        # vLLM sizes its cache by the GPU's free memory before and after a trial run: what another
+        # one takes meanwhile is counted as its own (determine_available_memory in gpu_worker.py).
+        return f"{IN_TURN}: {conditions.measuring} starts on a share of a GPU, too"
     return ""
 
 
@@ -183,7 +189,7 @@ class SupervisedService:
             self._last_failure_time = previous.last_failure_time
             if previous.pid or previous.attempts or previous.ready_seconds:
                 self._starts = previous.restarts + 1
-        self._turn("waiting", "for its turn")
+        self._turn("waiting", IN_TURN)
 
     def tick(
         self, now: float, wanted: Optional[ServiceDocument], conditions: RayConditions
@@ -245,6 +251,11 @@ class SupervisedService:
         state = attempt.sleeping.state if attempt and attempt.sleeping else SleepState()
         self._wakes_in = state.wakes_in or self._wakes_in  # Also what an earlier attempt took
         return replace(state, wakes_in=self._wakes_in)
+
+    @property
+    def measures(self) -> bool:
+        """Whether it is starting on a share of a GPU."""
+        return self._phase in _LOADING and gpu_share(self._shown.env) < 1
 
     def stop(self, now: float) -> None:
         """Begin a graceful stop. The caller repeats `finish_stop` until `stopped`."""

@@ -10,6 +10,7 @@ import contextlib
 import os
 import threading
 import time
+from dataclasses import replace
 from typing import Dict, List, Optional
 
 from clusterctl import __version__
@@ -209,7 +210,9 @@ class Supervisor:
             self._document.store_ports,
         )
         for name, service in list(self._services.items()):
-            service.tick(now, wanted.get(name), conditions)
+            others = (other for other, each in self._services.items() if each.measures)
+            measuring = next((other for other in others if other != name), "")
+            service.tick(now, wanted.get(name), replace(conditions, measuring=measuring))
             if service.forgotten:
                 del self._services[name]
 

@@ -32,6 +32,7 @@ from clusterctl.errors import (
 )
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import (
+    IN_TURN,
     NodeState,
     ServiceDocument,
     ServiceState,
@@ -240,7 +241,7 @@ def await_ready(
                     raise error
                 failed = _Failed(state.attempts, error)
                 events.sink(Note(f"{document.name} is tried again after: {error}", events.host))
-        if state.state != "waiting":
+        if state.state != "waiting" or state.detail.startswith(IN_TURN):
             waiting_since = None
         elif waiting_since is None:
             waiting_since = now

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.node import package
-from clusterctl.node.documents import ExpectedNode, RayNode, ServiceDocument
+from clusterctl.node.documents import IN_TURN, ExpectedNode, RayNode, ServiceDocument
 from clusterctl.node.rank_placement import COPIES, NODE_IPS, PER_WORKER, own_gpus, pinned
 from clusterctl.node.ray_watch import Snapshot, worker_actors
 from clusterctl.node.service import RayConditions, why_wait
@@ -171,3 +171,22 @@ def test_two_replicas_of_a_host_get_different_ports_for_their_stores(bench: Benc
     # vLLM adds 100
     bases = {start["env"]["VLLM_DP_MASTER_PORT"] for start in starts}
     assert bases == {"11800", "11804", "20000"}
+
+
+def test_services_on_shares_of_gpus_start_in_turn(bench: Bench) -> None:
+    """vLLM would count what the other one takes as its own."""
+    part = {"node_ips": ["10.0.0.1"], "gpus": 1, "tensor_parallel": 1, "env": {PER_WORKER: "0.4"}}
+    bench.behaviour("vllm", {"never_listen": True})
+    bench.declare("chat", **part)
+    bench.start()
+    bench.await_service("loading")
+
+    bench.declare("other", **part)
+    bench.declare("whole", node_ips=["10.0.0.2"], gpus=1, tensor_parallel=1)
+    told = f"{IN_TURN}: chat starts on a share of a GPU, too"
+    await_value(lambda: (s := bench.service("other")) and s.detail == told, told)
+    await_value(lambda: (s := bench.service("whole")) and s.state == "loading", "a whole GPU")
+
+    bench.behaviour("vllm", {})
+    bench.await_service("ready")
+    await_value(lambda: (s := bench.service("other")) and s.state != "waiting", "its turn")

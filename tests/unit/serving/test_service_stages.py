@@ -16,7 +16,7 @@ from clusterctl.errors import (
     StepFailed,
     Unreachable,
 )
-from clusterctl.node.documents import NodeState, ServiceDocument, ServiceState
+from clusterctl.node.documents import IN_TURN, NodeState, ServiceDocument, ServiceState
 from clusterctl.serving.declaration import ContactLost, PatientReader, StageEvents, await_ready
 
 DOCUMENT = ServiceDocument(
@@ -122,6 +122,11 @@ def test_a_start_that_the_supervisor_does_not_repeat_fails_at_once() -> None:
 def test_a_wait_for_ray_ends() -> None:
     with pytest.raises(RayNotFormed, match="gpu2 is gone"):
         follow([node("waiting", detail="gpu2 is gone")] * 20, seconds_per_look=50)
+
+
+def test_a_wait_for_its_turn_is_none_for_ray() -> None:
+    turn = node("waiting", detail=f"{IN_TURN}: other starts on a share of a GPU, too")
+    follow([*[turn] * 20, node("ready")], seconds_per_look=50)
 
 
 def test_a_supervisor_that_takes_no_notice_is_named() -> None:
