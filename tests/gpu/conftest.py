@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,13 @@ __all__ = ["lab", "on_host"]
 ON_CPUS = os.environ.get("CLUSTERCTL_GPU_TESTS") == "cpu"
 """Rehearsal: the lab's own hosts and its tiny model, on a machine without GPUs."""
 
+MINUTES = float(os.environ.get("CLUSTERCTL_GPU_MINUTES", "inf"))
+"""How long the machine is there. Tests that say what they take are skipped if they would not end in
+this time, so that those without can still run."""
+LAST = 40.0
+"""Seconds for the last test, which takes the cluster down."""
+BEGAN = time.monotonic()
+
 
 @dataclass
 class Table:
@@ -33,11 +41,13 @@ class Table:
     file: Path
     versions: dict[str, str] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
+    outcomes: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.file.exists():
             kept = json.loads(self.file.read_text())
             self.versions, self.rows = kept["versions"], kept["rows"]
+            self.outcomes = kept.get("outcomes", [])
         self._earlier = [*self.rows]
 
     def has(self, what: str, figure: str) -> bool:
@@ -46,7 +56,16 @@ class Table:
 
     def add(self, what: str, **figures: Any) -> None:
         self.rows.append({"what": what, **figures})
-        self.file.write_text(json.dumps({"versions": self.versions, "rows": self.rows}, indent=1))
+        self._keep()
+
+    def ended(self, test: str, **outcome: Any) -> None:
+        """Keep how a test ended, and why: a machine may be gone before pytest says it."""
+        self.outcomes.append({"test": test, **outcome})
+        self._keep()
+
+    def _keep(self) -> None:
+        kept = {"versions": self.versions, "rows": self.rows, "outcomes": self.outcomes}
+        self.file.write_text(json.dumps(kept, indent=1))
 
     def lines(self) -> list[str]:
         rows = [dict(row) for row in self.rows]
@@ -59,6 +78,13 @@ class Table:
 TABLE = Table(Path(os.environ.get("OUT", ".")) / "gpu-table.json")
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if "tests/gpu/" in report.nodeid and (report.when == "call" or not report.passed):
+        seconds = round(report.duration, 1)
+        why = report.longreprtext[-4000:]
+        TABLE.ended(report.nodeid, outcome=report.outcome, seconds=seconds, why=why)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if TABLE.rows:
         terminalreporter.section(f"measured, also in {TABLE.file}")
@@ -69,6 +95,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def table() -> Table:
     return TABLE
+
+
+@pytest.fixture(autouse=True)
+def in_time(request: pytest.FixtureRequest) -> None:
+    takes = request.node.get_closest_marker("takes")
+    if takes and time.monotonic() - BEGAN + takes.args[0] + LAST > 60 * MINUTES:
+        pytest.skip(f"takes {takes.args[0]} s, more than are left of {MINUTES:g} minutes")
 
 
 @pytest.fixture(scope="session")

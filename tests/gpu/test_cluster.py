@@ -1,7 +1,8 @@
 """The main job on whole hosts that share this machine's GPUs: interfaces chosen, NCCL proven,
 models served over both hosts, memory and speed as estimated, faults, nothing left. The tests build
 on each other, in the order of this file, which is that of their value: a machine may be taken away
-before the end. With one GPU there is one host, and what needs two ranks is skipped."""
+before the end, or be there for CLUSTERCTL_GPU_MINUTES only, which leaves out what would not end in
+time. With one GPU there is one host, and what needs two ranks is skipped."""
 
 from __future__ import annotations
 
@@ -11,8 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,32 @@ import pytest
 
 from clusterctl.inventory.load import load
 from clusterctl.lab import faults
-from clusterctl.lab.models import QWEN, TINY, tokenizer_files
 from clusterctl.lab.paths import LabPaths
-from clusterctl.models.catalogue import by_alias
 from clusterctl.planning.speed import REQUESTS
 from tests.gpu.conftest import ON_CPUS, GpuLab, Table
+from tests.gpu.services import (
+    COPIES_OF_VLLM,
+    DENSE,
+    DIVIDED,
+    EXPERTS,
+    FP8,
+    IN_ONE_HOST,
+    MODEL,
+    NAME,
+    ONE,
+    OTHER_MODELS,
+    REPLICAS,
+    STAGES,
+    TP,
+    WEIGHTS,
+    Layout,
+    answers,
+    complete,
+    fleet_with,
+    serve_if_none,
+    stop_services,
+)
+from tests.gpu.shapes import write_shape
 from tests.lab.cluster import Operator, until
 from tests.lab.conftest import OnHost
 from tests.lab.steady_load import SteadyLoad
@@ -35,9 +56,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
 ]
 
-MODEL = f"/data/models/{TINY if ON_CPUS else QWEN}"
-EXPERTS = "qwen3-30b-a3b"
-NAME = "served"
 AT_ONCE = (1, 2) if ON_CPUS else REQUESTS
 SECONDS = {1: 3.0, 64: 5.0, 256: 6.0}
 RECOVERY = 240.0
@@ -61,6 +79,12 @@ time.sleep(600)
 """
 
 CONTAINER = "clusterctl-lab"
+SPECIFICATION = "/etc/cdi/nvidia.yaml"
+STALE = {
+    "another driver": r"s/\.so\.[0-9][0-9.]*/.so.570.86.15/g",
+    "other GPUs": r"s,/dev/nvidia[0-9][0-9]*,/dev/nvidia99,g",
+}
+"""How a specification looks then, as edits of the one that is right."""
 # nvidia-smi makes links in /dev/char itself: it runs before each look, so that they are in both.
 # Of /etc/cdi and /etc/docker, files count: the engine's package may leave its directory.
 WHAT_PURGE_REMOVES = """\
@@ -71,56 +95,6 @@ find /dev/char -lname '*nvidia*'
 find /etc/cdi /etc/docker /etc/systemd/system /etc/udev/rules.d /etc/sysctl.d ! -type d 2>/dev/null
 true
 """
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a model is served: the words of `serve`, and those with which `fit` says the same."""
-
-    name: str
-    serve: tuple[str, ...]
-    fit: tuple[str, ...]
-    model: str = MODEL
-    estimated: bool = True
-    """Whether its measured speed has to be near what `fit` said."""
-    only: str = ""
-    """The one host that serves it; all if it is empty."""
-    served_again: bool = False
-    """Whether it is served, though not measured, where an earlier run measured it: the faults that
-    follow need a service."""
-
-    def on(self, gpus: int, hosts: int) -> Layout:
-        """The layout on so many GPUs of all hosts."""
-        sizes = {"all": gpus, "each": gpus // hosts}
-
-        def sized(words: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(word.format(**sizes) for word in words)
-
-        name = self.name.format(**sizes)
-        return replace(self, name=name, serve=sized(self.serve), fit=sized(self.fit))
-
-
-# {all} stands for the number of GPUs of all hosts, {each} for those of one.
-COPIES = ("--tp", "1", "--", "--data-parallel-size", "{all}")
-ONE = Layout("one GPU", ("--tp", "1"), ("--tp", "1"), served_again=True)
-TP = Layout("TP {all}", ("--tp", "{all}"), ("--tp", "{all}"), served_again=True)
-PAIR = ("--tp", "2", "--on", "gpu1")
-IN_ONE_HOST = Layout("TP 2 in one host", PAIR, PAIR, only="gpu1")
-STAGES = ("--tp", "{each}", "--pp", "2")
-OTHERS = (
-    Layout("TP {each}, PP 2", STAGES, STAGES),
-    Layout("{all} replicas", ("--tp", "1", "--replicas", "{all}"), COPIES),
-    Layout("DP {all}", ("--tp", "1", "--dp", "{all}"), COPIES),
-)
-# The exchange of tokens between divided experts is not estimated
-DIVIDED = Layout(
-    "DP {all} with divided experts",
-    ("--tp", "1", "--dp", "{all}", "--ep"),
-    (*COPIES, "--enable-expert-parallel"),
-    f"/data/models/{EXPERTS}-shape",
-    estimated=False,
-)
-OTHER_MODELS = ("qwen3-8b", "qwen3-14b", EXPERTS)
 
 
 @pytest.fixture(scope="module")
@@ -174,9 +148,9 @@ def measure(table: Table, on_host: OnHost) -> Measure:
         key = on_host("gpu1", "cat /etc/clusterctl/lab/api.key").stdout.strip()
         ratios = {}
         for requests in AT_ONCE:
-            argv = [sys.executable, "-m", "tests.gpu.load", api, NAME, str(requests)]
+            load = [sys.executable, "-m", "tests.gpu.load", api, layout.service, str(requests)]
             done = subprocess.run(
-                [*argv, str(SECONDS.get(requests, 3.0)), *servers],
+                [*load, str(SECONDS.get(requests, 3.0)), *servers],
                 env={**os.environ, "CLUSTERCTL_API_KEY": key},
                 capture_output=True,
                 text=True,
@@ -241,28 +215,22 @@ def push_shape(
     """Puts a model of the catalogue on the hosts, its shape without weights; returns its path."""
 
     def run(alias: str) -> str:
-        entry = by_alias(alias)
-        assert entry is not None, alias
         directory = tmp_path_factory.mktemp("models") / f"{alias}-shape"
-        directory.mkdir()
-        # What the catalogue leaves out, as memory does not depend on it
-        shape = {
-            "model_type": "qwen3", "head_dim": 128, "hidden_act": "silu", "rms_norm_eps": 1e-6,
-            "rope_theta": 1e6, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
-            **entry.config,
-        }  # fmt: skip
-        if "num_experts" in shape:
-            shape |= {
-                "model_type": "qwen3_moe", "intermediate_size": 6144, "norm_topk_prob": True,
-                "decoder_sparse_step": 1, "mlp_only_layers": [],
-            }  # fmt: skip
-        for name, content in {"config.json": shape, **tokenizer_files(151_646)}.items():
-            (directory / name).write_text(json.dumps(content))
-        (directory / "RANDOM_WEIGHTS").touch()
+        write_shape(alias, directory)
         operator.ok("model", "push", str(directory), "-i", inventory)
         return f"/data/models/{directory.name}"
 
     return run
+
+
+@pytest.fixture(scope="module")
+def weights_written(inventory: str, lab: LabPaths) -> Iterator[subprocess.Popen[bytes]]:
+    """Writes DENSE with weights to gpu1's disk."""
+    place = lab.host("gpu1") / "root" / WEIGHTS.removeprefix("/")
+    argv = [sys.executable, "-m", "tests.gpu.shapes", DENSE, str(place)]
+    with subprocess.Popen(argv) as writing:
+        yield writing
+        writing.kill()
 
 
 @pytest.fixture
@@ -274,8 +242,7 @@ def serve_and_measure(
         known = table.has(layout.name, "tokens_per_s")
         if known and not layout.served_again:
             pytest.skip("measured on an earlier machine")
-        if operator.run("status", "--json").json["services"]:
-            operator.ok("stop", NAME)
+        stop_services(operator)
         estimated = operator.run("fit", layout.model, "--json", *layout.fit).json["speed"]
         words = ("serve", layout.model, "--name", NAME, "--yes", "--json", *layout.serve)
         ran = operator.ok(*words, timeout=600)
@@ -305,46 +272,26 @@ def test_one_gpu_serves_as_estimated(
     serve_and_measure(ONE)
 
 
-@pytest.mark.usefixtures("two_in_a_host")
+@pytest.mark.takes(150)
+@pytest.mark.usefixtures("two_in_a_host", "weights_written")
 def test_a_tensor_parallel_group_in_one_host_serves_as_estimated(
     serve_and_measure: Callable[[Layout], None],
 ) -> None:
     serve_and_measure(IN_ONE_HOST)
 
 
-@pytest.mark.usefixtures("two_in_a_host")
-def test_a_second_start_of_a_model_finds_what_the_first_compiled(
-    operator: Operator, table: Table
-) -> None:
-    ran = operator.ok("restart", NAME, "--yes", timeout=400)
-    table.add("restart, TP 2 in one host", seconds=round(ran.seconds, 1))
-    assert _answers(operator)
-
-
+@pytest.mark.takes(155)
 @pytest.mark.usefixtures("two_ranks")
-@pytest.mark.parametrize("turn", range(1 if ON_CPUS else 3))
-def test_replicas_on_all_gpus_start_together(turn: int, operator: Operator, table: Table) -> None:
-    """Several of a host at the same moment, each with ports and a compile cache of its own. Without
-    compiling from the second time on, so that they reach the same step at once."""
-    if operator.run("status", "--json").json["services"]:
-        operator.ok("stop", NAME)
-    eager = ("--", "--enforce-eager") if turn and not ON_CPUS else ()
-    words = ("serve", MODEL, "--name", NAME, "--tp", "1", "--replicas", "max", "--yes", "--json")
-    ran = operator.ok(*words, *eager, timeout=600)
-    assert all(replica["ranks"] for replica in ran.json["replicas"]), ran.text
-    table.add(f"replicas on all GPUs, start {turn + 1}", serve_seconds=round(ran.seconds, 1))
+def test_replicas_on_all_gpus_serve_as_estimated(
+    operator: Operator, serve_and_measure: Callable[[Layout], None]
+) -> None:
+    """Several of a host at the same moment, each with ports and a compile cache of its own."""
+    serve_and_measure(REPLICAS)
     states = operator.run("status", "--json").json["services"]
     assert [one["last_failure"] for one in states] == [""] * len(states)
 
 
-@pytest.mark.usefixtures("two_ranks")
-def test_a_soak_finds_nothing(operator: Operator, table: Table) -> None:
-    """Of the replicas on all GPUs, for a minute."""
-    ran = operator.run("soak", NAME, "--for", "60s", "--json", timeout=300)
-    table.add("soak of a minute", seconds=round(ran.seconds, 1), said=ran.json)
-    assert ran.status == 0, ran.text
-
-
+@pytest.mark.takes(80)
 @pytest.mark.usefixtures("two_ranks")
 def test_a_killed_engine_costs_only_the_streams_that_it_had_begun(
     operator: Operator, gpus: int, hosts: int, on_host: OnHost, table: Table
@@ -354,26 +301,229 @@ def test_a_killed_engine_costs_only_the_streams_that_it_had_begun(
         engine = "pkill -KILL -o -f VLLM::EngineCor"
         assert on_host(f"gpu{hosts}", engine).returncode == 0
         began = time.monotonic()
-        until(lambda: not _answers(operator), within=90, what="status tells of the killed engine")
-        until(lambda: _answers(operator), within=RECOVERY, what="all replicas are ready again")
+        until(lambda: not answers(operator), within=90, what="status tells of the killed engine")
+        until(lambda: answers(operator), within=RECOVERY, what="all replicas are ready again")
         seconds = round(time.monotonic() - began, 1)
     table.add(f"kill -9 of one of {gpus} engines under load", ready_seconds=seconds, load=row)
     assert row["failed"] == 0, row
     assert row["whole"] > 0.9 * row["sent"], row
 
 
+@pytest.mark.takes(230)
+@pytest.mark.usefixtures("two_in_a_host")
+def test_a_fleet_of_unlike_services_serves_as_estimated(
+    operator: Operator,
+    push_shape: Push,
+    measure: Measure,
+    weights_written: subprocess.Popen[bytes],
+    on_host: OnHost,
+    table: Table,
+    tmp_path: Path,
+) -> None:
+    """All at once: weights of real size, fp8 while loading, two models on one GPU, and one that
+    sleeps."""
+    stop_services(operator)
+    shape = push_shape(DENSE)
+    assert weights_written.wait(120) == 0
+    fleet = fleet_with(shape)
+    estimated = operator.run("fit", shape, "--json", *FP8).json["speed"]
+    file = tmp_path / "fleet.yaml"
+    file.write_text(json.dumps({"services": {name: one.entry for name, one in fleet.items()}}))
+    ran = operator.run("apply", str(file), "--yes", "--json", timeout=400)
+    table.add("fleet", apply_seconds=round(ran.seconds, 1), status=ran.status)
+    served, failures = {}, {}
+    for one in operator.run("status", "--json").json["services"]:
+        name, (model, *flags) = one["name"], fleet[one["name"]].words
+        known = {key: one[key] for key in ("state", "start_seconds", "last_failure", "sleep")}
+        again = operator.run("serve", model, "--name", name, "--yes", "--json", *flags)
+        served[name], failures[name] = again.json, one["last_failure"]
+        table.add(f"fleet: {name}", **known, reported=again.json.get("reported"))
+    assert ran.status == 0, ran.text
+    measure(Layout("8B, fp8, one GPU", FP8, FP8, shape, service="fp8"), estimated, served["fp8"])
+
+    def asleep() -> bool:
+        states = operator.run("status", "--json").json["services"]
+        return any((one["sleep"] or {}).get("asleep") for one in states)
+
+    until(asleep, within=90, what="a service without requests sleeps")
+    key = on_host("gpu1", "cat /etc/clusterctl/lab/api.key").stdout.strip()
+    began = time.monotonic()
+    tokens = complete(served["sleeper"]["endpoint"], "sleeper", key)
+    table.add("request to a model that sleeps", seconds=round(time.monotonic() - began, 2))
+    assert tokens == 16
+    found = {
+        (name, each["name"]): each["off"]
+        for name, one in served.items()
+        for each in one["reported"]
+    }
+    cache = {name: found.get((name, "kv_cache_tokens")) for name in fleet}
+    assert all(off is not None and abs(off) < KV_CACHE for off in cache.values()), cache
+    assert not any(one["changed"] for one in served.values())
+    assert failures == dict.fromkeys(fleet, "")
+
+
+@pytest.mark.takes(270)
+@pytest.mark.usefixtures("two_ranks")
+def test_replicas_that_divide_experts_serve_as_estimated(
+    push_shape: Push, serve_and_measure: Callable[[Layout], None]
+) -> None:
+    if ON_CPUS:
+        pytest.skip("30 billion weights need GPUs")
+    push_shape(EXPERTS)
+    serve_and_measure(DIVIDED)
+
+
+@pytest.mark.takes(150)
+@pytest.mark.usefixtures("two_ranks")
+def test_a_tensor_parallel_group_over_both_hosts_serves_as_estimated(
+    serve_and_measure: Callable[[Layout], None],
+) -> None:
+    serve_and_measure(TP)
+
+
+@pytest.mark.takes(100)
+def test_a_service_comes_back_by_itself_when_power_does(
+    inventory: str, operator: Operator, on_host: OnHost, table: Table
+) -> None:
+    """All hosts lose it at once."""
+    serve_if_none(operator)
+    names = [host.name for host in load(Path(inventory)).hosts]
+    for name in names:
+        faults.power_off(name)
+    began = time.monotonic()
+    for name in names:
+        faults.power_on(name)
+    _comes_back("power", began, inventory, operator, table)
+
+
+@pytest.mark.takes(110)
+def test_a_service_comes_back_by_itself_when_docker_restarts(
+    inventory: str, operator: Operator, on_host: OnHost, table: Table
+) -> None:
+    """On all hosts at once. Before release 28.2 it cannot give the node containers their CDI
+    devices when it starts them again."""
+    serve_if_none(operator)
+    began = time.monotonic()
+    for host in load(Path(inventory)).hosts:
+        assert on_host(host.name, "systemctl restart docker").returncode == 0
+    _comes_back("docker", began, inventory, operator, table)
+
+
+def _comes_back(fault: str, began: float, inventory: str, operator: Operator, table: Table) -> None:
+    until(lambda: answers(operator), within=RECOVERY, what="the service is ready again")
+    table.add(f"all hosts: {fault}", ready_seconds=round(time.monotonic() - began, 1))
+    assert operator.ok("bootstrap", inventory, "--yes", "--json").json["changed"] == 0
+
+
+@pytest.mark.takes(5)
+def test_gpus_stay_with_containers_when_systemd_reads_its_units_again(
+    operator: Operator, inventory: str, on_host: OnHost
+) -> None:
+    serve_if_none(operator)
+    for host in load(Path(inventory)).hosts:
+        assert on_host(host.name, "systemctl daemon-reload").returncode == 0
+        if not ON_CPUS:
+            seen = on_host(host.name, f"docker exec {CONTAINER} nvidia-smi -L")
+            assert seen.stdout.count("UUID") == len(host.gpus), seen.stdout + seen.stderr
+    assert answers(operator)
+
+
+@pytest.mark.takes(90)
+def test_a_killed_rank_is_replaced(
+    operator: Operator, hosts: int, on_host: OnHost, table: Table
+) -> None:
+    serve_if_none(operator)
+    began = time.monotonic()
+    assert on_host(f"gpu{hosts}", "pkill -KILL -f 'RayWorkerProc|VLLM::EngineCore'").returncode == 0
+    until(lambda: not answers(operator), within=90, what="status tells of the killed rank")
+    noticed = time.monotonic() - began
+    until(lambda: answers(operator), within=RECOVERY, what="the service is ready again")
+    table.add(
+        "kill -9 of a rank",
+        noticed_seconds=round(noticed, 1),
+        ready_seconds=round(time.monotonic() - began, 1),
+    )
+
+
+@pytest.mark.takes(45)
+@pytest.mark.parametrize("kind", STALE)
+def test_a_stale_cdi_specification_is_named_and_written_anew(
+    kind: str, inventory: str, operator: Operator, on_host: OnHost, table: Table
+) -> None:
+    """As after an update of the driver, and after GPUs were changed: the engine then cannot start
+    the node container."""
+    if ON_CPUS:
+        pytest.skip("needs GPUs")
+    stop_services(operator)
+    host = load(Path(inventory)).hosts[-1]
+    as_made = on_host(host.name, f"cat {SPECIFICATION}").stdout
+    stale = f"sed -i '{STALE[kind]}' {SPECIFICATION} && docker restart {CONTAINER}"
+    assert on_host(host.name, stale).returncode != 0
+    planned = operator.run("plan", inventory)
+    causes = operator.run("diagnose", "--json").json["causes"]
+    ran = operator.ok("bootstrap", inventory, "--yes", "--json")
+    seen = on_host(host.name, f"docker exec {CONTAINER} nvidia-smi -L").stdout
+    table.add(
+        f"CDI specification for {kind}", bootstrap_seconds=round(ran.seconds, 1), causes=causes
+    )
+    assert f"is for {kind}" in planned.text, planned.text
+    assert on_host(host.name, f"cat {SPECIFICATION}").stdout == as_made
+    assert seen.count("UUID") == len(host.gpus), seen
+
+
+@pytest.mark.takes(200)
+@pytest.mark.parametrize("alias", OTHER_MODELS)
+def test_other_models_on_one_gpu_serve_as_estimated(
+    alias: str, hosts: int, push_shape: Push, serve_and_measure: Callable[[Layout], None]
+) -> None:
+    """Speeds of a mixture of experts are kept, not compared: the model of speed was fitted to dense
+    models."""
+    if ON_CPUS:
+        pytest.skip("billions of weights need a GPU")
+    if hosts == 2:
+        pytest.skip("figures of one GPU are measured on machines with one")
+    path = push_shape(alias)
+    name = f"{alias}, one GPU"
+    serve_and_measure(Layout(name, ONE.serve, ONE.fit, path, estimated=alias != EXPERTS))
+
+
+@pytest.mark.takes(75)
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize("turn", range(1 if ON_CPUS else 2))
+def test_replicas_on_all_gpus_start_together(turn: int, operator: Operator, table: Table) -> None:
+    """Without compiling, so that they reach the same step at once."""
+    stop_services(operator)
+    eager = () if ON_CPUS else ("--", "--enforce-eager")
+    words = ("serve", MODEL, "--name", NAME, "--tp", "1", "--replicas", "max", "--yes", "--json")
+    ran = operator.ok(*words, *eager, timeout=600)
+    assert all(replica["ranks"] for replica in ran.json["replicas"]), ran.text
+    table.add(f"replicas on all GPUs, start {turn + 1}", serve_seconds=round(ran.seconds, 1))
+    states = operator.run("status", "--json").json["services"]
+    assert [one["last_failure"] for one in states] == [""] * len(states)
+
+
+@pytest.mark.takes(45)
+@pytest.mark.usefixtures("two_ranks")
+def test_a_soak_finds_nothing(operator: Operator, table: Table) -> None:
+    """Of the replicas on all GPUs."""
+    ran = operator.run("soak", NAME, "--for", "20s", "--json", timeout=300)
+    table.add("soak of 20 s", seconds=round(ran.seconds, 1), said=ran.json)
+    assert ran.status == 0, ran.text
+
+
+@pytest.mark.takes(75)
 @pytest.mark.usefixtures("two_in_a_host")
 def test_ranks_go_to_gpus_whose_memory_nobody_else_holds(
     operator: Operator, on_host: OnHost, table: Table
 ) -> None:
     """Somebody's process holds most of the first GPU of a host, which Ray would give away first."""
-    if operator.run("status", "--json").json["services"]:
-        operator.ok("stop", NAME)
+    stop_services(operator)
     hold = f"nohup python3 -c '{HOLD}' >/dev/null 2>&1 & echo $!"
     pid = on_host("gpu1", hold).stdout.strip()
     try:
         until(lambda: _memory_used(on_host)[0] > HELD, within=60, what="the memory is held")
-        words = ("serve", MODEL, "--name", NAME, "--tp", "1", "--on", "gpu1", "--yes", "--json")
+        words = ("serve", MODEL, "--name", NAME, "--tp", "1", "--on", "gpu1", "--yes", "--json",
+                 "--", "--enforce-eager")  # fmt: skip
         ran = operator.ok(*words, timeout=400)
         first, second = _memory_used(on_host)
     finally:
@@ -391,108 +541,40 @@ def _memory_used(on_host: OnHost) -> tuple[int, ...]:
     return tuple(map(int, on_host("gpu1", query).stdout.split()))
 
 
+@pytest.mark.takes(110)
 @pytest.mark.usefixtures("two_ranks")
-def test_a_tensor_parallel_group_over_both_hosts_serves_as_estimated(
+def test_pipeline_stages_on_both_hosts_serve_as_estimated(
     serve_and_measure: Callable[[Layout], None],
 ) -> None:
-    serve_and_measure(TP)
+    serve_and_measure(STAGES)
 
 
-@pytest.mark.parametrize("fault", ["power", "docker"])
-def test_a_service_comes_back_by_itself_when_its_hosts_do(
-    fault: str, inventory: str, operator: Operator, on_host: OnHost, table: Table
-) -> None:
-    """All hosts at once lose power, or restart Docker, which cannot give the node containers their
-    CDI devices when it starts them again before release 28.2."""
-    names = [host.name for host in load(Path(inventory)).hosts]
-    assert _answers(operator)
-    if fault == "power":
-        for name in names:
-            faults.power_off(name)
-    began = time.monotonic()
-    for name in names:
-        if fault == "power":
-            faults.power_on(name)
-        else:
-            assert on_host(name, "systemctl restart docker").returncode == 0
-    until(lambda: _answers(operator), within=RECOVERY, what="the service is ready again")
-    table.add(f"all hosts: {fault}", ready_seconds=round(time.monotonic() - began, 1))
-    assert operator.ok("bootstrap", inventory, "--yes", "--json").json["changed"] == 0
-
-
-def test_gpus_stay_with_containers_when_systemd_reads_its_units_again(
-    operator: Operator, inventory: str, on_host: OnHost
-) -> None:
-    for host in load(Path(inventory)).hosts:
-        assert on_host(host.name, "systemctl daemon-reload").returncode == 0
-        if not ON_CPUS:
-            seen = on_host(host.name, f"docker exec {CONTAINER} nvidia-smi -L")
-            assert seen.stdout.count("UUID") == len(host.gpus), seen.stdout + seen.stderr
-    assert _answers(operator)
-
-
-def test_a_killed_rank_is_replaced(
-    operator: Operator, hosts: int, on_host: OnHost, table: Table
-) -> None:
-    began = time.monotonic()
-    assert on_host(f"gpu{hosts}", "pkill -KILL -f 'RayWorkerProc|VLLM::EngineCore'").returncode == 0
-    until(lambda: not _answers(operator), within=90, what="status tells of the killed rank")
-    noticed = time.monotonic() - began
-    until(lambda: _answers(operator), within=RECOVERY, what="the service is ready again")
-    table.add(
-        "kill -9 of a rank",
-        noticed_seconds=round(noticed, 1),
-        ready_seconds=round(time.monotonic() - began, 1),
-    )
-
-
-def _answers(operator: Operator) -> bool:
-    """Whether all services are ready, as status says of those that answer."""
-    services = operator.run("status", "--json").json["services"]
-    return bool(services) and all(one["state"] == "ready" for one in services)
-
-
-@pytest.mark.parametrize("alias", OTHER_MODELS)
-def test_other_models_on_one_gpu_serve_as_estimated(
-    alias: str, hosts: int, push_shape: Push, serve_and_measure: Callable[[Layout], None]
-) -> None:
-    """Speeds of a mixture of experts are kept, not compared: the model of speed was fitted to dense
-    models."""
-    if ON_CPUS:
-        pytest.skip("billions of weights need a GPU")
-    if hosts == 2:
-        pytest.skip("figures of one GPU are measured on machines with one")
-    path = push_shape(alias)
-    name = f"{alias}, one GPU"
-    serve_and_measure(Layout(name, ONE.serve, ONE.fit, path, estimated=alias != EXPERTS))
-
-
+@pytest.mark.takes(140)
 @pytest.mark.usefixtures("two_ranks")
-@pytest.mark.parametrize("layout", OTHERS, ids=[layout.name for layout in OTHERS])
-def test_another_layout_serves_as_estimated(
-    layout: Layout, serve_and_measure: Callable[[Layout], None]
+def test_copies_of_vllms_own_serve_as_estimated(
+    serve_and_measure: Callable[[Layout], None],
 ) -> None:
-    serve_and_measure(layout)
+    serve_and_measure(COPIES_OF_VLLM)
 
 
-@pytest.mark.usefixtures("two_ranks")
-def test_replicas_that_divide_experts_serve_as_estimated(
-    push_shape: Push, serve_and_measure: Callable[[Layout], None]
+@pytest.mark.takes(80)
+@pytest.mark.usefixtures("two_in_a_host")
+def test_a_second_start_of_a_model_finds_what_the_first_compiled(
+    operator: Operator, table: Table
 ) -> None:
-    if ON_CPUS:
-        pytest.skip("30 billion weights need GPUs")
-    push_shape(EXPERTS)
-    serve_and_measure(DIVIDED)
+    ran = operator.ok("restart", NAME, "--yes", timeout=400)
+    table.add("restart", seconds=round(ran.seconds, 1))
+    assert answers(operator)
 
 
+@pytest.mark.takes(30)
 @pytest.mark.usefixtures("two_ranks")
 def test_the_gate_measures_the_links_own_rate(
     gpu_lab: GpuLab, operator: Operator, inventory: str, table: Table
 ) -> None:
     if ON_CPUS:
         pytest.skip("Gloo's figure on slow cores is tests/lab/test_fabric.py's")
-    if operator.run("status", "--json").json["services"]:
-        operator.ok("stop", NAME)  # Nothing else on the link
+    stop_services(operator)  # Nothing else on the link
     gpu_lab.up(2, link_rate="10gbit")
     try:
         (*_, network) = operator.ok("check", "--fabric", "--json", inventory).json["fabric"][
