@@ -33,7 +33,9 @@ _DISKS = ("/", "/tmp", "/dev/shm", "/var/lib/docker", "/var/lib/containers")  # 
 _JOURNAL = ("journalctl", "-q", "--no-pager", "--utc", "-o", "short-iso", "--since=-1d")
 _KERNEL_LOGS = ((*_JOURNAL, "-k"), ("dmesg",))
 _ENGINE_LOGS = ((*_JOURNAL, "-u", "docker"),)
-_ENGINE_LINES = "could not select device driver|CDI device injection failed"
+ENGINE_LINES = (
+    "could not select device driver|CDI device injection failed|bind mount source stat: stat"
+)
 
 
 def end_of(path: Path, most: int, *, whole_lines: bool = False) -> str:
@@ -110,7 +112,7 @@ def of_host(directory: Path, order: Dict[str, Any]) -> Dict[str, str]:
         text = end_of(path, LONGEST)
         found[path.name] = text if whole else without_stacks(text)
     found["kernel"] = matching(_KERNEL_LOGS, order["kernel"])
-    found["engine"] = matching(_ENGINE_LOGS, _ENGINE_LINES)
+    found["engine"] = matching(_ENGINE_LOGS, ENGINE_LINES)
     found["time.json"] = json.dumps(time.time())
     found["disks.json"] = json.dumps(disks((*_DISKS, str(directory))))
     return found

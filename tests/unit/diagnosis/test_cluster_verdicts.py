@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from clusterctl.diagnosis.verdict import Cause
 from clusterctl.errors import UsageError
 from clusterctl.node.documents import NodeState, ServiceState, to_json
 from clusterctl.reporting.diagnosis_view import cause_lines
+from clusterctl.transport.log_ends import ENGINE_LINES
 
 NOW = 1795316400.0  # 2026-11-22T03:00:00Z
 NAMES = {"10.0.0.1": "gpu1", "10.0.0.2": "gpu2"}
@@ -196,6 +198,30 @@ def test_a_container_that_docker_could_not_restore_is_named() -> None:
 
     again = {**host(), "engine": said}
     assert present({"gpu1": host(), "gpu2": again}) == [], "its supervisor runs again"
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        "CDI device injection failed: failed to inject devices: failed to stat CDI host device "
+        '\\"/dev/nvidia99\\": no such file or directory',
+        "error during container init: error mounting "
+        '\\"/usr/local/nvidia/lib64/libcuda.so.570.86.15\\" to rootfs at '
+        '\\"/usr/lib/libcuda.so.570.86.15\\": create mount destination for '
+        "/usr/lib/libcuda.so.570.86.15 mount: bind mount source stat: stat "
+        "/usr/local/nvidia/lib64/libcuda.so.570.86.15: no such file or directory: unknown",
+    ],
+)
+def test_a_stale_cdi_specification_is_named(why: str) -> None:
+    """Docker 26.1.5 and runc 1.1.15, after the file listed another GPU or another driver."""
+    said = (
+        '2026-11-22T02:55:00+0000 gpu2 dockerd[9]: level=error msg="Handler for POST '
+        "/v1.45/containers/clusterctl-lab/restart returned error: Cannot restart container "
+        f'clusterctl-lab: {why}"\n'
+    )
+    assert re.search(ENGINE_LINES, said)
+    stale = {**host(seen=400), "engine": said}
+    assert present({"gpu1": host(), "gpu2": stale}) == ["cdi-stale"]
 
 
 def test_a_compiled_model_of_another_gpu_is_named() -> None:
