@@ -36,7 +36,7 @@ import json
 import re
 import typing
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Tuple, Type, TypeVar
+from typing import Any, Dict, List, Optional, Tuple, Type, TypeVar
 
 T = TypeVar("T")
 
@@ -446,6 +446,10 @@ class NodeState:
     # Why logs and journal cannot be written: `DIRECTORY is on a full file system`; empty if they
     # can.
     logs_problem: str = ""
+
+    def service(self, name: str) -> Optional[ServiceState]:
+        """Return the state of the service or replica with this name."""
+        return next((each for each in self.services if each.name == name), None)
 
 
 def replica_name(service: str, replica: int) -> str:

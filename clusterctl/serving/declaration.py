@@ -275,10 +275,8 @@ def _why_not_started(
 
 def followed(node: NodeState, document: ServiceDocument) -> ServiceState | None:
     """Return the service's state, or None until the supervisor follows exactly this document."""
-    for state in node.services:
-        if state.name == document.name and state.fingerprint == document.fingerprint:
-            return state
-    return None
+    state = node.service(document.name)
+    return state if state and state.fingerprint == document.fingerprint else None
 
 
 def _colon(text: str) -> str:
@@ -450,8 +448,8 @@ class HostServices:
                     host=host,
                     hint="clusterctl status",
                 )
-            runs = [it for it in state.services if it.name == document.name]
-            return all(it.state == "stopped" for it in runs) or None
+            own = state.service(document.name)
+            return own is None or own.state == "stopped" or None
 
         limit = document.shutdown_timeout + deadlines.STOP_SLACK
         if not deadlines.wait_until(stopped, limit, every=0.3):

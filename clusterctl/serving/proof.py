@@ -70,8 +70,7 @@ def prove(
     def look() -> ServiceState | None:
         nonlocal ranks
         state = read()
-        services = state.services if state else []
-        service = next((s for s in services if s.name == document.name), None)
+        service = state.service(document.name) if state else None
         ranks = service.ranks if service else []
         return service if service and len(ranks) >= document.gpus else None
 
@@ -112,8 +111,8 @@ def _await_adapters(
     def offered() -> bool | None:
         nonlocal found
         state = read()
-        services = state.services if state else []
-        found = next((s.adapters for s in services if s.name == document.name), {})
+        service = state.service(document.name) if state else None
+        found = service.adapters if service else {}
         known = found.keys() == document.adapters.keys()
         return (known and not any(found.values())) or any(found.values()) or None
 

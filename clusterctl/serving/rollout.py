@@ -246,8 +246,8 @@ class Rollout:
 
         def idle() -> bool | None:
             state = read_reported_state(self.survey.inventory, transports[host])
-            found = (each for each in state.services if each.name == document.name) if state else ()
-            return all(each.running + each.waiting == 0 for each in found) or None
+            own = state.service(document.name) if state else None
+            return own is None or own.running + own.waiting == 0 or None
 
         limit = max(document.shutdown_timeout, deadlines.GATEWAY_NOTICE)
         deadlines.wait_until(let_go, limit, every=0.2)
