@@ -94,9 +94,10 @@ def answered(question: AskedStart) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         for name, text in question["files"].items():
             Path(directory, Path(name).name).write_text(text)
-        place = directory if question["files"] else question["directory"]
         try:
-            return said | answer(question, place)
+            return said | answer(
+                question, directory if question["files"] else question["directory"]
+            )
         except (Exception, SystemExit) as refused:
             import traceback
 
@@ -132,8 +133,10 @@ def answer(question: AskedStart, directory: str) -> dict[str, Any]:
         return said
     with current(config):
         divide = settled(config, caches)
-        made = [sum(size * count for size, count in rank.runs) for rank in ranks]
-        room = [given - size for given, size in zip(question["room"], made, strict=False)]
+        room = [
+            given - sum(size * count for size, count in rank.runs)
+            for given, rank in zip(question["room"], ranks, strict=False)
+        ]
         return said | divided(config, divide, len(ranks), room)
 
 
@@ -203,8 +206,11 @@ def describe_gpu(gpu: dict[str, Any]) -> None:
     }
     for name, value in known.items():
         setattr(torch.cuda, name, functools.partial(_constant, value))
-    for name in ("device_count", "current_stream", "synchronize", "empty_cache"):
-        setattr(torch.accelerator, name, functools.partial(_constant, known[name]))
+    for owner, names in (
+        (torch.accelerator, ("device_count", "current_stream", "synchronize", "empty_cache")),
+    ):
+        for name in names:
+            setattr(owner, name, functools.partial(_constant, known.get(name)))
     torch.accelerator.current_device_index = functools.partial(_constant, 0)
     torch.accelerator.set_device_index = functools.partial(_constant, None)
     torch.accelerator.get_memory_info = functools.partial(_constant, known["mem_get_info"])
@@ -218,7 +224,8 @@ def describe_gpu(gpu: dict[str, Any]) -> None:
 
 
 def shared_memory(capability: int) -> int:
-    """Bytes that a block may take (CUDA C++ Programming Guide, table of compute capabilities)."""
+    """Bytes of shared memory that a block may take (CUDA C++ Programming Guide, table of compute
+    capabilities)."""
     kib = {70: 96, 75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
     return kib.get(capability, 99) << 10
 
@@ -395,9 +402,14 @@ def become(config: Any, rank: int) -> None:
         state._NODE_COUNT = parallel.nnodes
     with current(config):
         state._WORLD = state.init_world_group(list(range(world)), 0, "fake")
-        kinds = ("tensor", "pipeline", "decode_context", "prefill_context")
-        given = {kind: getattr(parallel, f"{kind}_parallel_size", None) for kind in kinds}
-        sizes = {f"{kind}_model_parallel_size": size for kind, size in given.items() if size}
+        sizes = {
+            "tensor_model_parallel_size": parallel.tensor_parallel_size,
+            "pipeline_model_parallel_size": parallel.pipeline_parallel_size,
+            "decode_context_model_parallel_size": parallel.decode_context_parallel_size,
+        }
+        prefill = getattr(parallel, "prefill_context_parallel_size", None)
+        if prefill is not None:
+            sizes["prefill_context_model_parallel_size"] = prefill
         state.initialize_model_parallel(**sizes, backend="fake")
 
 
@@ -425,13 +437,12 @@ def build(config: Any) -> BuiltRank:
         with on_meta(), current(config), torch.no_grad():
             model = initialize_model(config)
             drafter = drafter_for(config, model)
-            adapters = adapters_for(config, model)
     finally:
         torch.set_default_dtype(before)
     storages = {}
     parts = [part for part in (model, drafter) if part is not None]
-    tensors = [tensor for part in parts for tensor in (*part.parameters(), *part.buffers())]
-    for tensor in (*tensors, *adapters):
+    tensors = [(part.parameters(), part.buffers()) for part in parts]
+    for tensor in itertools.chain.from_iterable(itertools.chain.from_iterable(tensors)):
         storage = tensor.untyped_storage()
         storages[storage._cdata] = storage.nbytes()  # Shared ones, such as tied heads, once
     runs = [[size, len(list(run))] for size, run in itertools.groupby(storages.values())]
@@ -439,18 +450,6 @@ def build(config: Any) -> BuiltRank:
         # Hybrids align the blocks of attention with a page of state.
         current_platform.update_block_size_for_backend(config)
         return BuiltRank(runs, layer_caches(config))
-
-
-def adapters_for(config: Any, model: Any) -> list[Any]:
-    """Make the worker's room for adapters, if asked for, and return its tensors, or views."""
-    if config.lora_config is None:
-        return []
-    import torch
-    from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
-
-    LoRAModelRunnerMixin().load_lora_model(model, config, torch.device("meta"))
-    made = [pair for module in model.modules() for pair in vars(module).items()]
-    return [each for name, value in made if name.endswith("_stacked") for each in value]
 
 
 def drafter_for(config: Any, model: Any) -> Any:

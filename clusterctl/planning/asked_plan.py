@@ -2,7 +2,7 @@
 
 The engine computes the weights of each stage, the size of a block of the KV cache, and the blocks
 of a request. What only a start can measure (activation peak, runtime, CUDA graphs) stays as
-planned.
+planned, and so does the room for adapters.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def room_of(plan: FitPlan) -> list[int]:
         return []
     left: dict[int, int] = {}
     for rank in plan.ranks:
-        room = int((rank.weights_gib + rank.kv_cache_gib) * GIB)
+        room = int((rank.weights_gib - rank.adapters_gib + rank.kv_cache_gib) * GIB)
         left[rank.stage] = min(room, left.get(rank.stage, room))
     return [left[stage] for stage in sorted(left)]
 
@@ -104,7 +104,7 @@ def as_asked(plan: FitPlan, answer: EngineAnswer) -> FitPlan:
 
 
 def _rank(rank: RankMemory, plan: FitPlan, answer: EngineAnswer) -> RankMemory:
-    weights = answer.weights_gib[rank.stage]
+    weights = answer.weights_gib[rank.stage] + rank.adapters_gib  # The engine makes none for these
     left, margin = rank.kv_cache_gib, 0.0
     if plan.options.kv_cache_bytes is None:
         left += rank.weights_gib - weights

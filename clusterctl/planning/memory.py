@@ -55,7 +55,8 @@ class RankMemory:
     layers: int
     memory_gib: float
     usable_gib: float  # Limit for vLLM: the GPU's memory times the utilisation
-    weights_gib: float
+    weights_gib: float  # With `adapters_gib`, as vLLM's log has them
+    adapters_gib: float  # Room for adapters
     activation_gib: float
     runtime_gib: float
     cuda_graphs_gib: float  # Part of `usable_gib` from vLLM 0.21 on, in addition to it before
@@ -292,7 +293,9 @@ def _rank(case: _Case, seat: RankSeat) -> RankMemory:
         )
         / GIB
     )
-    weights += _adapters_gib(case, stage)
+    room, by_number = case.options.adapter_room, case.options.expert_parallel
+    adapters = adapter_bytes(case.shape, stage, room, by_number=by_number) / GIB if room else 0.0
+    weights += adapters
     activation = activation_gib(
         case.shape,
         stage,
@@ -347,6 +350,7 @@ def _rank(case: _Case, seat: RankSeat) -> RankMemory:
         memory_gib=seat.gpu.memory_gib,
         usable_gib=usable,
         weights_gib=weights,
+        adapters_gib=adapters,
         activation_gib=activation,
         runtime_gib=runtime,
         cuda_graphs_gib=graphs,
@@ -356,17 +360,11 @@ def _rank(case: _Case, seat: RankSeat) -> RankMemory:
     )
 
 
-def _adapters_gib(case: _Case, stage: PipelineStage) -> float:
-    """Return what vLLM's log counts with the weights, since it is made with them."""
-    room, by_number = case.options.adapter_room, case.options.expert_parallel
-    return adapter_bytes(case.shape, stage, room, by_number=by_number) / GIB if room else 0.0
-
-
-def _adapters_note(case: _Case) -> tuple[str, ...]:
+def _adapters_note(case: _Case, ranks: Sequence[RankMemory]) -> tuple[str, ...]:
     room = case.options.adapter_room
     if room is None:
         return ()
-    size = max(_adapters_gib(case, stage) for stage in case.stages)
+    size = max(rank.adapters_gib for rank in ranks)
     proven = "" if is_compared(case.shape) else ", by vLLM's code and not compared with a start"
     return (
         f"adapters: --max-loras {room.slots} of rank {room.rank} take {size:.2f} GiB of each GPU, "
@@ -438,7 +436,7 @@ def _judge(case: _Case, ranks: tuple[RankMemory, ...]) -> FitPlan:
         least_tokens=_tokens_if_off(case, ranks, settings.max_model_len, -1),
         most_tokens=_tokens_if_off(case, ranks, settings.max_model_len, 1),
         state_blocks=states,
-        notes=(*case.rules.notes, *case.shape.assumptions, *_adapters_note(case)),
+        notes=(*case.rules.notes, *case.shape.assumptions, *_adapters_note(case, ranks)),
     )
 
 

@@ -31,7 +31,8 @@ TOP_KEYS = {
 }  # fmt: skip
 RANK_KEYS = {
     "host", "gpu", "stage", "place", "layers", "memory_gib", "usable_gib", "weights_gib",
-    "activation_gib", "runtime_gib", "cuda_graphs_gib", "kv_cache_gib", "margin_gib", "blocks",
+    "adapters_gib", "activation_gib", "runtime_gib", "cuda_graphs_gib", "kv_cache_gib",
+    "margin_gib", "blocks",
 }  # fmt: skip
 
 
