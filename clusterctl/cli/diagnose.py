@@ -38,16 +38,17 @@ def diagnose(
 ) -> None:
     """Name the causes of failures in logs, with evidence and fix. Exit 0 nothing found, 8 found."""
     from clusterctl.commands.diagnose import of_cluster, of_files
-    from clusterctl.reporting.diagnosis_view import cause_lines
+    from clusterctl.reporting.diagnosis_view import cause_lines, unfinished_lines
     from clusterctl.reporting.error_view import error_document, error_lines
 
     names = what or []
     missed: tuple[ClusterctlError, ...] = ()
+    unfinished: dict[str, str] = {}
     paths = [Path(name) for name in names if name == "-" or "/" in name or Path(name).exists()]
     if names and len(paths) == len(names):
         if bundle:
             raise UsageError("--bundle is for a cluster, not for files", hint="omit the files")
-        causes = of_files(paths)
+        causes, unfinished = of_files(paths)
     elif len(names) > 1:
         raise UsageError(
             f"there is no file {next(name for name in names if not Path(name).exists())}",
@@ -69,5 +70,7 @@ def diagnose(
         for error in missed:
             print("\n".join(error_lines(error)), file=sys.stderr)
         print("\n".join(cause_lines(causes)) or "no failure found")
+        if not causes:
+            print("".join(f"{line}\n" for line in unfinished_lines(unfinished)), end="")
     present = [cause for cause in causes if not cause.over]
     raise typer.Exit(DEGRADED if present or missed else 0)

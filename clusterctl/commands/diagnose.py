@@ -22,7 +22,7 @@ from clusterctl.diagnosis.bundle import (
 )
 from clusterctl.diagnosis.bundle_reader import SUFFIXES, read_bundle
 from clusterctl.diagnosis.cluster import STATE, Asked, causes_of
-from clusterctl.diagnosis.logs import Finding, lines_of, search
+from clusterctl.diagnosis.logs import Finding, lines_of, search_to_end
 from clusterctl.diagnosis.verdict import Cause, verdict
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, UsageError, raise_all
 from clusterctl.inventory.model import Inventory
@@ -50,15 +50,17 @@ _EVERYWHERE = re.compile(r" on every host(?: of the service)?| --host HOST")
 _FLAG = re.compile(r"--[a-z][a-z0-9-]+")
 
 
-def of_files(paths: Sequence[Path]) -> list[Cause]:
+def of_files(paths: Sequence[Path]) -> tuple[list[Cause], dict[str, str]]:
     """Return the causes in log files, in all files of directories, in stdin (`-`), or in an archive
-    of `diagnose --bundle`, as of the time when it was made.
+    of `diagnose --bundle`, as of the time when it was made; and by file what was running where a
+    log ends in the middle of a start.
 
     Raises UsageError with every path that cannot be read.
     """
     if len(paths) == 1 and paths[0].name.endswith(SUFFIXES):
-        return of_bundle(paths[0])
+        return of_bundle(paths[0]), {}
     findings: list[Finding] = []
+    unfinished: dict[str, str] = {}
     problems: list[ClusterctlError] = []
     for path in paths:
         for file in _files(path):
@@ -67,11 +69,13 @@ def of_files(paths: Sequence[Path]) -> list[Cause]:
                 with (
                     nullcontext(sys.stdin.buffer) if name == "stdin" else file.open("rb") as stream
                 ):
-                    findings += search(lines_of(stream), name)
+                    found, running = search_to_end(lines_of(stream), name)
+                    findings += found
+                    unfinished |= {name: running} if running else {}
             except OSError as error:
                 problems.append(UsageError(f"{name} cannot be read: {error.strerror}"))
     raise_all(problems)
-    return verdict(findings)
+    return verdict(findings), unfinished
 
 
 def _files(path: Path) -> Iterator[Path]:

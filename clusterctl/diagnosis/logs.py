@@ -12,6 +12,7 @@ from functools import cache, lru_cache
 from itertools import islice
 from typing import BinaryIO
 
+from clusterctl.diagnosis.parts import running_in
 from clusterctl.diagnosis.rules import LEVELS, Pattern, Rule, rules, without_digits
 from clusterctl.diagnosis.unknown import (
     HANDLES,
@@ -23,6 +24,7 @@ from clusterctl.diagnosis.unknown import (
     failure_in,
     may_fail,
     overcome,
+    warnings_before,
 )
 from clusterctl.node.attempt import stage_of
 
@@ -37,6 +39,7 @@ MOST = 100
 """Findings of a rule that are kept of a log: the first ones, which decide, and the last one."""
 
 REQUESTS_COUNT = timedelta(hours=1)
+_JUST_BEFORE = timedelta(minutes=1)
 _HALF_A_YEAR = timedelta(days=183)
 
 # How many shapes of lines are remembered, as hashes, so that repeated lines are searched once
@@ -115,6 +118,7 @@ class Finding:
     cause: str
     fix: str
     evidence: Evidence
+    before: tuple[Evidence, ...]  # warnings and errors before it, if no rule knows it
     time: str  # `month-day hours:minutes:seconds` as the log has it; empty if it is not known
     over: bool = False  # it was a failure, and is none at the time of the question
 
@@ -163,6 +167,13 @@ def search(
     return _Search(file, host, last_start).run(lines)
 
 
+def search_to_end(lines: Iterable[bytes], file: str) -> tuple[list[Finding], str]:
+    """Return the failures in a log, and what was running at its end if its last start had neither
+    failed nor begun to serve; empty otherwise."""
+    each = _Search(file, "", last_start=False)
+    return each.run(lines), each.unfinished
+
+
 class _Search:
     """The search of one log."""
 
@@ -181,6 +192,17 @@ class _Search:
         self._stopped = False  # from outside
         self._waits = False  # a line said that something takes long, and nothing came of it yet
         self._last: Finding | None = None
+        self._number = 0  # of the line that is looked at
+
+    @property
+    def unfinished(self) -> str:
+        """What was running in a start that the log does not show to have ended."""
+        begun = self._began < len(_STARTS)
+        if not begun or self._start.serves or self._stopped or any(self._current.values()):
+            return ""
+        return (
+            running_in([], [raw.decode("utf-8", "replace") for raw in self._before]) or "starting"
+        )
 
     def run(self, lines: Iterable[bytes]) -> list[Finding]:
         number, lines = 0, iter(lines)
@@ -208,6 +230,7 @@ class _Search:
         self, number: int, raw: bytes, shape: int, there: Sequence[tuple[str, Rule, Pattern]]
     ) -> None:
         """Keep what a line shows, or remember that lines like it show nothing."""
+        self._number = number
         self._mark(raw)
         if self._waits and (
             any(mark in raw for mark in _PROGRESS) or stage_of(raw.decode("utf-8", "replace"))
@@ -369,8 +392,20 @@ class _Search:
             self._waits = True
             self._silent.clear()  # lines that show progress are among them
         evidence = Evidence(self._file, number, text.strip(), where)
-        self._last = Finding(rule, pattern, cause, fix, evidence, at)
+        before = () if pattern.text else tuple(self._lines_before(text, where))
+        self._last = Finding(rule, pattern, cause, fix, evidence, before, at)
         _keep(self._current, [self._last])
+
+    def _lines_before(self, text: str, host: str) -> Iterator[Evidence]:
+        lines = list(self._before)
+        failed = _time(lines)
+        for at in warnings_before(text, lines):
+            warned = _time(lines[: at + 1])
+            with suppress(ValueError):  # a line without a time, or with one that is none
+                if _written(failed) - _written(warned) > _JUST_BEFORE:
+                    continue
+            number = self._number - len(lines) + 1 + at
+            yield Evidence(self._file, number, plain(lines[at]).strip(), host)
 
 
 def _there(joined: bytes) -> tuple[Sequence[tuple[str, Rule, Pattern]], bool]:
@@ -447,8 +482,7 @@ def _beginning(lines: Sequence[bytes], span: timedelta) -> int:
     last = None
     for at in range(len(lines) - 1, -1, -1):
         with suppress(ValueError):
-            # Logs have no year; this one has all days.
-            written = datetime.strptime(f"2024-{_time(lines[at : at + 1])}", "%Y-%m-%d %H:%M:%S")
+            written = _written(_time(lines[at : at + 1]))
             last = last or written
             passed = last - written
             if passed > span or passed < -_HALF_A_YEAR:
@@ -498,6 +532,12 @@ def _match(
 def _patterns() -> tuple[tuple[str, Rule, Pattern], ...]:
     """Return all patterns in order, each with its anchor."""
     return tuple((each.anchor, rule, each) for rule in rules() for each in rule.seen)
+
+
+def _written(stamp: str) -> datetime:
+    """Return the time of a line, in a year that has all days, since logs have none. Raises
+    ValueError if there is none."""
+    return datetime.strptime(f"2024-{stamp}", "%Y-%m-%d %H:%M:%S")
 
 
 def _time(before: Sequence[bytes]) -> str:

@@ -20,6 +20,7 @@ HANDLES = "During handling of the above exception"
 
 _LONGEST = 300  # characters of a message
 _MOST_FLAGS = 4
+_MOST_BEFORE = 2  # lines before a failure that are shown
 
 TRIGGER = re.compile(
     r"error|exception|\.exc\.|\.empty|fatal|aborted|core dumped|segfault|segmentation fault|"
@@ -42,6 +43,7 @@ _GRAVE_PREFIX = re.compile(
 )
 _OF_VLLM = re.compile(r"\((?:EngineCore|APIServer|Worker|VllmWorker|RayWorker)[^()]* ?pid=")
 _GRAVE = frozenset({"ERROR", "CRITICAL", "FATAL"})
+_TELLING = frozenset({*_GRAVE, "WARNING", "WARN"})
 _HARMLESS = frozenset({"INFO", "DEBUG", "WARNING", "WARN"})
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*")
 _MILD = re.compile(
@@ -94,6 +96,11 @@ _RAISED_IN_C = re.compile(r"Exception raised from (?P<where>\S+ at \S+) \(most r
 # An executor that tells what a rank of its raised
 _PASSED_ON = re.compile(r"Worker failed with error '(?P<error>.+)', please check the stack trace")
 _HEADLINE = re.compile(r"Traceback \(most|Error executing method |  File \"")
+# What only leads over to a traceback or is a part of one
+_LEADS_OVER = re.compile(
+    r"Traceback \(most|  File \"|WorkerProc (?:hit|failed)|EngineCore (?:failed|encountered)|"
+    r"output_handler failed|Error executing method |\] {2,}\S"
+)
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 _PACKAGES = re.compile(r".*(?:site|dist)-packages/")
 _SETTING = re.compile(r"'(\w+)': ('[^']*'|\{[^{}]*\}|[^,{}]+)")
@@ -304,6 +311,25 @@ def failure_in(
     place = frames[0].place if frames else ""
     flags = _flags(part, shown.message, start.arguments)
     return UnknownFailure(identity, shown, part, running, place, flags, start.changed)
+
+
+def warnings_before(text: str, before: Sequence[bytes]) -> list[int]:
+    """Return the indices of the last warnings and errors of the same process before a failure, and
+    before its traceback if it has one."""
+    own = _TAG.findall(text)
+    lines = [raw.decode("utf-8", "replace") for raw in before]
+    same = [at for at, line in enumerate(lines) if line != lines[-1] and _TAG.findall(line) == own]
+    begins = [at for at in same if "Traceback (most recent" in lines[at]]
+
+    found: list[int] = []
+    for at in same:
+        line = lines[at]
+        prefix = _PREFIX.match(line)
+        grave = prefix is not None and prefix["level"] in _TELLING
+        told = grave or _OF_NCCL.search(line) or _NATIVE.search(line) or _DIED.search(line)
+        if told and at < min(begins[-1:], default=len(lines)) and not _LEADS_OVER.search(line):
+            found.append(at)
+    return found[-_MOST_BEFORE:]
 
 
 def _shown(text: str) -> Shown | None:

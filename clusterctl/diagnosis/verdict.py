@@ -24,6 +24,7 @@ class Cause:
     fix: str
     evidence: tuple[Evidence, ...]
     follows_from: str | None  # the id of the cause that this one follows from
+    before: tuple[Evidence, ...] = ()  # warnings and errors before the first line, if it is unknown
     over: bool = False  # it was the cause of a failure that is over
 
 
@@ -60,6 +61,7 @@ def _causes(findings: Sequence[Finding]) -> list[Cause]:
                 first.fix,
                 tuple(each.evidence for each in same),
                 order[0].id if follows and first.pattern.level != "request" else None,
+                first.before,
                 first.over,
             )
         )

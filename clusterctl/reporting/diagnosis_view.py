@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from clusterctl.diagnosis.logs import MOST, Evidence
 from clusterctl.diagnosis.verdict import Cause
@@ -43,6 +43,14 @@ def cause_lines(causes: Sequence[Cause]) -> Iterator[str]:
         yield from map(_in_brief, ended)
 
 
+def unfinished_lines(unfinished: Mapping[str, str]) -> Iterator[str]:
+    """Yield what logs do not show that end in the middle of a start; by file what was running."""
+    for file, running in unfinished.items():
+        yield f"{one_line(file)} ends while {running}, before the service is ready"
+    if unfinished:
+        yield "  if its process is gone, the kernel may tell: clusterctl exec -- sudo dmesg -T"
+
+
 def _whole(cause: Cause) -> Iterator[str]:
     yield f"{_SURE[cause.certainty]}{one_line(cause.cause)}  [{cause.id}]"
     for each in cause.evidence[:_SHOWN]:
@@ -50,6 +58,8 @@ def _whole(cause: Cause) -> Iterator[str]:
     if len(cause.evidence) > _SHOWN:
         least = "at least " if len(cause.evidence) >= MOST else ""
         yield f"    and {least}{len(cause.evidence) - _SHOWN} more"
+    for each in cause.before:
+        yield f"  before it: {_place(each)}: {one_line(each.text, _WIDTH)}"
     yield f"  fix: {cause.fix}"
     if costs := [cost for step, cost in _COSTS.items() if step in cause.fix]:
         yield f"  costs: {'; '.join(costs)}"

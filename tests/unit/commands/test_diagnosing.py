@@ -62,6 +62,23 @@ def test_a_healthy_log_ends_with_0(tmp_path: Path) -> None:
     assert (shown.exit_code, shown.stdout) == (0, "no failure found\n")
 
 
+def test_a_log_that_ends_in_the_middle_of_a_start_has_no_failure_and_says_what_was_running(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "vllm.log"
+    began = "(EngineCore pid=7) INFO [core.py:105] Initializing a V1 LLM engine (v0.33.0) with x\n"
+    log.write_text(f"{began}(EngineCore pid=7) INFO [runner.py:1] Starting to load model m...\n")
+
+    shown = CliRunner().invoke(app, ["diagnose", str(log)])
+
+    assert shown.exit_code == 0
+    assert shown.stdout.startswith(
+        f"no failure found\n{log} ends while loading the model, before the service is ready\n"
+    )
+    log.write_text(f"{began}INFO:     Application startup complete.\n")
+    assert CliRunner().invoke(app, ["diagnose", str(log)]).stdout == "no failure found\n"
+
+
 def test_text_of_a_host_that_is_no_unicode_is_searched() -> None:
     (cause,) = diagnose([f"\ud800 {FULL}"])
     assert cause.id == "disk-full"

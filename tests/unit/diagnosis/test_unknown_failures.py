@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.diagnosis.verdict import Cause, diagnose
+from clusterctl.reporting.diagnosis_view import cause_lines
 
 START = "(APIServer pid=1) INFO 10-01 08:00:00 [utils.py:233] non-default args: {settings}"
 ENGINE = (
@@ -511,3 +512,22 @@ def test_what_cplusplus_says_below_its_end_is_told_with_it() -> None:
     cause = first("terminate called after throwing an instance of 'x'", "  what():  NCCL odd")
     assert cause.cause.endswith("what():  NCCL odd")
     assert cause.cause.startswith("NCCL failed")
+
+
+def test_warnings_just_before_an_unknown_failure_are_shown_with_it() -> None:
+    def warning(time: str, of: str) -> str:
+        return f"(Worker pid={of}) WARNING 10-01 {time} [kv.py:9] no page of one size"
+
+    cause = first(
+        warning("07:30:00", "9"),
+        warning("08:00:59", "8"),
+        warning("08:00:58", "9"),
+        *traceback(("vllm/v1/core/kv.py", "unify"), raised="OddError: 1", of="(Worker pid=9)"),
+    )
+    assert [one.line for one in cause.before] == [3]
+    assert any("before it: log:3: " in line for line in cause_lines([cause]))
+
+
+def test_a_clock_of_no_day_hides_no_warning_before_a_failure() -> None:
+    cause = first("WARNING 02-31 08:00:00 [kv.py:9] no page", error("OddError: 1", of=""))
+    assert [one.line for one in cause.before] == [1]
