@@ -311,23 +311,29 @@ def _interfaces(facts: HostFacts, node: Node) -> Iterator[str]:
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
     for name, ips, text in rows:
         yield f"    # {name.ljust(widths[0])}  {ips.ljust(widths[1])}  {text}"
-    # `docker0 (made by Docker); ib0, ib1 (down)`; shortened, as a container host has hundreds.
-    unused: dict[str, list[str]] = {}
-    for other in rejected(facts):
-        unused.setdefault(other.reason, []).append(other.nic)
-    others = []
-    for reason, names in unused.items():
-        more = len(names) - _MOST_NAMES
-        listed = ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-        others.append(f"{listed} ({reason})")
-    if others:
+    if others := _unused(facts):
         yield from _comment([f"not used: {'; '.join(others)}"], indent=4)
+
     nics = {"nccl": scalar(node.nccl_nics[0]), "gloo": scalar(node.gloo_nic)}
     if node.rdma:
         devices = dict.fromkeys(port.partition(":")[0] for port in node.rdma)
         nics["rdma"] = f"[{', '.join(scalar(device) for device in devices)}]"
         yield from _comment([node.explain[3]], indent=4)
     yield f"    nics: {{{', '.join(f'{key}: {value}' for key, value in nics.items())}}}"
+
+
+def _unused(facts: HostFacts) -> list[str]:
+    """Return the interfaces that cannot be used, by reason: `docker0 (made by Docker)`, `ib0, ib1
+    (down)`; shortened, as a container host has hundreds."""
+    unused: dict[str, list[str]] = {}
+    for other in rejected(facts):
+        unused.setdefault(other.reason, []).append(other.nic)
+    found = []
+    for reason, names in unused.items():
+        more = len(names) - _MOST_NAMES
+        listed = ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+        found.append(f"{listed} ({reason})")
+    return found
 
 
 def _gpus(found: Found, facts: HostFacts) -> Iterator[str]:

@@ -149,24 +149,14 @@ def _own_of(survey: Survey, head: str) -> dict[str, HeadCopy]:
 
 
 def _from_copy(survey: Survey, own: NodeDocument, keeper: str, copy: HeadCopy) -> TakeOver:
-    inventory, cluster = survey.inventory, survey.inventory.cluster
-    head, hosts = inventory.head, {host.name for host in inventory.hosts}
-    answer = survey.answers[head.name]
+    cluster, answer = survey.inventory.cluster, survey.answers[survey.inventory.head.name]
     documents = {file: text for file, text in copy.documents.items() if is_document(file, text)}
     lost, replicas = dict[str, tuple[Member, ...]](), set[str]()
-
-    for file, text in documents.items():
-        if not file.startswith("members/"):
-            continue
-        listed: MembersDocument = read_document(file, text)
-        here = [one for one in listed.members if one.host in hosts]
-        if away := tuple(one for one in listed.members if one.host not in hosts):
-            lost[listed.service] = away
-        replicas |= {replica_name(listed.service, one.replica) for one in here}
-        listens = listed.listen
-        if listens and listens not in EVERYWHERE and not answer.facts.nic_with(listens):
-            listens = client_address(head, answer.facts, own.node_ip)
-        documents[file] = to_json(replace(listed, members=here, listen=listens))
+    for file in [each for each in documents if each.startswith("members/")]:
+        listed, away = _without_gone_hosts(survey, own, read_document(file, documents[file]))
+        documents[file] = to_json(listed)
+        lost |= {listed.service: away} if away else {}
+        replicas |= {replica_name(listed.service, one.replica) for one in listed.members}
 
     files = {serial_file(cluster): f"{copy.serial + 1}\n".encode()}
     for file, text in documents.items():
@@ -187,3 +177,17 @@ def _from_copy(survey: Survey, own: NodeDocument, keeper: str, copy: HeadCopy) -
     gone = tuple(path for path in there if path not in files)
     age = max(0.0, answer.facts.clock - copy.written)
     return TakeOver(copy.head, keeper, age, files, gone, lost)
+
+
+def _without_gone_hosts(
+    survey: Survey, own: NodeDocument, listed: MembersDocument
+) -> tuple[MembersDocument, tuple[Member, ...]]:
+    """Return the list with the members on hosts of the inventory, at an address that the new head
+    has, and the other members."""
+    head, hosts = survey.inventory.head, {host.name for host in survey.inventory.hosts}
+    facts, listens = survey.answers[head.name].facts, listed.listen
+    if listens and listens not in EVERYWHERE and not facts.nic_with(listens):
+        listens = client_address(head, facts, own.node_ip)
+    here = [one for one in listed.members if one.host in hosts]
+    away = tuple(one for one in listed.members if one.host not in hosts)
+    return replace(listed, members=here, listen=listens), away

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -179,19 +179,30 @@ def overlay_image(
                 )
             return None
     try:
-        rows = [json.loads(line) for line in told]
-        if ["end"] not in rows:
-            return None
-        config = next(base64.b64decode(row[1]) for row in rows if row[0] == "config")
-        layers = [row[1:] for row in rows if row[0] == "layer"]
-        described = Blob(digest_of(config), len(config))
-        blobs = [Blob(digest, size, OCI_LAYER) for digest, size, _ in layers]
-        content = image_content(reference, made_manifest(described, blobs), config, OCI_MANIFEST)
+        content, paths = _layers_read(told, reference, stock.root)
     except (*MALFORMED, NotAnImage, StopIteration):  # not the program's output format
         return None
+    return HostImage(content, paths, driver)
+
+
+def _layers_read(
+    told: Sequence[str], reference: str, root: str
+) -> tuple[ImageContent, dict[str, str]]:
+    """Return the image that the program read in the engine's directory `root`, and the files of its
+    blobs. Raises one of MALFORMED, NotAnImage, StopIteration."""
+    rows = [json.loads(line) for line in told]
+    if ["end"] not in rows:
+        raise ValueError("cut short")
+    config = next(base64.b64decode(row[1]) for row in rows if row[0] == "config")
+    layers = [row[1:] for row in rows if row[0] == "layer"]
+
+    described = Blob(digest_of(config), len(config))
+    blobs = [Blob(digest, size, OCI_LAYER) for digest, size, _ in layers]
+    content = image_content(reference, made_manifest(described, blobs), config, OCI_MANIFEST)
+
     paths = {digest: path for digest, _, path in layers if path is not None}
-    configs = f"{stock.root}/image/overlay2/imagedb/content/sha256"
-    return HostImage(content, {**paths, described.digest: f"{configs}/{described.hex}"}, driver)
+    configs = f"{root}/image/overlay2/imagedb/content/sha256"
+    return content, {**paths, described.digest: f"{configs}/{described.hex}"}
 
 
 def _output(
