@@ -52,15 +52,12 @@ def run(
             count = BatchCount(len(ids), kept=len(kept.intersection(ids)))
             if count.kept == count.total:
                 return count
-            title = f"answer {count.total - count.kept} requests"
-            started = time.monotonic()
+
+            title, started = f"answer {count.total - count.kept} requests", time.monotonic()
             sink(StepStarted(head.host.name, title, Change(title)))
 
             def say() -> None:
-                done = count.answered + count.failed
-                rate = done / (time.monotonic() - started)
-                failed = f", {count.failed} failed" if count.failed else ""
-                text = f"{count.kept + done} of {count.total}{failed}, {rate:.1f}/s"
+                text = count.text(time.monotonic() - started)
                 sink(StepProgress(head.host.name, title, text))
 
             url = base_url("127.0.0.1", tunnel.port)

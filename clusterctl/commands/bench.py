@@ -93,6 +93,7 @@ def run(
             each.name: require_ready(each.name, replicas_named(each.name, survey)) for each in found
         }
         key, kept, measured = read_key(inventory, head), survey.head_file(file), []
+
         with interruptible(sink) as cancelled:
             for document in found:
                 listed = survey.service(document.name).listed
@@ -100,6 +101,7 @@ def run(
                     sink(Note(f"no gateway is up: {document.name} is measured at one replica only"))
                 kind = kinds[document.name]
                 speed = speed_model(survey, document) if kind.unit == "tokens" else None
+
                 for load in loads:
                     earlier, done = read_results(kept), []
                     for _ in range(runs):

@@ -79,21 +79,30 @@ def read(
             order = {"path": path, "lines": lines, "follow": follow}
             arguments = (label, transports[host], order, name, arriving)
             threading.Thread(target=_pump, args=arguments, name=f"logs-{host}", daemon=True).start()
-        running = len(sources)
-        while running:
-            host, item = arriving.get()
-            if item is None:
-                running -= 1
-            elif isinstance(item, str):
+
+        for host, item in _until_all_ended(arriving, len(sources)):
+            if isinstance(item, str):
                 yield host, item
             else:
                 failed.append(item)
                 report(item)
+
     missing = [error for error in failed if isinstance(error, _NoSuchLog)]
     if name is not None and len(missing) == len(sources):
         there = ", ".join(sorted({log for error in missing for log in error.there})) or "none"
         raise UsageError(f"there is no log {name}; logs: {there}", hint="clusterctl status")
     raise_all(failed)
+
+
+def _until_all_ended(
+    arriving: _Arriving, running: int
+) -> Iterator[tuple[str, str | ClusterctlError]]:
+    while running:
+        host, item = arriving.get()
+        if item is None:
+            running -= 1
+        else:
+            yield host, item
 
 
 def _replicas(inventory: Inventory, head: Transport, name: str) -> list[tuple[str, str, str]]:

@@ -69,6 +69,12 @@ class BatchCount:
     answered: int = 0
     failed: int = 0  # the service refused them; the answers file has the reason
 
+    def text(self, seconds: float) -> str:
+        """Return the progress of a run that has lasted that long."""
+        done = self.answered + self.failed
+        failed = f", {self.failed} failed" if self.failed else ""
+        return f"{self.kept + done} of {self.total}{failed}, {done / seconds:.1f}/s"
+
 
 def check_requests(file: Path, model: str) -> list[str]:
     """Return the ids of all requests of `file`, in order.
