@@ -31,7 +31,7 @@ def cluster_problems(
         found = "; ".join(f"{machine} on {', '.join(names)}" for machine, names in kinds.items())
         yield RequirementsNotMet(
             f"all hosts use one image, but their processors differ: {found}",
-            hint="make an inventory for each kind of processor",
+            hint="write one inventory for each processor architecture",
         )
     yield from _twins(known)
     offsets = {name: host.clock_offset for name, host in known.items() if host.clock}

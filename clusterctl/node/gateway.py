@@ -517,8 +517,8 @@ def _listed(api: LocalApi, timeout: float) -> Dict[str, str]:
 
 
 def _any_ready(admitted: Mapping[str, Mapping[int, MemberProof]]) -> bool:
-    """Before one is, a gateway could answer nothing but 503, where clients of several gateways
-    take a refused connection as the sign to ask another."""
+    """Whether a member is ready. Until then a gateway could only answer 503, while clients of
+    several gateways try another one if the connection is refused."""
     return any(proof.ready for proofs in admitted.values() for proof in proofs.values())
 
 

@@ -39,11 +39,11 @@ def require_host_memory(
         host, size = memory.get(node_ip, ("", 0))
         room = size / GIB * _SHARE - before.get(node_ip, 0.0)
         if size and own > room:
-            beside = f", of which others that sleep have {before[node_ip]:.1f}"
+            taken = before.get(node_ip, 0.0)
+            others_take = f", of which other services take {taken:.1f}" if taken else ""
             raise DoesNotFit(
-                f"{document.service} may take {own:.1f} GiB of the host's memory when it "
-                f"sleeps, and {size / GIB * _SHARE:.1f} GiB may be used for that"
-                f"{beside if before.get(node_ip) else ''}",
+                f"{document.service} may take {own:.1f} GiB of the host's memory while it sleeps, "
+                f"but only {size / GIB * _SHARE:.1f} GiB may be used for that{others_take}",
                 host=host,
                 hint=f"leave --idle out, or add --on with hosts other than {host}",
             )

@@ -35,8 +35,8 @@ def test_what_does_not_is_refused_with_exit_11_and_names_the_host() -> None:
     assert refused.value.host == "gpu1"
     assert refused.value.exit_code == 11
     assert refused.value.summary == (
-        "coder may take 60.0 GiB of the host's memory when it sleeps, and 96.0 GiB may be used for "
-        "that, of which others that sleep have 60.0"
+        "coder may take 60.0 GiB of the host's memory while it sleeps, but only 96.0 GiB may be "
+        "used for that, of which other services take 60.0"
     )
     assert refused.value.hint == "leave --idle out, or add --on with hosts other than gpu1"
 
