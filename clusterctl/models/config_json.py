@@ -184,6 +184,11 @@ def _language_part(config: Config) -> dict[str, Any]:
         value = text.get(key)
         if not (value is None or value is False or (isinstance(value, int) and value >= 0)):
             wrong.append(key)
+    if wrong and text.get("encoder_layers") and text.get("decoder_layers"):
+        raise UsageError(
+            f"{architecture_of(config)} has an encoder and a decoder: its memory is not planned",
+            hint="`clusterctl serve` starts it without a forecast",
+        )
     if wrong:
         raise UsageError(
             f"config.json has no usable {', '.join(wrong)}, without which memory cannot be planned",

@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from clusterctl.errors import ClusterctlError, DoesNotFit, Problems, UsageError, raise_all
+from clusterctl.kinds.known import planned_kind
 from clusterctl.models.config_files import parse_config
-from clusterctl.models.config_json import describe
+from clusterctl.models.config_json import architecture_of, describe
 from clusterctl.models.name import Model
 from clusterctl.models.shape import ModelShape
 from clusterctl.node.documents import ServiceDocument
@@ -93,23 +96,24 @@ def forecast_memory(
         if not all(isinstance(error, UnknownValue) for error in errors):
             raise_all(errors)
         return _unplanned(launch, hardware, str(errors[0]))  # a newer vLLM may accept the value
+    unplanned = partial(_unplanned, launch, hardware, speech=_is_speech(model, config))
     if not hardware.sites:
-        return _unplanned(launch, hardware, "the GPUs of the hosts could not be read")
+        return unplanned("the GPUs of the hosts could not be read")
     try:
         shape = model.entry.known_shape if model.entry else None
         if config:
             shape = describe(parse_config(config), model.hub_id or model.served_name)
         if shape is None:
-            return _unplanned(launch, hardware, "nothing is known about this model")
+            return unplanned("nothing is known about this model")
         request = request_for(launch, shape, hardware, served)
         report = one_service(plan(request), request)
         if report.unproven and ask is not None:
             report = ask(request, report)
         notes = (*report.notes, *memory_notes(report, launch, request))
     except ClusterctlError as error:
-        return _unplanned(launch, hardware, str(error))
+        return unplanned(str(error))
     except Exception as error:  # a bug in the forecast must not prevent a start
-        return _unplanned(launch, hardware, repr(error))
+        return unplanned(repr(error))
     if report.refused:
         raise refusal(report, launch, hardware.held)
     placement = report.plan.placement
@@ -127,15 +131,26 @@ def forecast_memory(
     return MemoryForecast(layout, report, request, notes, sequences, places, partition)
 
 
-def _unplanned(launch: Launch, hardware: Hardware, why: str) -> MemoryForecast:
-    """Choose a layout without a forecast: the requested sizes, else one GPU for an encoder, else TP
-    over the GPUs of a host and PP over hosts with the same number."""
+def _is_speech(model: Model, config: str | None) -> bool:
+    with suppress(UsageError):
+        known = parse_config(config) if config else model.entry.config if model.entry else {}
+        return planned_kind(architecture_of(known)) == "speech"
+    return False
+
+
+def _unplanned(
+    launch: Launch, hardware: Hardware, why: str, *, speech: bool = False
+) -> MemoryForecast:
+    """Choose a layout without a forecast: the requested sizes, else one GPU for an encoder or a
+    model of speech, else TP over the GPUs of a host and PP over hosts with the same number."""
     shape, asked, free = launch.shape, launch.request, hardware.free
     tp, pp, copies = asked.tensor_parallel, asked.pipeline_parallel, asked.data_parallel
     if tp is not None or pp is not None:
         tp, pp, reason = tp or 1, pp or 1, "as asked"
     elif shape and shape.encoder:
         tp, pp, reason = 1, 1, "an encoder is small, and vLLM does not split it into stages"
+    elif speech:
+        tp, pp, reason = 1, 1, "it writes down what is said: such models fit on one GPU"
     else:
         offered = [host.free for host in free if host.free]
         sizes = possible_tp(shape, min(offered)) if shape else range(1, min(offered) + 1)
