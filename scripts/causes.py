@@ -76,10 +76,13 @@ the repository.
 hosts. They were cut where a service was stopped; read to their ends, 5 of 33 were called sick: for
 two, an engine had died, which had been stopped, and one warns in words that were taken for an error
 (mended); one has a request that is too long, and one has starts that failed before the one that
-served. Besides, `diagnose` ran over 213 logs without labels, of 30 public repositories, in which
-vLLM began to serve. It named a failure in 51 of them. Looked at one by one, 35 have one (an engine
-that died, a client's mistake, an earlier start), and 16 have none: 13 were stopped, and three
-compiled again what they had in a cache. None of the 16 is called sick today.
+served.
+
+Besides, `diagnose` of before that day was run over 213 logs without labels in which vLLM begins to
+serve, of 30 public repositories (most of two of them). It named a failure in 61. Looked at one by
+one, 35 have one (an engine that died, a client's mistake, an earlier start) and 26 of the other 178
+were called sick: 23 because what was ended said so of itself, 3 because a compiled model was made
+again. None of the 178 is called sick today.
 
 ## Logs of public threads
 

@@ -60,11 +60,9 @@ _READY = (
 _WORKS = b"Avg prompt throughput"
 
 # A signal from outside ends a service: what its processes say of each other's end is no failure.
-_STOPS = (
-    b"[shutdown] API server: shutdown triggered",
-    b"[shutdown] EngineCore: trigger received signal",
-    b"Shutdown initiated (timeout=",
-)
+_STOP = b"[shutdown] API server: shutdown triggered"
+# The engine alone is asked to end, and ends its ranks: a service that goes on has failed.
+_ENGINE_STOPS = (b"Shutdown initiated (timeout=", b"[shutdown] EngineCore: start mode=")
 
 # Ray runs: what its programs met until then was overcome.
 _RAY_RUNS = b"Ray runtime started"
@@ -84,7 +82,9 @@ _BLOCK = 4096  # lines
 _INDENTED = " " * 8  # deeper than the lines of a traceback
 
 _DIGITS = b"0123456789"
-_MARKS = tuple(mark.translate(None, _DIGITS) for mark in (*_STARTS, *_READY, *_STOPS, _RAY_RUNS))
+_MARKS = tuple(
+    mark.translate(None, _DIGITS) for mark in (*_STARTS, *_READY, _STOP, *_ENGINE_STOPS, _RAY_RUNS)
+)
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 _RAY_PREFIX = re.compile(r"\([\w.:+ =-]*?pid=\d+, ip=([\w.:]+)\)")
 
@@ -189,7 +189,7 @@ class _Search:
         self._served: Start | None = None  # the start that served last
         self._fails = False  # lines of this block may show failures that no rule knows
         self._chained = ""  # what stands between the last traceback and this one
-        self._stopped = False  # from outside
+        self._stopped = self._engine_stopped = False  # from outside
         self._waits = False  # a line said that something takes long, and nothing came of it yet
         self._last: Finding | None = None
         self._number = 0  # of the line that is looked at
@@ -305,7 +305,8 @@ class _Search:
         if begins < len(_STARTS):
             self._begin(begins, raw)
             return
-        self._stopped = self._stopped or any(mark in raw for mark in _STOPS)
+        self._stopped = self._stopped or _STOP in raw
+        self._engine_stopped = self._engine_stopped or any(mark in raw for mark in _ENGINE_STOPS)
         serves = any(mark in raw for mark in _READY)
         serves = serves or (_WORKS in raw and not self._start.serves)
         if serves:
@@ -325,7 +326,7 @@ class _Search:
             self._start = Start(release=self._start.release, before=self._served)
             self._current.clear()
             self._met.clear()
-            self._waits = self._stopped = False
+            self._waits = self._stopped = self._engine_stopped = False
         if release := _RELEASE.search(raw):
             self._start = replace(self._start, release=release[1].decode())
         if begins == _ARGUMENTS:
@@ -383,7 +384,7 @@ class _Search:
             fix = fix.format_map(_Values(harmless))
         if any(one.cause == cause for one in self._current.get(rule.id, ())):
             return
-        if self._stopped and pattern.level not in {"root", "raised"} and not pattern.passing:
+        if self._is_aftermath(rule, pattern):
             return
         for worse in pattern.instead:
             if self._last and self._last.id == worse:
@@ -395,6 +396,12 @@ class _Search:
         before = () if pattern.text else tuple(self._lines_before(text, where))
         self._last = Finding(rule, pattern, cause, fix, evidence, before, at)
         _keep(self._current, [self._last])
+
+    def _is_aftermath(self, rule: Rule, pattern: Pattern) -> bool:
+        """Whether it only tells the end of a process that somebody brought about."""
+        if self._engine_stopped and rule.id == "rank-died":
+            return True
+        return self._stopped and pattern.level not in {"root", "raised"} and not pattern.passing
 
     def _lines_before(self, text: str, host: str) -> Iterator[Evidence]:
         lines = list(self._before)

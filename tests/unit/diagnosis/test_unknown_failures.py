@@ -447,18 +447,17 @@ def test_what_freed_memory_wrongly_is_named_before_the_abort() -> None:
     assert cause.cause == "a program failed: double free or corruption (out)"
 
 
-@pytest.mark.parametrize(
-    "stop",
-    [
-        "(APIServer pid=1) INFO [launcher.py:100] [shutdown] API server: shutdown triggered",
-        "(EngineCore pid=7) INFO [core.py:1] [shutdown] EngineCore: trigger received signal=15",
-        "(EngineCore pid=7) INFO [core.py:1] Shutdown initiated (timeout=0)",
-    ],
-)
-def test_what_processes_say_of_each_other_when_a_service_is_ended_is_no_failure(stop: str) -> None:
+def test_what_processes_say_of_each_other_when_a_service_is_ended_is_no_failure() -> None:
+    stop = "(APIServer pid=1) INFO [launcher.py:100] [shutdown] API server: shutdown triggered"
+    engine = "(EngineCore pid=7) INFO [core.py:1] [shutdown] EngineCore: trigger received signal=9"
     beginning = (START.format(settings="{}"), ENGINE.format("0.33.0"), READY)
     dead = error("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.")
-    assert diagnose([*beginning, stop, dead]) == []
+    assert diagnose([*beginning, engine, stop, dead]) == []
+    assert first(*beginning, engine, dead).id == "engine-dead-stall"
+    asked = "(EngineCore pid=7) INFO [core.py:1363] Shutdown initiated (timeout=0)"
+    rank = error("Worker proc VllmWorker-0 died unexpectedly, shutting down executor.")
+    assert diagnose([*beginning, asked, rank]) == []
+    assert first(*beginning, rank).id == "rank-died"
     assert first(*beginning, error("OddError: 1"), stop, dead).id == "unknown-cause"
     assert first(*beginning, stop, dead, *beginning[:2], error("OddError: 1")).evidence[0].line == 8
 
