@@ -49,14 +49,11 @@ def remove(
                     print(pretty({"moves": moves, **plan_document(removal.plan)}))
                 raise typer.Exit(CHANGES_PENDING if removal.shown else 0)
             ended = ", ".join(each.service for each in removal.moves if each.ends)
-            interrupts = [
-                *([f"stops the last replica of {ended}"] if ended else []),
-            ]
-            if interrupts and not confirm(
-                f"This {' and '.join(interrupts)}. Continue?", yes=yes, progress=opened.progress
-            ):
+            question = f"This stops the last replica of {ended}. Continue?"
+            if ended and not confirm(question, yes=yes, progress=opened.progress):
                 raise UsageError(
-                    f"not confirmed: removing {host} {' and '.join(interrupts)}", hint="add --yes"
+                    f"not confirmed: removing {host} stops the last replica of {ended}",
+                    hint="add --yes",
                 )
 
         changed, line = run(
