@@ -105,7 +105,7 @@ tf.LlavaProcessor(
 ).save_pretrained(place)
 
 # A model that thinks, and the same with the heads of two kinds of rewards
-thinks = byte_tokenizer(["<s>", "</s>", "<pad>", "<think>", "</think>", "<extra_0>"])
+thinks = byte_tokenizer(["<s>", "</s>", "<pad>", "<think>", "</think>", "<extra_0>", "no", "yes"])
 decoder = tf.Qwen2Config(
     hidden_size=128, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, vocab_size=320, max_position_embeddings=2048, pad_token_id=258,
@@ -123,6 +123,8 @@ def with_thinking_tokenizer(place: Path) -> None:
 
 
 with_thinking_tokenizer(save("thinker", tf.Qwen2ForCausalLM(decoder)))
+sizes = {**decoder.to_dict(), "head_dim": 32, "model_type": "qwen3"}
+with_thinking_tokenizer(save("yes-or-no", tf.Qwen3ForCausalLM(tf.Qwen3Config(**sizes))))
 decoder.num_labels = 1
 with_thinking_tokenizer(save("judge", tf.Qwen2ForSequenceClassification(decoder)))
 # Rewards of each step: Transformers has no class for it, which the model's authors publish.

@@ -11,11 +11,13 @@ import pytest
 
 from clusterctl.kinds.kind import PASSAGE, QUERY, UNRELATED, cosine
 from clusterctl.kinds.known import kind_named
+from clusterctl.models.catalogue import CATALOGUE
 from clusterctl.serving.arguments import NO_DOMAIN
 from tests.vllm.engine import Engine, Served
 
 pytestmark = pytest.mark.timeout(1200)  # On a busy machine
 
+RERANKER = next(each for each in CATALOGUE if each.alias == "qwen3-reranker-0.6b").flags[0].tokens
 LATE = '{"task": "token_embed"}'
 
 
@@ -42,6 +44,7 @@ CASES = (
     Case("ocr", "llava", "ocr", "the word on a page", planned="ocr"),
     Case("decoder-embeds", "tiny", "embed", "128 numbers", ("--runner", "pooling")),
     Case("rerank", "reranker", "rerank", "the right passage comes first"),
+    Case("decoder-reranks", "yes-or-no", "rerank", "the right passage comes first", RERANKER),
     Case("classify", "classifier", "classify", "3 of them"),
     Case("tags", "tagger", "tokens", "x 3 numbers"),
     Case("token-vectors", "tiny", "tokens", "x 128 numbers",
