@@ -245,7 +245,10 @@ class _Search:
         candidates = _candidates(text, there)
         known = _match(text, candidates, self._before, self._start.release)
         if known is None and self._last and self._last.evidence.line == number - 1:
-            known = self._continued(text, there)
+            for whole in self._joined(text):
+                known = known or self._continued(whole, there)
+            if known:
+                number, text = number - 1, whole
         if known and overcome(text):
             return
         alike = not any(pattern.tells_alike_apart for _, pattern in candidates)
@@ -265,18 +268,30 @@ class _Search:
             self._met.add(shape)
         self._found(number, text, *known)
 
+    def _joined(self, text: str) -> Iterator[str]:
+        """Yield the last finding's line with this one, in which a terminal or a writer of long
+        values may have gone on with it; people who quote a log break its lines between words, too,
+        which is looked for after what no rule knows."""
+        if self._last is None:
+            return
+        unknown, more = not self._last.pattern.text, body_of(text)
+        if text.startswith(_INDENTED) or (unknown and more):
+            yield f"{self._last.evidence.text} {more}"
+        if unknown and more:
+            yield f"{self._last.evidence.text}{more}"
+
     def _continued(
-        self, text: str, there: Sequence[tuple[str, Rule, Pattern]]
+        self, whole: str, there: Sequence[tuple[str, Rule, Pattern]]
     ) -> tuple[Rule, Pattern, _Values] | None:
-        """Return what a finding's line shows together with this one, in which a terminal or a
-        writer of long values went on with it, if that is another cause."""
-        if self._last is None or not text.startswith(_INDENTED):
+        """Return what two lines show together, if that is another cause than the last."""
+        last = self._last
+        if last is None or last not in self._current.get(last.id, ()):
             return None
-        whole = f"{self._last.evidence.text} {text.strip()}"
-        known = _match(whole, _candidates(whole, there), self._before, self._start.release)
-        if known is None or known[0].id == self._last.id:
+        among = there if last.pattern.text else _patterns()
+        known = _match(whole, _candidates(whole, among), self._before, self._start.release)
+        if known is None or known[0].id == last.id:
             return None
-        self._current[self._last.id].remove(self._last)
+        self._current[last.id].remove(last)
         return known
 
     def _goes_on(self, number: int, text: str) -> bool:

@@ -530,3 +530,16 @@ def test_warnings_just_before_an_unknown_failure_are_shown_with_it() -> None:
 def test_a_clock_of_no_day_hides_no_warning_before_a_failure() -> None:
     cause = first("WARNING 02-31 08:00:00 [kv.py:9] no page", error("OddError: 1", of=""))
     assert [one.line for one in cause.before] == [1]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("AssertionError: 16 is not divisib", "le by 3"),
+        (error("AssertionError: 16 is not"), error("divisible by 3")),
+    ],
+)
+def test_a_line_that_was_broken_is_read_as_a_whole(lines: tuple[str, ...]) -> None:
+    cause = first(*lines)
+    assert cause.cause == "--tp 3 does not divide the model's 16 attention heads"
+    assert cause.evidence[0].line == 1
