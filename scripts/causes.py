@@ -82,7 +82,9 @@ After that, 30 quotes from other incident notes of public repositories, of 1 to 
 labelled by somebody who knows the rules before `diagnose` saw them: it agreed with 13 (6 causes, 7
 lines and parts), 14 were beside, mostly because a quote without a traceback shows no part, 2 of 4
 that were called certain were wrong, 1 was silent; the line that matters stood first in 29. Mended
-with them, mainly by reading lines that were broken, it agrees with 24.
+with them, mainly by reading lines that were broken, it agrees with 24. Of 23 more, labelled in the
+same way afterwards and many of them textbook messages, it agreed with 16 (10 causes), 7 were
+beside, and 7 of 7 that were called certain agreed.
 
 Besides, `diagnose` of before that day was run over 213 logs without labels in which vLLM begins to
 serve, of 30 public repositories (most of two of them). It named a failure in 61. Looked at one by
