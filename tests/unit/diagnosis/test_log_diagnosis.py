@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from clusterctl.diagnosis.logs import MOST, lines_of, search, search_now
 from clusterctl.diagnosis.rules import LEVELS, Pattern, Rule, rules
 from clusterctl.diagnosis.verdict import diagnose, explain, verdict
+from clusterctl.serving.release_flags import FLAGS
 from scripts.causes import page
 
 ROOT = Path(__file__).parents[3]
@@ -342,3 +344,20 @@ def test_the_assertion_of_a_kernel_is_named_before_the_error_that_follows() -> N
 
     assert "`i < n` does not hold" in cause.cause
     assert [one.line for one in cause.evidence] == [1, 2]
+
+
+OF_OTHERS = frozenset({
+    "cluster", "fabric", "install-driver", "json", "limit", "node", "pp", "tp",  # clusterctl
+    "pids-limit", "shm-size", "ulimit", "node-ip-address", "since", "sort",  # docker, ray, the host
+})  # fmt: skip
+
+
+def test_every_flag_in_a_fix_exists() -> None:
+    named = {
+        flag.removeprefix("--")
+        for rule in rules()
+        for pattern in rule.seen
+        for flag in re.findall(r"--[a-z][a-z-]+", pattern.fix)
+    }
+    assert len(named) > 40
+    assert named <= {*FLAGS, *OF_OTHERS}
