@@ -357,7 +357,7 @@ def test_every_flag_in_a_fix_exists() -> None:
         flag.removeprefix("--")
         for rule in rules()
         for pattern in rule.seen
-        for flag in re.findall(r"--[a-z][a-z-]+", pattern.fix)
+        for flag in re.findall(r"--[a-z][a-z0-9-]+", pattern.fix)
     }
     assert len(named) > 40
     assert named <= {*FLAGS, *OF_OTHERS}
