@@ -59,6 +59,11 @@ def answers(door: str, key: str) -> int:
     return httpx2.post(url, json=body, headers=headers, trust_env=False, timeout=60).status_code
 
 
+def vllm(on_host: OnHost) -> list[str]:
+    """The API servers of the hosts that stayed."""
+    return [on_host(host, "pgrep -of 'vllm serve'").stdout.strip() for host in ("gpu2", "gpu3")]
+
+
 def test_another_host_becomes_the_head(
     operator: Operator,
     on_host: OnHost,
@@ -95,6 +100,7 @@ def test_another_host_becomes_the_head(
     assert [answers(door, bob) for door in (SECOND, THIRD)] == [401, 401]
     operator.ok("plan", str(other))  # exit 0: nothing is left to do
 
+    before = vllm(on_host)
     faults.power_on("gpu1")  # With its old disk, as a worker
     back = other.with_name("back.yaml")
     text = re.sub(
@@ -107,3 +113,4 @@ def test_another_host_becomes_the_head(
     assert "became the head while gpu1 was away" in refused.stderr, refused.text
     operator.ok("bootstrap", str(back), "--yes", timeout=1000)
     assert [answers(door, alice) for door in (SECOND, THIRD)] == [200, 200]
+    assert vllm(on_host) == before, "its old GCS ended a replica of the new Ray"
