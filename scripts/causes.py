@@ -59,10 +59,11 @@ neighbour of the cause, or a sentence of which a part is not true:
 | neither short nor doubtful | 32 | 13 | 8 | 9 | 1 | 1 | 11 of 15 |
 
 So the verdict agreed with the label for 34 of 60 (57 %), and the line that matters stood first for
-50 (83 %). The figures below call the line alone right where no rule fits. What was called certain agreed for 71 %, not for 97 %: two were wrong (a draft model that
-inherits a format of the KV cache was called a GPU without fp8, a GPU that is named by its UUID an
-unknown architecture), and six true in part, such as memory that was missing for the weights and not
-"beside the KV cache". Of the 33 healthy starts, 1 was called sick.
+50 (83 %). The figures below call the line alone right where no rule fits. What was called certain
+agreed for 71 %, not for 97 %: two were wrong (a draft model that inherits a format of the KV cache
+was called a GPU without fp8, a GPU that is named by its UUID an unknown architecture), and six true
+in part, such as memory that was missing for the weights and not "beside the KV cache". Of the 33
+healthy starts, 1 was called sick.
 
 On the same day rules were mended with what these logs showed, by kind, so that they are held out
 no longer: then 58 of 60 agreed (49 causes, 9 lines and parts), 1 was beside and 1 silent, 35 of 36
@@ -95,12 +96,12 @@ was called sick. So expect a verdict that agrees for about half of the logs from
 of four that are called certain to be not, or not wholly, true.
 
 After the first set, 30 quotes from other incident notes of public repositories, of 1 to 20 lines,
-were labelled by somebody who knows the rules before `diagnose` saw them: it agreed with 13 (6 causes, 7
-lines and parts), 14 were beside, mostly because a quote without a traceback shows no part, 2 of 4
-that were called certain were wrong, 1 was silent; the line that matters stood first in 29. Mended
-with them, mainly by reading lines that were broken, it agrees with 24. Of 23 more, labelled in the
-same way afterwards and many of them textbook messages, it agreed with 16 (10 causes), 7 were
-beside, and 7 of 7 that were called certain agreed.
+were labelled by somebody who knows the rules before `diagnose` saw them: it agreed with 13 (6
+causes, 7 lines and parts), 14 were beside, mostly because a quote without a traceback shows no
+part, 2 of 4 that were called certain were wrong, 1 was silent; the line that matters stood first in
+29. Mended with them, mainly by reading lines that were broken, it agrees with 24. Of 23 more,
+labelled in the same way afterwards and many of them textbook messages, it agreed with 16 (10
+causes), 7 were beside, and 7 of 7 that were called certain agreed.
 
 Besides, `diagnose` of before that day was run over 213 logs without labels in which vLLM begins to
 serve, of 30 public repositories (most of two of them). It named a failure in 61. Looked at one by
