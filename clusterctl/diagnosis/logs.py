@@ -285,7 +285,7 @@ class _Search:
     ) -> tuple[Rule, Pattern, _Values] | None:
         """Return what two lines show together, if that is another cause than the last."""
         last = self._last
-        if last is None or last not in self._current.get(last.id, ()):
+        if last is None or not self._is_current(last):
             return None
         among = there if last.pattern.text else _patterns()
         known = _match(whole, _candidates(whole, among), self._before, self._start.release)
@@ -308,7 +308,7 @@ class _Search:
             return False
         whole = f"{last.evidence.text} {more}"
         failure = failure_in(whole, list(self._before)[:-1], self._start, alone=True)
-        if failure is None or last not in self._current.get(last.id, ()):
+        if failure is None or not self._is_current(last):
             return False
         self._current[last.id].remove(last)
         self._found(number - 1, whole, failure.rule, failure.pattern, _Values())
@@ -401,9 +401,8 @@ class _Search:
             return
         if self._is_aftermath(rule, pattern):
             return
-        for worse in pattern.instead:
-            if self._last and self._last.id == worse:
-                self._current[worse].remove(self._last)
+        if self._last and self._last.id in pattern.instead and self._is_current(self._last):
+            self._current[self._last.id].remove(self._last)
         if pattern.passing:
             self._waits = True
             self._silent.clear()  # lines that show progress are among them
@@ -411,6 +410,10 @@ class _Search:
         before = () if pattern.text else tuple(self._lines_before(text, where))
         self._last = Finding(rule, pattern, cause, fix, evidence, before, at)
         _keep(self._current, [self._last])
+
+    def _is_current(self, finding: Finding) -> bool:
+        """Whether a finding still counts: it may be of an earlier start, or overcome."""
+        return finding in self._current.get(finding.id, ())
 
     def _is_aftermath(self, rule: Rule, pattern: Pattern) -> bool:
         """Whether it only tells the end of a process that somebody brought about."""

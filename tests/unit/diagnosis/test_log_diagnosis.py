@@ -332,6 +332,8 @@ def test_memory_of_a_gpu_is_told_by_what_it_was_wanted_for() -> None:
         "RuntimeError: CUDA out of memory occurred when warming up sampler with 8 dummy requests"
     )
     assert ids(OOM, sampler) == ["oom-sampler-warmup"]
+    assert ids(STARTED, OOM, STARTED, sampler) == ["oom-gpu", "oom-sampler-warmup"]
+    assert ids(STARTED, OOM, READY, sampler) == ["oom-sampler-warmup"]
 
 
 def test_the_assertion_of_a_kernel_is_named_before_the_error_that_follows() -> None:
