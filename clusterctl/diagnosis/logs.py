@@ -246,9 +246,9 @@ class _Search:
         known = _match(text, candidates, self._before, self._start.release)
         if known is None and self._last and self._last.evidence.line == number - 1:
             for whole in self._joined(text):
-                known = known or self._continued(whole, there)
-            if known:
-                number, text = number - 1, whole
+                if known := self._continued(whole, there):
+                    number, text = number - 1, whole
+                    break
         if known and overcome(text):
             return
         alike = not any(pattern.tells_alike_apart for _, pattern in candidates)
