@@ -481,16 +481,19 @@ def test_a_member_without_proof_gets_nothing(gate: GatewayBench) -> None:
 
 def test_requests_in_flight_are_told_of_members_that_get_no_more(gate: GatewayBench) -> None:
     first = gate.replicas[0]
-    first.hold()
+    for replica in gate.replicas:
+        replica.hold()
     url = f"http://127.0.0.1:{gate.port}"
-    thread = threading.Thread(target=run_load, args=(Load(url, "tiny", 20, 0.2, CLUSTER_KEY),))
+    two = Load(url, "tiny", 10, 0.2, CLUSTER_KEY)  # One for each replica
+    thread = threading.Thread(target=run_load, args=(two,))
     thread.start()
     await_value(lambda: gate.state().members[0].in_flight == 1, "a request in flight", timeout=10)
     gate.proofs[first.port] = MemberProof(ready=False, why="it is drained")
     gate.follow()
     await_value(lambda: not gate.state().members[0].admitted, "a member that is out")
     assert gate.state().members[0].in_flight == 1
-    first.release()
+    for replica in gate.replicas:
+        replica.release()
     thread.join()
     await_value(lambda: gate.state().members[0].in_flight == 0, "none in flight", timeout=10)
 
