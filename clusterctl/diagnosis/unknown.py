@@ -26,7 +26,7 @@ TRIGGER = re.compile(
     r"error|exception|\.exc\.|\.empty|fatal|aborted|core dumped|segfault|segmentation fault|"
     r"panicked at|nccl warn|\.(?:h|cc|cu):\d* warn |assertion|cudbg_|cuda failure|failed|"
     r"non-zero status|null value|terminate called|double free|free\(\): invalid|corrupted size|"
-    r"stack smashing"
+    r"stack smashing|malloc\(\): |corrupted double|free\(\): double"
 )
 """Texts of which a line of a failure has one, in small letters."""
 
@@ -68,7 +68,10 @@ _EMBEDDED = re.compile(
     r"(?:: (?P<message>.+)|\((?P<quoted>[\"'].*)\)$)"
 )
 _PYDANTIC = re.compile(r"\s*(?:Value|Assertion) error, (?P<message>.+?)(?: \[type=.*)?$")
-_ARGPARSE = re.compile(r"(?:[\w./-]+ ){0,2}[\w./-]+: error: (?P<message>.+)")
+_ARGPARSE = re.compile(
+    r"(?:\S*/)?(?:vllm|ray|serve|[\w-]+\.py|python\S* -m \S+)(?: [\w-]+){0,2}: error: "
+    r"(?P<message>.+)"
+)
 _COMPILER = re.compile(
     r"(?:\S+(?::\d+(?::\d+)?|\(\d+\)): (?:fatal )?error:?|"
     r"(?:nvcc|ptxas|nvlink) (?:fatal|error) *:) (?P<message>.+)"
@@ -81,12 +84,13 @@ _NATIVE = re.compile(
 _DIED = re.compile(
     r"Segmentation fault|Segfault encountered|core dumped|Fatal Python error: |"
     r"double free or corruption|free\(\): invalid|corrupted size vs|stack smashing detected|"
-    r"terminate called after|panicked at|^Aborted\b|Check failed: |Assertion\b.* failed|"
+    r"corrupted double-linked|malloc\(\): |free\(\): double|"
+    r"terminate called |panicked at|^Aborted\b|Check failed: |Assertion\b.* failed|"
     r"Assertion failed|LLVM ERROR|CUDBG_EXCEPTION|Cuda failure \d|CUDA error \d"
 )
 _BARE = re.compile(
     r"(?:[\w./:\[\]-]+ ){0,3}(?:(?:fatal )?error|failed|failure)\b[^(=]*:|"
-    r"(?:error|failed|failure) (?:\w+ ){2}",
+    r"(?:[\w./\[\]-]+: )?(?:error|failed|failure) (?:\w+ ){2}",
     re.IGNORECASE,
 )
 # NCCL, which left out its name until 2.4

@@ -543,3 +543,23 @@ def test_a_line_that_was_broken_is_read_as_a_whole(lines: tuple[str, ...]) -> No
     cause = first(*lines)
     assert cause.cause == "--tp 3 does not divide the model's 16 attention heads"
     assert cause.evidence[0].line == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.",
+        "srun: error: gpu1: task 0: Out Of Memory",
+        "Killed",
+        "/usr/bin/bash: line 7: 4242 Killed                  vllm serve m",
+        "container vllm exited with code 137",
+    ],
+)
+def test_a_process_that_was_killed_is_told_whoever_says_so(line: str) -> None:
+    assert first(line).id == "host-oom-ray"
+    assert diagnose(["INFO the tasks were Killed or not", "exit code: 1370"]) == []
+
+
+def test_what_other_programs_call_an_error_is_no_setting_that_vllm_refuses() -> None:
+    assert first("/usr/bin/gcc: error: unrecognized option --odd").id == "unknown-cause"
+    assert first("vllm serve: error: argument --new: invalid choice").id == "setting-refused"
