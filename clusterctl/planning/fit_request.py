@@ -88,6 +88,9 @@ def without_cluster(asked: FitArguments, hub: HubShapes | None = None) -> FitRep
     if any(each != sorted(each, reverse=True) for each in sizes):
         order = "the ranks on a host take its GPUs in the order of --gpus: name the largest first"
         report = replace(report, notes=(*report.notes, f"{order} to plan with them"))
+    if report.unproven:
+        asking = f"vLLM's own answer, where hosts have the model: clusterctl fit {request.model}"
+        report = replace(report, notes=(*report.notes, asking))
     return report
 
 

@@ -265,6 +265,7 @@ def test_what_was_not_compared_with_vllm_is_no_verdict() -> None:
     low, high = document["kv_cache_tokens_range"]
     assert low < document["kv_cache_tokens"] < high
     assert not report.refused
+    assert "vLLM's own answer, where hosts have the model: clusterctl fit qwen3-32b" in report.notes
 
 
 @pytest.mark.parametrize(
