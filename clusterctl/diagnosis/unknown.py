@@ -20,20 +20,24 @@ HANDLES = "During handling of the above exception"
 
 _LONGEST = 300  # characters of a message
 _MOST_FLAGS = 4
+_MOST_OF_KEYS = 20  # lines in which pydantic lists what it refuses
 _MOST_BEFORE = 2  # lines before a failure that are shown
 
 TRIGGER = re.compile(
     r"error|exception|\.exc\.|\.empty|fatal|aborted|core dumped|segfault|segmentation fault|"
     r"panicked at|nccl warn|\.(?:h|cc|cu):\d* warn |assertion|cudbg_|cuda failure|failed|"
     r"non-zero status|null value|terminate called|double free|free\(\): invalid|corrupted size|"
-    r"stack smashing|malloc\(\): |corrupted double|free\(\): double"
+    r"stack smashing|malloc\(\): |corrupted double|free\(\): double|, input_value="
 )
 """Texts of which a line of a failure has one, in small letters."""
 
-# What programs put before a line: processes, times, levels, places of code, names of containers
+# What programs put before a line: processes, times, levels, places of code, names of containers;
+# before that, journald its host and process, and grep the number of the line
 _TAG = re.compile(r"\([^()]*\bpid=\d+[^()]*\)|\[rank\d+\]")
 _PREFIX = re.compile(
-    r"(?:\s*(?:\((?:[^()]*\bpid=\d+[^()]*|[A-Z]\w+)\)|\[[^\]]*\]:?|[\w.-]+ *\||"
+    r"(?:\d+[:-](?=[(A-Z\[]))?"
+    r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]+ [\w.@/-]+(?:\[\d+\])?: )?"
+    r"(?:\s*(?:\((?:[^()]*\bpid=\d+[^()]*|[A-Z]\w+)\)|\[[^\]]*\]:?|[\w.-]+ *\||\||"
     r"(?P<level>ERROR|CRITICAL|FATAL|WARNING|WARN|INFO|DEBUG):?(?=\s)|"
     r"\d{4}-\d\d-\d\d[T ][\d:.,]+\S*|\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?|\w+\.py:\d+\]?|-(?=\s)) ?)*"
 )
@@ -68,6 +72,10 @@ _EMBEDDED = re.compile(
     r"(?:: (?P<message>.+)|\((?P<quoted>[\"'].*)\)$)"
 )
 _PYDANTIC = re.compile(r"\s*(?:Value|Assertion) error, (?P<message>.+?)(?: \[type=.*)?$")
+# What pydantic says of a key of a class of settings, in lines of their own
+_OF_KEY = re.compile(r"\s*(?P<message>\S.*?) \[type=\w+, input_value=.*$")
+_SETTINGS = re.compile(r"validation errors? for (?P<name>\w*(?:Config|Args))$")
+_KEY = re.compile(r"[\w.]+")
 _ARGPARSE = re.compile(
     r"(?:\S*/)?(?:vllm|ray|serve|[\w-]+\.py|python\S* -m \S+)(?: [\w-]+){0,2}: error: "
     r"(?P<message>.+)"
@@ -289,6 +297,11 @@ def failure_in(
         return None
     if shown.kind is Kind.SAID and not alone:
         return None
+    if _OF_KEY.match(body_of(text)) and not _PYDANTIC.match(body_of(text)):
+        key = _key_in(before)
+        if not key:
+            return None
+        shown = replace(shown, message=f"{key}: {shown.message}")
     if shown.name.startswith(_WRAPPERS) or shown.name.endswith("Warning"):
         return None
     if any(words in shown.message for words in _WRAPPED):
@@ -313,7 +326,7 @@ def failure_in(
     elif start.serves and _of_a_request(paths):
         identity = REQUEST
     place = frames[0].place if frames else ""
-    flags = _flags(part, shown.message, start.arguments)
+    flags = _flags(NO_PART if identity == REFUSED else part, shown.message, start.arguments)
     return UnknownFailure(identity, shown, part, running, place, flags, start.changed)
 
 
@@ -344,7 +357,7 @@ def _shown(text: str) -> Shown | None:
         return None
 
     line = _REPEATED.sub("", body.strip())
-    if match := _PYDANTIC.match(line) or _ARGPARSE.match(line):
+    if match := _PYDANTIC.match(line) or _ARGPARSE.match(line) or _OF_KEY.match(line):
         return _cut(Kind.PARSED, "", match["message"])
     if match := _RAISED.match(line):
         passed_on = _PASSED_ON.match(match["message"] or "")
@@ -374,6 +387,16 @@ def _raised(match: re.Match[str]) -> Shown:
     if match["quoted"]:  # V0's engine says so before the traceback, which tells what it wraps
         return _cut(Kind.SAID, match["name"], match["quoted"][1:-1])
     return _cut(Kind.RAISED, match["name"], match["message"] or "")
+
+
+def _key_in(before: Sequence[bytes]) -> str:
+    """Return which key of which class of settings pydantic's line is about, from the lines before
+    it; empty if they do not say."""
+    lines = [body_of(raw.decode("utf-8", "replace")) for raw in list(before)[-_MOST_OF_KEYS:-1]]
+    classes = [match["name"] for match in map(_SETTINGS.search, lines) if match]
+    if not classes or not _KEY.fullmatch(lines[-1]):
+        return ""
+    return f"{lines[-1]} of {classes[-1]}"
 
 
 def _cut(kind: Kind, name: str, message: str) -> Shown:

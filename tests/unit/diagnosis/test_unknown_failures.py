@@ -563,3 +563,39 @@ def test_a_process_that_was_killed_is_told_whoever_says_so(line: str) -> None:
 def test_what_other_programs_call_an_error_is_no_setting_that_vllm_refuses() -> None:
     assert first("/usr/bin/gcc: error: unrecognized option --odd").id == "unknown-cause"
     assert first("vllm serve: error: argument --new: invalid choice").id == "setting-refused"
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "Oct  1 08:01:00 gpu1 vllm[7]: ",
+        "Oct 11 08:01:00 gpu1 serve: ",
+        "117:",
+        "2026-10-01 10:01:00.016 | ",
+    ],
+)
+def test_what_writers_and_readers_of_logs_put_before_lines_hides_nothing(prefix: str) -> None:
+    lines = traceback(
+        ("vllm/v1/attention/backends/newlane.py", "forward"),
+        raised="RuntimeError: lane 7 is closed",
+    )
+
+    cause = first(*(prefix + line for line in lines))
+
+    assert cause.cause.startswith("the attention backend failed: RuntimeError: lane 7 is closed")
+
+
+def test_a_key_that_a_class_of_settings_lacks_is_named() -> None:
+    lines = [
+        "pydantic_core._pydantic_core.ValidationError: 2 validation errors for LaneConfig",
+        "lane_width",
+        "  Unexpected keyword argument [type=unexpected_keyword_argument, input_value=4, input_type=int]",  # noqa: E501
+        "lanes",
+        "  Input should be a valid integer [type=int_type, input_value='x', input_type=str]",
+    ]
+
+    cause = first(*lines)
+
+    assert cause.id == "setting-refused"
+    assert "lane_width of LaneConfig: Unexpected keyword argument" in cause.cause
+    assert not diagnose(lines[2:3])
