@@ -114,6 +114,8 @@ _LEADS_OVER = re.compile(
     r"output_handler failed|Error executing method |\] {2,}\S"
 )
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+# As people shorten it in their notes
+_SHORT_FRAME = re.compile(r"(?P<path>[\w./-]+\.py):(?P<line>\d+) +(?:in )?(?P<function>[\w.<>]+)")
 _PACKAGES = re.compile(r".*(?:site|dist)-packages/")
 _SETTING = re.compile(r"'(\w+)': ('[^']*'|\{[^{}]*\}|[^,{}]+)")
 _ARGUMENTS = re.compile(r"'?(\w+)'?[:=]")
@@ -454,7 +456,7 @@ def _frames(text: str, before: Sequence[bytes]) -> Iterator[_Frame]:
             continue
         if "Traceback (most recent" in line or WRAPS in line or HANDLES in line:
             return
-        if frame := _FRAME.search(line):
+        if frame := _FRAME.search(line) or _SHORT_FRAME.fullmatch(line.strip()):
             yield _Frame(frame["path"], frame["line"], frame["function"], source)
         elif prefix := _PREFIX.match(line):
             code = line[prefix.end() :].strip()

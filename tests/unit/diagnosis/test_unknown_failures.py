@@ -599,3 +599,18 @@ def test_a_key_that_a_class_of_settings_lacks_is_named() -> None:
     assert cause.id == "setting-refused"
     assert "lane_width of LaneConfig: Unexpected keyword argument" in cause.cause
     assert not diagnose(lines[2:3])
+
+
+def test_a_traceback_that_its_author_shortened_shows_the_part() -> None:
+    cause = first(
+        "vllm/v1/core/sched/scheduler.py:12  schedule",
+        "  self.connector.close()",
+        "vllm/distributed/kv_transfer/kv_connector/v1/newlink.py:34 in close",
+        "  assert lanes == open_lanes",
+        "AssertionError",
+    )
+
+    assert cause.cause == (
+        "the KV connector failed: AssertionError: assert lanes == open_lanes "
+        "(vllm/distributed/kv_transfer/kv_connector/v1/newlink.py:34)"
+    )
