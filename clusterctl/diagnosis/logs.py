@@ -383,6 +383,8 @@ class _Search:
             return None
 
         earlier = self._current.get(failure.id, [])
+        if failure.is_a_code and earlier and earlier[-1].pattern.level == "said":
+            return None
         joined = chained == HANDLES or failure.shown.kind is Kind.COMPILED
         while earlier and earlier[-1].gives_way(joined):
             earlier.pop()

@@ -45,7 +45,11 @@ _PREFIX = re.compile(
 _GRAVE_PREFIX = re.compile(
     r"(?:\([^()]*pid=\d+[^()]*\)\s*)*(?:[EF]\d{4} \d\d:|\[[^\]]*,\d+ [EF] \d+ \d+\])"
 )
-_OF_VLLM = re.compile(r"\((?:EngineCore|APIServer|Worker|VllmWorker|RayWorker)[^()]* ?pid=")
+# How vLLM's processes and its logger begin a line
+_OF_VLLM = re.compile(
+    r"\((?:EngineCore|APIServer|Worker|VllmWorker|RayWorker)(?:[^()]* ?pid=|\w*\))|"
+    r"(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[\w+\.py:\d+\]"
+)
 _GRAVE = frozenset({"ERROR", "CRITICAL", "FATAL"})
 _TELLING = frozenset({*_GRAVE, "WARNING", "WARN"})
 _HARMLESS = frozenset({"INFO", "DEBUG", "WARNING", "WARN"})
@@ -117,6 +121,7 @@ _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<functio
 # As people shorten it in their notes
 _SHORT_FRAME = re.compile(r"(?P<path>[\w./-]+\.py):(?P<line>\d+) +(?:in )?(?P<function>[\w.<>]+)")
 _PACKAGES = re.compile(r".*(?:site|dist)-packages/")
+_CODE = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
 _SETTING = re.compile(r"'(\w+)': ('[^']*'|\{[^{}]*\}|[^,{}]+)")
 _ARGUMENTS = re.compile(r"'?(\w+)'?[:=]")
 _FLAG = re.compile(r"--[a-z][a-z0-9-]+|\b[a-z]+(?:_[a-z]+)+\b")
@@ -195,6 +200,11 @@ class UnknownFailure:
         """Whether the following lines, if joined to it, describe better what failed."""
         headline = self.shown.message.rstrip().lower().endswith(_FILLED)
         return self.shown.name in _TRIED or headline
+
+    @property
+    def is_a_code(self) -> bool:
+        """Whether it only has a name for what a library said before it."""
+        return _CODE.fullmatch(self.shown.message) is not None
 
     @property
     def cause(self) -> str:

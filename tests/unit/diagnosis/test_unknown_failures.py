@@ -328,7 +328,7 @@ def test_an_exception_without_words_is_told_with_its_line_of_code() -> None:
         ("Exception: no lane is left", "a program failed: Exception: no lane is left"),
         ("[rank1]: Error while joining lane 7 (size 0), no such lane",
          "a program failed: Error while joining lane 7 (size 0), no such lane"),
-        ("(EngineCore) ERROR [core.py:1138] no lane", "a program failed: no lane"),
+        ("(EngineCore) ERROR [core.py:1138] no lane", "vLLM failed: no lane"),
         # NCCL before 2.4
         ("gpu1:93:131 [0] include/socket.h:344 WARN No lane", "a program failed: gpu1:93:131 [0] "
          "include/socket.h:344 WARN No lane"),
@@ -614,3 +614,27 @@ def test_a_traceback_that_its_author_shortened_shows_the_part() -> None:
         "the KV connector failed: AssertionError: assert lanes == open_lanes "
         "(vllm/distributed/kv_transfer/kv_connector/v1/newlink.py:34)"
     )
+
+
+def test_what_a_library_says_counts_more_than_the_code_that_is_raised_for_it() -> None:
+    cause = first(
+        "E0101 07:00:00.000001 lane_rail.cpp:9] lane 7 failed: no such provider",
+        "E0101 07:00:00.000002 lane_manager.cpp:9] no lanes: lane 7 failed",
+        "lanes._bindings.laneError: LANE_ERR_BACKEND",
+    )
+
+    assert cause.evidence[0].line == 1
+    assert "no such provider" in cause.cause
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("RuntimeError: fi_getinfo found no lane", "libfabric"),
+        ("RuntimeError: NIXL has no lane", "the KV connector (NIXL)"),
+        ("RuntimeError: RAY_LANES is not a number", "Ray"),
+        ("ERROR 10-01 08:01:00 [lanes.py:12] no lane is left", "vLLM"),
+    ],
+)
+def test_a_line_without_a_traceback_shows_the_part_by_its_words(line: str, part: str) -> None:
+    assert first(line).cause.startswith(f"{part} failed: ")
