@@ -39,7 +39,10 @@ SPEECH = ModelKind(
     name="speech",
     result="transcriptions",
     paths=("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/realtime"),
-    ask=lambda _, __: Ask("/v1/audio/transcriptions", {"temperature": 0}, tones()),
+    # Without a limit, a model that hears words in tones writes until its context is full.
+    ask=lambda _, tokens: Ask(
+        "/v1/audio/transcriptions", {"temperature": 0, "max_completion_tokens": tokens}, tones()
+    ),
     read=_read,
     generates=True,
     unit="seconds of sound",

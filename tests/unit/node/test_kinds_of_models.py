@@ -208,6 +208,7 @@ def test_a_sound_is_sent_as_a_form() -> None:
 
     assert kind.startswith("multipart/form-data; boundary=")
     boundary = kind.partition("=")[2].encode()
-    assert body.count(b"--" + boundary) == 4
+    assert body.count(b"--" + boundary) == 5
+    assert b'name="max_completion_tokens"\r\n\r\n4\r\n' in body
     assert b'name="model"\r\n\r\nwhisper\r\n' in body
     assert b'name="file"; filename="sound.wav"\r\n\r\nRIFF' in body
