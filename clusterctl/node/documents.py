@@ -154,7 +154,9 @@ class Member:
     host: str  # The inventory's name of the host that its API runs on
     address: str
     port: int
-    draining: bool = False  # It gets no new requests: it is about to be stopped or restarted
+    # It gets no new requests: it is about to be stopped or restarted. If the command is killed
+    # meanwhile, the next `bootstrap`, `restart` or `serve` lets it serve again.
+    draining: bool = False
 
 
 @dataclass(frozen=True)
