@@ -48,6 +48,7 @@ _GRAVE_PREFIX = re.compile(
 # How vLLM's processes and its logger begin a line
 _OF_VLLM = re.compile(
     r"\((?:EngineCore|APIServer|Worker|VllmWorker|RayWorker)(?:[^()]* ?pid=|\w*\))|"
+    r"Worker failed with error '|"
     r"(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[\w+\.py:\d+\]"
 )
 _GRAVE = frozenset({"ERROR", "CRITICAL", "FATAL"})
