@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from clusterctl.kinds.kind import PASSAGE, QUERY, UNRELATED, cosine
 from tests.lab.cluster import Operator, until
 from tests.lab.conftest import OnHost
+from tests.lab.lora import adapter
 from tests.vllm.weights import minilm_model
 
 pytestmark = [
@@ -26,26 +26,6 @@ pytestmark = [
 
 SERVE = ("serve", "/data/models/tiny", "--tp", "1", "--yes", "--json")
 FLAGS = ("--", "--max-model-len", "512", "--enable-lora")
-
-
-def adapter(place: Path, seed: int) -> Path:
-    """A LoRA adapter for the lab's `tiny`: of rank 8, for the queries of its four layers."""
-    place.mkdir()
-    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 64, "target_modules": ["q_proj"],
-              "bias": "none", "base_model_name_or_path": "tiny"}  # fmt: skip
-    (place / "adapter_config.json").write_text(json.dumps(config))
-    header: dict[str, Any] = {}
-    body = bytearray()
-    for layer in range(4):
-        for side, shape in (("A", [8, 128]), ("B", [128, 8])):
-            values = [((n * 7919 + seed) % 13 - 6) / 4 for n in range(1024)]
-            start = len(body)
-            body += struct.pack("<1024f", *values)
-            name = f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_{side}.weight"
-            header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, len(body)]}
-    text = json.dumps(header).encode()
-    (place / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + body)
-    return place
 
 
 @pytest.fixture(scope="module")

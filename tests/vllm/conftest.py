@@ -15,10 +15,7 @@ from clusterctl.lab.models import build_models
 from tests.vllm.engine import Engine
 from tests.vllm.weights import minilm_model
 
-_MORE = (
-    "soundfile==0.14.0",
-    "torchvision==0.28.0",
-)  # That vLLM's images have, and the lab's has not
+_MORE = ("torchvision==0.28.0",)  # That vLLM's images have, and the lab's has not
 
 
 def _cache() -> Path:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,25 +30,32 @@ ANSWERS = {
 }
 
 
-def test_each_question_finds_the_passage_that_answers_it(
-    engine: Engine, minilm: Path, tmp_path: Path
-) -> None:
-    program, passages = tmp_path / "ask.py", tmp_path / "handbook.txt"
+def asker(place: Path, **given: str) -> Callable[[str], list[str]]:
+    """Return a function that asks by the page's program, and returns the lines that it prints."""
+    program, passages = place / "ask.py", place / "handbook.txt"
     (found,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     program.write_text(found)
     passages.write_text("\n\n".join(ANSWERS.values()))
 
+    def ask(question: str) -> list[str]:
+        ran = subprocess.run(
+            [sys.executable, program, question, passages],
+            env={**os.environ, **given},
+            capture_output=True,
+            text=True,
+        )
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout.splitlines()
+
+    return ask
+
+
+def test_each_question_finds_the_passage_that_answers_it(
+    engine: Engine, minilm: Path, tmp_path: Path
+) -> None:
     with engine.serve(minilm, tmp_path / "log") as served:
         given = {"CLUSTER_URL": served.url, "CLUSTERCTL_API_KEY": KEY, "EMBEDDER": "m"}
         for reranker in ({}, {"RERANKER": "m"}):
-            firsts = []
-            for question in ANSWERS:
-                ran = subprocess.run(
-                    [sys.executable, program, question, passages],
-                    env={**os.environ, **given, **reranker},
-                    capture_output=True,
-                    text=True,
-                    check=True,
-                )
-                firsts.append(ran.stdout.splitlines()[0].removeprefix("- "))
+            ask = asker(tmp_path, **given, **reranker)
+            firsts = [ask(question)[0].removeprefix("- ") for question in ANSWERS]
             assert firsts == list(ANSWERS.values())
