@@ -26,12 +26,11 @@ from tests.contract.transport.sshd import eventually
 
 HOLDING = """\
 import json, sys, time
-from pathlib import Path
 from clusterctl.inventory.model import Host
 from clusterctl.transport.connect import Connections
 from clusterctl.transport.lock import ClusterLock
 
-with Connections(ssh_config=Path("/none")) as connections:
+with Connections() as connections:
     head = connections.to(Host(**json.loads(sys.argv[1])))
     with ClusterLock(head, "demo", "clusterctl bootstrap", directory=sys.argv[2]):
         print("held", flush=True)
@@ -71,7 +70,9 @@ def test_other_clusters_are_not_locked(transport: Transport, tmp_path: Path) -> 
 def test_the_lock_dies_with_a_killed_holder(transport: Transport, tmp_path: Path) -> None:
     data = json.dumps({"name": transport.host.name, **transport.host.model_dump(mode="json")})
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDING, data, str(tmp_path)], stdout=subprocess.PIPE
+        [sys.executable, "-c", HOLDING, data, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "HOME": str(tmp_path)},  # Without a user's SSH configuration
     )
     assert holder.stdout is not None
     with holder.stdout:
