@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import termios
@@ -55,7 +56,7 @@ def on_a_terminal(
         env={**operator.environment, "TERM": "xterm"},
     )
     os.close(theirs)
-    started, output = time.monotonic(), b""
+    started, output, interrupted = time.monotonic(), b"", False
     while time.monotonic() - started < limit:
         ready, _, _ = select.select([ours], [], [], 1.0)
         if not ready:
@@ -65,8 +66,9 @@ def on_a_terminal(
         except OSError:  # The other end is closed
             break
         output += data
-        if b"open until Ctrl-C" in output and process.poll() is None:
-            process.send_signal(2)
+        if b"open until Ctrl-C" in output and not interrupted:
+            process.send_signal(signal.SIGINT)
+            interrupted = True
     os.close(ours)
     if process.poll() is None and time.monotonic() - started >= limit:
         process.kill()

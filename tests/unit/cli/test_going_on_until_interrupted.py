@@ -62,6 +62,34 @@ def test_watching_into_a_pipe_prints_a_screen_a_look(start: Start) -> None:
     assert _interrupted(process) == (0, "")
 
 
+def test_ctrl_c_while_python_ends_prints_no_traceback() -> None:
+    program = (
+        "import atexit, signal, sys\n"
+        "from clusterctl.__main__ import main\n"
+        "atexit.register(signal.raise_signal, signal.SIGINT)\n"
+        "sys.argv = ['clusterctl', '--version']\n"
+        "main()\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (-signal.SIGINT, "")
+    assert ran.stdout.startswith("clusterctl ")
+
+
+def test_ctrl_c_while_it_starts_prints_no_traceback() -> None:
+    program = (
+        "import signal, sys\n"
+        "from clusterctl.__main__ import main\n"
+        "class Pressed:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'clusterctl.cli.app':\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Pressed())\n"
+        "main()\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (130, "")
+
+
 def test_watching_for_machines_prints_a_document_a_line(start: Start) -> None:
     process = start("status", "--watch", "--json")
     documents = [json.loads(_out(process).readline()) for _ in range(2)]
