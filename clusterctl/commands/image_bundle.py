@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl.containers.driver import ContainerDriver, Image, Say
+from clusterctl.containers.driver import ContainerDriver, Say
 from clusterctl.containers.drivers import driver_for
 from clusterctl.errors import ClusterctlError, StepFailed, UsageError, raise_all
 from clusterctl.inventory.model import Inventory
 from clusterctl.inventory.values import IMAGE, PATTERN_MEANS
 from clusterctl.steps.node_image import made_from, make_node_image, node_tag
 from clusterctl.survey.survey import connected
-from clusterctl.transfer.archive_image import archive_image
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.bundle import write_bundle
 from clusterctl.transfer.content import ImageContent, ImageSource, fits, wrong_platform
-from clusterctl.transfer.engine_image import engine_image, save_on_host
-from clusterctl.transfer.image_sources import HOST, SAVED, operators_engine
-from clusterctl.transfer.registry_image import registry_image
+from clusterctl.transfer.image_sources import HOST, SAVED, ImageFinder, operators_engine
+from clusterctl.transfer.registry_image import RegistryImage
 from clusterctl.transport.credentials import Credentials
 
 PLATFORM = r"^[a-z0-9]+/[a-z0-9]+(/[a-z0-9.]+)?$"
-USUAL_PLATFORM = "linux/amd64"
 
 
 @dataclass(frozen=True)
@@ -49,6 +46,11 @@ class ImageBundle:
     with_ray: bool = False  # Write node images, made where `chosen` says, instead of `references`
     pip_index: str | None = None  # Where Ray comes from; None: PyPI
 
+    @property
+    def archive(self) -> bool:
+        """Whether the images come from a file."""
+        return self.chosen not in ("registry", "docker") and not self.chosen.startswith(HOST)
+
 
 def run(
     bundle: ImageBundle,
@@ -71,16 +73,32 @@ def run(
     if bundle.platform and not re.match(PLATFORM, bundle.platform):
         hint = "--platform linux/amd64, or linux/arm64"
         invalid.append(UsageError(f"{bundle.platform!r} is not a valid platform", hint=hint))
+    if bundle.with_ray and bundle.archive:
+        invalid.append(
+            UsageError(
+                "--with-ray runs the image, which an archive cannot",
+                hint="docker load it, and use --from docker",
+            )
+        )
     if bundle.pip_index and not bundle.with_ray:
         invalid.append(UsageError("--pip-index is the source of Ray", hint="add --with-ray"))
     raise_all(invalid)
-    with ExitStack() as stack:
-        find = _opener(bundle, credentials, store or BlobStore(), say, inventory, stack)
+    with _host(bundle, credentials, inventory) as drivers:
+        finder = ImageFinder(
+            bundle.references[0],
+            drivers,
+            order=(),
+            operator=operators_engine(),
+            platform=bundle.platform,
+            store=store or BlobStore(),
+            ask=credentials.ask,
+            say=say,
+        )
         images: list[ImageSource] = []
         errors: list[ClusterctlError] = []
         for reference in bundle.references:
             try:
-                images.append(find(reference))
+                images.append(_found(bundle, replace(finder, reference=reference)))
             except ClusterctlError as error:
                 errors.append(error)
         raise_all(errors)
@@ -92,70 +110,58 @@ def run(
     return BundledImages(bundle.path, size, tuple(image.content for image in images))
 
 
-def _opener(
-    bundle: ImageBundle,
-    credentials: Credentials,
-    store: BlobStore,
-    say: Say,
-    inventory: Callable[[], Inventory],
-    stack: ExitStack,
-) -> Callable[[str], ImageSource]:
-    """Return the function that finds the image of a reference."""
+@contextmanager
+def _host(
+    bundle: ImageBundle, credentials: Credentials, inventory: Callable[[], Inventory]
+) -> Iterator[dict[str, ContainerDriver]]:
+    """Connect to the host of `--from host:NAME`, if given; yield its engine by its name."""
+    if not bundle.chosen.startswith(HOST):
+        yield {}
+        return
+    name = bundle.chosen.removeprefix(HOST)
+    known = {host.name: host for host in inventory().hosts}
+    if name not in known:
+        hint = f"they are {', '.join(known)}"
+        raise UsageError(f"--from host:{name}: no such host", hint=hint)
+    with connected((known[name],), credentials) as transports:
+        driver = driver_for(transports[name])
+        try:
+            yield {name: driver}
+        finally:
+            driver.host_run(["rm", "-rf", SAVED])
 
-    def from_registry(reference: str) -> ImageSource:
-        platform = bundle.platform or USUAL_PLATFORM
-        image = registry_image(reference, platform, store, say=say, ask=credentials.ask)
-        image.download(lambda text: say(f"downloading {reference}: {text}"))
-        return image
 
-    def held(driver: ContainerDriver, reference: str) -> tuple[Image, str]:
-        """Return the image to write, and its name."""
-        image = driver.image(reference)
-        if image is None and bundle.with_ray and bundle.chosen == "registry":
-            driver.pull(reference, say)
-            image = driver.image(reference)
-        if image is None:
-            raise StepFailed(
-                f"Docker has no image {reference}", host=driver.host, hint="docker images"
-            )
-        if not bundle.with_ray:
-            return image, reference
-        if made_from(driver, reference) is None:
-            make_node_image(driver, reference, pip_index=bundle.pip_index, say=say)
-        made = made_from(driver, reference)
-        if made is None:
-            raise StepFailed(f"the node image built from {reference} is gone", host=driver.host)
-        return made, node_tag(made)
-
-    if bundle.chosen == "registry" and not bundle.with_ray:
-        return from_registry
-    if bundle.chosen in ("registry", "docker"):
-        here = operators_engine()
-        if here is None:
-            raise StepFailed(
-                "this machine has no Docker"
-                + (", which adds Ray to images" if bundle.with_ray else ""),
-                hint="use --from host:NAME, a host that has the image"
-                if bundle.with_ray
-                else "use --from registry",
-            )
-        return lambda reference: engine_image(here, *held(here, reference), store, say=say)
-    if bundle.chosen.startswith(HOST):
-        name = bundle.chosen.removeprefix(HOST)
-        known = {host.name: host for host in inventory().hosts}
-        if name not in known:
-            hint = f"they are {', '.join(known)}"
-            raise UsageError(f"--from host:{name}: no such host", hint=hint)
-        transports = stack.enter_context(connected((known[name],), credentials))
-        there = driver_for(transports[name])
-        stack.callback(there.host_run, ["rm", "-rf", SAVED])
-        return lambda reference: save_on_host(there, *held(there, reference), SAVED, say=say)
+def _found(bundle: ImageBundle, finder: ImageFinder) -> ImageSource:
+    """Return the image, with all of its layers at hand."""
+    place = bundle.chosen
     if bundle.with_ray:
-        raise UsageError(
-            "--with-ray runs the image, which an archive cannot",
-            hint="docker load it, and use --from docker",
+        made = _node_image(bundle, finder)
+        finder = replace(finder, reference=made)
+        place = "docker" if place == "registry" else place
+    origin = finder.place(place, {})
+    image = origin.supply(origin.wanted.layers, finder.say)
+    if isinstance(image, RegistryImage):
+        image.download(lambda text: finder.say(f"downloading {finder.reference}: {text}"))
+    return image
+
+
+def _node_image(bundle: ImageBundle, finder: ImageFinder) -> str:
+    """Make the node image of an image with the engine that has it; return its tag. Docker on this
+    machine pulls it first with `--from registry`."""
+    driver = next(iter(finder.drivers.values()), finder.operator)
+    if driver is None:
+        raise StepFailed(
+            "this machine has no Docker, which adds Ray to images",
+            hint="use --from host:NAME, a host that has the image",
         )
-    path = Path(bundle.chosen).expanduser()
-    return lambda reference: archive_image(
-        path, store, reference=reference, platform=bundle.platform, say=say
-    )
+    reference = finder.reference
+    if bundle.chosen == "registry" and driver.image(reference) is None:
+        driver.pull(reference, finder.say)
+    if driver.image(reference) is None:
+        raise StepFailed(f"Docker has no image {reference}", host=driver.host, hint="docker images")
+    if made_from(driver, reference) is None:
+        make_node_image(driver, reference, pip_index=bundle.pip_index, say=finder.say)
+    made = made_from(driver, reference)
+    if made is None:
+        raise StepFailed(f"the node image built from {reference} is gone", host=driver.host)
+    return node_tag(made)

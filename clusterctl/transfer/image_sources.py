@@ -1,8 +1,8 @@
 """Where an image comes from: a host that has it, an archive, Docker on this machine, or its
 registry, reached from a host or from this machine.
 
-To add a place, write a method of `ImageFinder` that returns an `Origin` or None, and add it to
-`_nearest` and its `--from` value to `find`.
+To add a place, write a method of `ImageFinder` that returns an `Origin`, and add it to `_nearest`
+and its `--from` value to `place`.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ from clusterctl.transport.base import Transport
 from clusterctl.transport.credentials import Ask, nobody
 from clusterctl.transport.fanout import fan_out, values
 from clusterctl.transport.local import LocalTransport
+
+USUAL_PLATFORM = "linux/amd64"
 
 HOST = "host:"  # Prefix of --from values that name a host
 
@@ -148,7 +150,8 @@ class ImageFinder:
     chosen: str | None = None
     archive: Path | None = None  # The inventory's archive of this image
     operator: ContainerDriver | None = None  # Docker on this machine
-    platform: str = "linux/amd64"  # If the hosts' platform is unknown
+    # If the hosts' platform is unknown. None: that of an archive, and of a registry USUAL_PLATFORM.
+    platform: str | None = None
     ca: str = ""  # CA certificates in PEM that registries are trusted by, too
     store: BlobStore = field(default_factory=BlobStore)
     ask: Ask = nobody
@@ -183,15 +186,17 @@ class ImageFinder:
 
     def find(self, engines: EngineStates) -> Origin | Unknown:
         """Return the origin. Raises StepFailed, RequirementsNotMet, UsageError if there is none."""
-        if self.chosen is None:
-            return self._nearest(engines)
-        if self.chosen == "registry":
+        return self.place(self.chosen, engines) if self.chosen else self._nearest(engines)
+
+    def place(self, chosen: str, engines: EngineStates) -> Origin:
+        """Return the origin at a value of --from. Raises as `find` does."""
+        if chosen == "registry":
             return self._from_registry(engines)
-        if self.chosen == "docker":
-            return self._from_docker() or self._missing("Docker on this machine", "docker pull")
-        if not self.chosen.startswith(HOST):
-            return self._from_archive(Path(self.chosen).expanduser(), engines, self.reference)
-        name = self.chosen.removeprefix(HOST)
+        if chosen == "docker":
+            return self._from_docker()
+        if not chosen.startswith(HOST):
+            return self._from_archive(Path(chosen).expanduser(), engines, self.reference)
+        name = chosen.removeprefix(HOST)
         if name not in self.drivers:
             known = ", ".join(self.drivers)
             raise UsageError(f"--from host:{name}: no such host", hint=f"hosts: {known}")
@@ -206,7 +211,7 @@ class ImageFinder:
         return (
             self._from_any_host(engines, archived)
             or archived
-            or self._from_docker()
+            or self._from_docker_if_there()
             or self._pulled_by_a_host(engines)
             or self._from_registry_or_by_its_login(engines)
         )
@@ -266,35 +271,40 @@ class ImageFinder:
 
     def _from_archive(self, path: Path, engines: EngineStates, reference: str | None) -> Origin:
         image = archive_image(
-            path, self.store, reference=reference, platform=_platform(engines), say=self.say
+            path,
+            self.store,
+            reference=reference,
+            platform=_platform(engines) or self.platform,
+            say=self.say,
         )
         return local_origin(path.name, image, self.reference)
 
-    def _from_docker(self) -> Origin | None:
+    def _from_docker_if_there(self) -> Origin | None:
         """Return Docker's image on this machine; None without Docker, its daemon or the image."""
-        driver = self.operator
-        if driver is None:
-            return None
         try:
-            held = inspect_engine(driver).tagged(tagged(self.reference))
+            return self._from_docker()
         except (EngineUnavailable, StepFailed):
             return None
+
+    def _from_docker(self) -> Origin:
+        driver = self.operator
+        if driver is None:
+            raise StepFailed("this machine has no Docker", hint="use --from registry")
+        where = "Docker on this machine"
+        held = inspect_engine(driver).tagged(tagged(self.reference))
         if held is None:
-            return None
+            self._missing(where, "docker pull")
 
         def supply(_lacking: Collection[str], say: Say) -> ImageSource:
-            image = driver.image(self.reference)
-            if image is None:
-                self._missing("Docker on this machine", "docker pull")
+            image = driver.image(self.reference) or self._missing(where, "docker pull")
             return engine_image(driver, image, self.reference, self.store, say=say)
 
-        wanted = _wanted_held(held, self.reference)
-        return Origin("Docker on this machine", wanted, supply, unpacked=held.size)
+        return Origin(where, _wanted_held(held, self.reference), supply, unpacked=held.size)
 
     def _from_registry(self, engines: EngineStates) -> Origin:
         from clusterctl.transfer.registry_image import registry_image  # an HTTP client, 30 ms
 
-        platform = _platform(engines) or self.platform
+        platform = _platform(engines) or self.platform or USUAL_PLATFORM
         image = registry_image(
             self.reference, platform, self.store, say=self.say, ask=self.ask, ca=self.ca
         )
