@@ -255,7 +255,7 @@ for path in "$@"; do if [ -e "$path" ] || [ -L "$path" ]; then echo "$path"; fi;
 
 LOOK_BESIDE = """\
 for other in "${1%/*}"/*; do
-  if [ -e "$other" ] && [ "$other" != "$1" ]; then echo "${other##*/}"; fi
+  if [ -d "$other" ] && [ "$other" != "$1" ]; then echo "${other##*/}"; fi
 done
 """
 

@@ -185,6 +185,7 @@ def test_what_clusters_share_stays_for_the_other(view: HostView, tmp_path: Path)
     assert do(step, view) is None
     do(PathsAbsent("other", [f"{etc}/other"], within=within), view)
     do(DirectoriesPresent([Directory(f"{etc}/demo", 0o700)]), view)
+    view.transport.put(b"x", f"{etc}/a-file")  # Is no cluster
     assert do(step, view) == Change(f"remove {cache}")
 
 
