@@ -232,7 +232,10 @@ class FakeTransport:
     def _other_clusters(self, arguments: list[str], _: bytes) -> str:
         parent, _slash, own = arguments[0].rpartition("/")
         below = [path.removeprefix(f"{parent}/") for path in self._below(parent)]
-        found = {path.partition("/")[0] for path in below if not path.startswith("/")}
+        inside = [path for path in below if not path.startswith("/")]
+        found = {path.partition("/")[0] for path in inside} - {
+            path for path in inside if f"{parent}/{path}" in self.state.files
+        }
         return "".join(f"{name}\n" for name in sorted(found - {own}))
 
     def _remove_paths(self, paths: list[str], _: bytes) -> str:
