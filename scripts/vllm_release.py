@@ -47,6 +47,11 @@ class VllmRelease:
     flags: dict[str, Any] = field(default_factory=dict)  # Name: default; "?" if it is computed
     deprecated: dict[str, str] = field(default_factory=dict)  # Flag or value: when it will go
     architectures: list[str] = field(default_factory=list)
+    # Those whose tables of tokens, whose heads adapters may change; and whose experts are adapted
+    # with one matrix for gate and up
+    adapted_embeddings: list[str] = field(default_factory=list)
+    adapted_heads: list[str] = field(default_factory=list)
+    joined_experts: list[str] = field(default_factory=list)
     load_formats: list[str] = field(default_factory=list)
     cache_dtypes: list[str] = field(default_factory=list)
     quantizations: list[str] = field(default_factory=list)
@@ -107,7 +112,7 @@ def changes(before: dict[str, Any] | None, now: dict[str, Any]) -> Iterator[str]
         if name == "vllm":
             print(f"vLLM {before['vllm'] if before else 'nothing'} -> {value}")
             continue
-        old = before[name] if before else type(value)()
+        old = (before or {}).get(name, type(value)())
         added = [each for each in value if each not in old]
         gone = [each for each in old if each not in value]
         for sign, each in (("+", added), ("-", gone)):
@@ -159,6 +164,12 @@ def read_wheel(wheel: Path) -> VllmRelease:
 
     registry = sources["vllm/model_executor/models/registry.py"]
     release.architectures = sorted(set(re.findall(r'(?m)^    "(\w+)":', registry)))
+    models = ModelClasses.of(sources)
+    for architecture, name in sorted(dict(registered(registry)).items()):
+        tables = models.adapted_tables(name)
+        release.adapted_embeddings += [architecture] * ("input_embeddings" in tables)
+        release.adapted_heads += [architecture] * ("output_embeddings" in tables)
+        release.joined_experts += [architecture] * bool(models.value("is_3d_moe_weight", name))
     release.load_formats = literals(sources, "LoadFormats")
     release.cache_dtypes = literals(sources, "CacheDType")
     release.quantizations = literals(sources, "QuantizationMethods")
@@ -171,6 +182,58 @@ def read_wheel(wheel: Path) -> VllmRelease:
     marks = {mark for _, each in MARKS for mark in each}
     release.start_lines = sorted(mark for mark in marks if mark in joined)
     return release
+
+
+def registered(registry: str) -> Iterator[tuple[str, str]]:
+    """Yield each architecture with its class."""
+    tables = [node for node in ast.walk(ast.parse(registry)) if isinstance(node, ast.Dict)]
+    for key, value in (row for each in tables for row in zip(each.keys, each.values, strict=True)):
+        if isinstance(key, ast.Constant) and isinstance(value, ast.Tuple):
+            yield ast.literal_eval(key), ast.literal_eval(value.elts[-1])
+
+
+@dataclass(frozen=True)
+class ModelClasses:
+    """The classes of models by name. interfaces.py has what is true of no model in particular."""
+
+    classes: dict[str, ast.ClassDef]
+
+    @classmethod
+    def of(cls, sources: dict[str, str]) -> ModelClasses:
+        files = [name for name in sources if "/models/" in name and "/interfaces.py" not in name]
+        nodes = [node for name in sorted(files) for node in ast.walk(ast.parse(sources[name]))]
+        return cls({node.name: node for node in nodes if isinstance(node, ast.ClassDef)})
+
+    def lineage(self, name: str) -> Iterator[ast.ClassDef]:
+        """Yield a class and its bases."""
+        if name in self.classes:
+            yield self.classes[name]
+            for base in self.classes[name].bases:
+                yield from self.lineage(base.id if isinstance(base, ast.Name) else "")
+
+    def value(self, attribute: str, name: str) -> Any:
+        """Return a class attribute that is a literal, or that of another class; None without."""
+        for node in (each for owner in self.lineage(name) for each in owner.body):
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+                if isinstance(target, ast.Name) and target.id == attribute:
+                    other = node.value.value if isinstance(node.value, ast.Attribute) else None
+                    if isinstance(other, ast.Name):
+                        return self.value(attribute, other.id)
+                    return default_of(node.value)
+        return None
+
+    def adapted_tables(self, name: str) -> set[str]:
+        """Return which tables adapters change (`embedding_modules`): those that the class says,
+        else those of the language models that it names."""
+        own = self.value("embedding_modules", name)
+        if own is not None:
+            return set(own.values())
+        nodes = [each for owner in self.lineage(name) for each in ast.walk(owner)]
+        named = {each.id for each in nodes if isinstance(each, ast.Name)}
+        named |= {str(each.value) for each in nodes if isinstance(each, ast.Constant)}
+        inner = [self.value("embedding_modules", each) or {} for each in named]
+        return {table for tables in inner for table in tables.values()}
 
 
 def parsers(sources: dict[str, str], path: str) -> list[str]:

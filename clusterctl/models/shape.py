@@ -234,9 +234,9 @@ class ModelShape:
 
     @cached_property
     def projections(self) -> tuple[Mapping[str, Projection], ...]:
-        """The matrices of each layer by the names that checkpoints have for them; without those of
-        latent attention, states and experts."""
-        of_kind = {layer: _projections(layer, self.hidden) for layer in set(self.layers)}
+        """The matrices of each layer by the names that checkpoints have for them; see
+        `projections_of`."""
+        of_kind = {layer: projections_of(layer, self.hidden) for layer in set(self.layers)}
         return tuple(of_kind[layer] for layer in self.layers)
 
     @cached_property
@@ -268,7 +268,9 @@ class ModelShape:
         return tuple(dict.fromkeys(counts))
 
 
-def _projections(layer: DecoderLayer, hidden: int) -> dict[str, Projection]:
+def projections_of(layer: DecoderLayer, hidden: int) -> dict[str, Projection]:
+    """Return the matrices of a layer by the names that checkpoints have for them, after "shared."
+    those of a shared expert; without those of latent attention, states and other experts."""
     found: dict[str, Projection] = {}
     attention, mlp = layer.attention, layer.mlp
     if attention and not (attention.latent or attention.compressed):
@@ -279,9 +281,10 @@ def _projections(layer: DecoderLayer, hidden: int) -> dict[str, Projection]:
             found["k_proj"] = Projection(hidden, attention.kv_heads * attention.head_dim)
             found["v_proj"] = Projection(hidden, attention.kv_heads * values)
         found["o_proj"] = Projection(attention.heads * values, hidden)
-    if mlp and not layer.experts:
+    if mlp:
+        within = "shared." if layer.experts else ""
         if mlp.gated:
-            found["gate_proj"] = Projection(hidden, mlp.width)
-        found["up_proj"] = Projection(hidden, mlp.width)
-        found["down_proj"] = Projection(mlp.width, hidden)
+            found[f"{within}gate_proj"] = Projection(hidden, mlp.width)
+        found[f"{within}up_proj"] = Projection(hidden, mlp.width)
+        found[f"{within}down_proj"] = Projection(mlp.width, hidden)
     return found

@@ -9,23 +9,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from clusterctl.models.shape import Attention, DecoderLayer, Experts, Latent, ModelShape, State
+from clusterctl.models.shape import (
+    Attention,
+    DecoderLayer,
+    Experts,
+    Latent,
+    ModelShape,
+    State,
+    projections_of,
+)
 from clusterctl.planning.weights import PipelineStage, groups_for, kv_heads_on_rank, vocabulary_rows
+from clusterctl.serving.release_flags import NEWEST_RELEASE
 
 _ELEMENT = 2  # Bytes; --lora-dtype has 16 bits always
 _INDEX = 8  # Bytes; ranks that divide the vocabulary have a table of its order
 
-# Models whose tables of tokens adapters may change (`embedding_modules` of their classes)
-_CHANGES_TABLES = (
-    "Apertus", "Exaone", "FalconH1", "Granite", "HyperCLOVAX", "Jamba", "Lfm2", "Llama", "MiniCPM",
-    "Mixtral", "Nemotron", "DeciLM", "Phi3", "PhiMoE", "Qwen3", "Solar", "Ernie4_5For", "TeleFLM",
-)  # fmt: skip
-
-# Models whose experts are adapted with one matrix for gate and up (`is_3d_moe_weight`)
-_JOINED_EXPERTS = ("GptOss", "InternS1Pro", "Qwen3_5Moe", "Qwen3OmniMoe", "Qwen3VLMoe")
+_DIVIDED_INPUT = ("o_proj", "down_proj")  # Matrices that ranks divide by what they take
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +62,16 @@ def adapter_bytes(
     shape: ModelShape, stage: PipelineStage, room: AdapterRoom, *, by_number: bool = False
 ) -> int:
     """Return the bytes on a rank. `by_number`: --enable-expert-parallel keeps experts whole."""
-    elements = 0
-    joined = shape.architecture.startswith(_JOINED_EXPERTS)
+    elements = more = 0
+    joined = shape.architecture in NEWEST_RELEASE["joined_experts"]
     for layer, count in Counter(shape.layers[stage.first : stage.last]).items():
         for pair in _pairs(shape, layer, stage.tp, joined=joined, by_number=by_number):
             elements += count * pair.elements(stage.tp, sharded=room.sharded)
-    more = 0
-    if shape.architecture.startswith(_CHANGES_TABLES):
-        table = shape.vocab + shape.hidden
-        elements += table * (stage.has_embedding + stage.has_head)
-        if stage.has_head and stage.tp > 1:
-            more = vocabulary_rows(shape.vocab, 1) * _INDEX
+    if stage.has_embedding and shape.architecture in NEWEST_RELEASE["adapted_embeddings"]:
+        elements += shape.vocab + shape.hidden
+    if stage.has_head and shape.architecture in NEWEST_RELEASE["adapted_heads"]:
+        elements += shape.vocab + shape.hidden
+        more = vocabulary_rows(shape.vocab, 1) * _INDEX if stage.tp > 1 else 0
     return elements * room.slots * room.rank * _ELEMENT + more
 
 
@@ -87,24 +88,20 @@ def is_compared(shape: ModelShape) -> bool:
 def _pairs(
     shape: ModelShape, layer: DecoderLayer, tp: int, *, joined: bool, by_number: bool
 ) -> Iterator[_Pair]:
-    hidden, attention = shape.hidden, layer.attention
+    hidden, attention, mlp = shape.hidden, layer.attention, layer.mlp
+    here = layer
+    if attention:
+        heads, kv_heads = attention.heads // tp, kv_heads_on_rank(attention, tp)
+        here = replace(here, attention=replace(attention, heads=heads, kv_heads=kv_heads))
+    if mlp:
+        here = replace(here, mlp=replace(mlp, width=-(-mlp.width // tp)))
+    for name, each in projections_of(here, hidden).items():
+        divided = "takes" if name.endswith(_DIVIDED_INPUT) else "gives"
+        yield _Pair(each.takes, each.gives, divided)
     if attention and attention.latent:
         yield from _latent(hidden, attention, attention.latent, tp)
-    elif attention and not attention.compressed:
-        kv = 0 if attention.shares_cache else kv_heads_on_rank(attention, tp)
-        queries = attention.heads // tp
-        values = attention.value_dim or attention.head_dim
-        gate = 2 if attention.gated else 1
-        yield _Pair(hidden, queries * attention.head_dim * gate, "gives")
-        yield _Pair(hidden, kv * attention.head_dim, "gives")
-        yield _Pair(hidden, kv * values, "gives")
-        yield _Pair(queries * values, hidden, "takes")
     if layer.state:
         yield from _state(hidden, layer.state, tp)
-    if layer.mlp:
-        width = -(-layer.mlp.width // tp)
-        yield from [_Pair(hidden, width, "gives")] * (2 if layer.mlp.gated else 1)
-        yield _Pair(width, hidden, "takes")
     if layer.experts:
         yield from _experts(hidden, layer.experts, tp, joined=joined, by_number=by_number)
 

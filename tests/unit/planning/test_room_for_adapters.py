@@ -47,6 +47,47 @@ def test_the_bytes_are_those_that_vllm_makes(
     assert adapter_bytes(shape, whole, room) == said
 
 
+SMALL = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "intermediate_size": 2048,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "said"),
+    [
+        ("LlamaForCausalLM", 4_145_152),
+        ("MistralForCausalLM", 2_031_616),  # neither table
+        ("CohereForCausalLM", 3_088_384),  # that of tokens, not the head
+    ],
+)
+def test_adapters_change_the_tables_that_a_class_of_vllm_names(
+    architecture: str, said: int
+) -> None:
+    shape = describe({**SMALL, "architectures": [architecture]})
+    whole = PipelineStage(0, len(shape.layers), 1, has_embedding=True, has_head=True)
+
+    assert adapter_bytes(shape, whole, ONE) == said
+
+
+def test_layers_that_share_a_cache_have_no_keys_and_values_to_adapt() -> None:
+    text = config_of("google/gemma-4-31B-it")["text_config"]
+    shape = describe(
+        {
+            **config_of("google/gemma-4-31B-it"),
+            "text_config": {**text, "num_kv_shared_layers": 20},
+        }
+    )
+    whole = PipelineStage(0, len(shape.layers), 1, has_embedding=True, has_head=True)
+
+    assert adapter_bytes(shape, whole, ONE) == 235_634_688
+
+
 def planned(model: str, *flags: str) -> FitPlan:
     shape = describe(config_of(model))
     placement = seat_ranks([Site("gpu1", parse_gpus("H100"))], 1, 1)

@@ -85,6 +85,13 @@ def test_flags_without_a_deprecation_have_no_note() -> None:
 
 
 REGISTRY = '_MODELS = {\n    "NewForCausalLM": ("new", "NewForCausalLM"),\n}\n'
+MODEL = """
+class Base:
+    embedding_modules = {"embed_tokens": "input_embeddings"}
+
+class NewForCausalLM(Wrapper, Base):
+    is_3d_moe_weight: ClassVar[bool] = True
+"""
 ARGUMENTS = """
 MESSAGE = "--old-flag is deprecated and will be removed in v9.9.0."
 
@@ -117,6 +124,7 @@ def wheel(tmp_path: Path) -> Path:
             ("entrypoints/common/cli_args.py", FRONTEND),
             ("config/cache.py", CACHE),
             ("model_executor/models/registry.py", REGISTRY),
+            ("model_executor/models/new.py", MODEL),
             ("v1/metrics/loggers.py", METRICS),
         ):
             opened.writestr(f"vllm/{name}", text)
@@ -129,6 +137,8 @@ def test_a_wheel_is_read_without_importing_it(wheel: Path) -> None:
     assert release.flags == {"block-size": 16, "old-flag": None, "response-role": "assistant"}
     assert release.deprecated == {"old-flag": "9.9.0"}
     assert release.architectures == ["NewForCausalLM"]
+    assert release.adapted_embeddings == release.joined_experts == ["NewForCausalLM"]
+    assert release.adapted_heads == []
     assert release.cache_dtypes == ["auto", "fp8"]
     assert release.metrics == ["vllm:num_requests_running"]
 
