@@ -563,6 +563,7 @@ class Key(TypedDict):
     created: float
     requests_per_minute: int
     tokens_per_day: int
+    models: list[str]
     requests: int
     prompt_tokens: int
     completion_tokens: int

@@ -33,6 +33,12 @@ def create(
         str | None,
         typer.Option("--tokens", metavar="N/day", help="Tokens per day (UTC): 1M/day."),
     ] = None,
+    models: Annotated[
+        str,
+        typer.Option(
+            "--models", metavar="A,B", help="Models and adapters it is for; default: all."
+        ),
+    ] = "",
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
@@ -50,6 +56,7 @@ def create(
             opened.credentials,
             requests_per_minute=of_requests,
             tokens_per_day=of_tokens,
+            models=models.split(",") if models else (),
         )
     print(pretty({"name": name, "key": key}) if as_json else key)
     _note(followed)
@@ -78,7 +85,18 @@ def ls(inventory: options.Inventory = None, as_json: options.Json = False) -> No
     if not found:
         print("No keys.")
         return
-    rows = [("NAME", "REQUESTS/MIN", "TOKENS/DAY", "REQUESTS", "TOKENS READ", "GENERATED", "TODAY")]
+    rows: list[tuple[str, ...]] = [
+        (
+            "NAME",
+            "REQUESTS/MIN",
+            "TOKENS/DAY",
+            "REQUESTS",
+            "TOKENS READ",
+            "GENERATED",
+            "TODAY",
+            "MODELS",
+        )
+    ]
     rows += [
         (
             one.key.name,
@@ -88,6 +106,7 @@ def ls(inventory: options.Inventory = None, as_json: options.Json = False) -> No
             str(one.use.prompt_tokens),
             str(one.use.completion_tokens),
             f"{one.use.tokens_of_day} on {one.use.day}" if one.use.day else "-",
+            ",".join(one.key.models) or "any",
         )
         for one in found
     ]

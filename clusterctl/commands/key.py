@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from clusterctl import deadlines
@@ -50,13 +50,16 @@ def create(
     *,
     requests_per_minute: int,
     tokens_per_day: int,
+    models: Sequence[str] = (),
 ) -> tuple[str, KeysInEffect]:
     """Create a key, and return it once it is in effect. Only its hash is stored.
 
-    Raises UsageError for a name that is taken, StepFailed if a gateway does not load it.
+    Raises UsageError for a name that is taken or cannot be one, StepFailed if a gateway does not
+    load it.
     """
     key = new_secret()
-    named = NamedKey(name, digest(key), time.time(), requests_per_minute, tokens_per_day)
+    limits = requests_per_minute, tokens_per_day, list(models)
+    named = NamedKey(name, digest(key), time.time(), *limits)
     return key, _change(inventory, credentials, lambda document: with_key(document, named))
 
 

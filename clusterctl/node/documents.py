@@ -187,6 +187,8 @@ class NamedKey:
     created: float  # Unix seconds
     requests_per_minute: int = 0  # 0: no limit
     tokens_per_day: int = 0  # Read and generated, by days in UTC; 0: no limit
+    # That it is for, adapters among them, by the `model` of requests; none: all
+    models: List[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

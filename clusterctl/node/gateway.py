@@ -31,7 +31,6 @@ from clusterctl.node.endpoint import EndpointError, EndpointWatch, LocalApi
 from clusterctl.node.files import Journal, NodePaths, read_file
 from clusterctl.node.gateway_config import (
     KEEP_ALIVE,
-    USAGE_FILTER,
     GatewayMaps,
     GatewayPlan,
     gateway_config,
@@ -40,6 +39,7 @@ from clusterctl.node.gateway_config import (
     models_map,
 )
 from clusterctl.node.gateway_counts import GatewayCounts
+from clusterctl.node.gateway_lua import USAGE_FILTER
 from clusterctl.node.gateway_members import (
     MemberProof,
     admission,
@@ -82,6 +82,9 @@ def key_maps(
     maps = GatewayMaps(names=dict.fromkeys(own, CLUSTER_KEY))
     for key in document.keys:
         maps.names[key.sha256.upper()] = key.name
+        if key.models:
+            own_models = (f"{key.name}/{model}" for model in key.models)
+            maps.models.update(dict.fromkeys((key.name, *own_models), "1"))
         if key.requests_per_minute:
             maps.requests[key.name] = str(key.requests_per_minute)
         if key.tokens_per_day:

@@ -51,103 +51,6 @@ LARGEST_REQUEST = 64 * 2**20
 STRANGERS_CONNECTIONS, CLIENTS_CONNECTIONS = 256, 12288
 MOST_CONNECTIONS = 16384  # Of all addresses; each may need two descriptors
 
-# Reads the counts of tokens out of answers as they pass.
-#
-# - Of `usage` objects the largest counts: a request's own text, which /v1/responses repeats in its
-#   answer, may have one as well. Within a text the quotes are escaped.
-# - A stream has at least a token for each event but a few. One that ends before its last event,
-#   whose usage nobody will see, has one for every four bytes of text (vLLM may send several tokens
-#   in one event), and the prompt counts as `estimate` has it.
-# - Nothing is searched for by patterns but what follows the word `usage`: an answer may have
-#   megabytes of numbers.
-USAGE_FILTER = """\
-local ends = { prompt_tokens = "prompt", input_tokens = "prompt",
-  completion_tokens = "completion", output_tokens = "completion" }
-local texts = { content = true, reasoning_content = true, reasoning = true, text = true,
-  delta = true, thinking = true, arguments = true, partial_json = true }
-local longest_usage, longest_event = 1024, 65536
-local without_token = 8 -- Events of a whole stream: its begin, its end, its usage
-
-local Usage = { id = "usage", flags = filter.FLT_CFG_FL_HTX }
-Usage.__index = Usage
-
-function Usage:new()
-  return setmetatable({ rest = "", events = 0, weight = 0, prompt = 0, completion = 0 }, Usage)
-end
-
-function Usage:start_analyze(txn, channel)
-  if channel:is_resp() then filter.register_data_filter(self, channel) end
-end
-
-function Usage:read(text)
-  local at = 0
-  while true do
-    local _, last = text:find('"usage":', at + 1, true)
-    if not last then return end
-    at = last
-    local object = text:sub(at + 1, at + longest_usage):match("^%s*(%b{})")
-    for name, count in (object or ""):gmatch('"([a-z_]+)":%s*(%d+)') do
-      local which = ends[name]
-      if which and #count < 16 then self[which] = math.max(self[which], tonumber(count)) end
-    end
-  end
-end
-
-function Usage:count(lines)
-  for event in lines:gmatch("data: ({[^\\n]*)") do
-    local size = 0
-    for name, text in event:gsub("\\\\.", ".."):gmatch('"([a-z_]+)":%s*"([^"]*)') do
-      if texts[name] then size = size + #text end
-    end
-    self.events = self.events + 1
-    self.weight = self.weight + math.max(1, size // 4)
-  end
-end
-
-function Usage:http_payload(txn, message)
-  local data = message:body()
-  if data == nil or #data == 0 then return end
-  local text = self.rest .. data
-  self:read(text)
-  if self.events > 0 or text:find("data: {", 1, true) then
-    local whole = text:match("^.*()\\n")
-    self:count(text:sub(1, whole or 0))
-    self.rest = text:sub((whole or 0) + 1):sub(-longest_event)
-  else
-    self.rest = text:sub(-longest_usage)
-  end
-  local estimate = txn:get_var("txn.estimate") or 0
-  txn:set_var("txn.prompt", math.max(self.prompt, estimate))
-  txn:set_var("txn.completion", math.max(self.completion, self.weight))
-end
-
-function Usage:http_end(txn, message)
-  if not message:is_resp() then return end
-  local prompt, completion = self.prompt, math.max(self.completion, self.events - without_token)
-  if self.events > 0 and prompt == 0 then
-    prompt, completion = txn:get_var("txn.estimate") or 0, self.weight
-  end
-  txn:set_var("txn.prompt", prompt)
-  txn:set_var("txn.completion", completion)
-end
-
-core.register_filter("usage", Usage, function(class) return class end)
-
--- What a request may have as tokens: one for four bytes, or for 64 of a picture or sound.
-core.register_fetches("estimate", function(txn)
-  local body = txn.f:req_body() or ""
-  local plain = body:gsub("data:[%w/.+-]+;base64,[%w+/=]+", "")
-  return (math.max(#body, txn.f:req_body_size() or 0) - #body + #plain) // 4
-    + (#body - #plain) // 64
-end)
-
--- The model of a form, such as one with a sound: its field comes before the file.
-core.register_fetches("form_model", function(txn)
-  local body = (txn.f:req_body() or ""):sub(1, 65536)
-  return body:match('name="model"\\r\\n\\r\\n([^\\r\\n]+)') or ""
-end)
-"""
-
 
 @dataclass(frozen=True)
 class GatewayServer:
@@ -198,6 +101,8 @@ class GatewayMaps:
     requests: Dict[str, str] = field(default_factory=dict)  # By name: requests a minute
     counted: Dict[str, str] = field(default_factory=dict)  # By name: has a limit of tokens
     spent: Dict[str, str] = field(default_factory=dict)  # By name: has none left today
+    # By name, and by name/model: is for some models only, and this is one
+    models: Dict[str, str] = field(default_factory=dict)
     # By backend: what its kind of model answers, and where
     offers: Dict[str, str] = field(default_factory=dict)
 
@@ -208,6 +113,7 @@ class GatewayMaps:
             "requests.map": self.requests,
             "counted.map": self.counted,
             "spent.map": self.spent,
+            "models-of-keys.map": self.models,
             "offers.map": self.offers,
         }
 
@@ -236,6 +142,11 @@ _NO_METHOD = "the gateway passes on GET, HEAD, POST and DELETE"
 _TOO_LARGE = f"the request has more than {LARGEST_REQUEST >> 20} MiB"
 _NO_LENGTH = "a request of more than 1 MiB needs a Content-Length"
 _NO_UPGRADE = "this key has limits, which a WebSocket would not keep"
+_OTHER_MODEL = "this key is for other models: `clusterctl key ls` shows which"
+_HIDDEN_MODEL = (
+    "this key is for some models only, and the one asked for has adapters: send JSON of at most "
+    "960 KiB that names its `model` once"
+)
 _NO_MODEL = "no service of this cluster serves that model: /v1/models lists them"
 _NOT_OFFERED = "this model does not offer that path"
 _NAMELESS = (
@@ -387,6 +298,7 @@ def _front(plan: GatewayPlan) -> List[str]:
         f"    http-request set-var(txn.most) var(txn.key),map_str_int({directory}/requests.map,0)",
         f"    acl counted var(txn.key),map_str({directory}/counted.map) -m found",
         "    acl limited var(txn.most) -m int gt 0",
+        f"    acl restricted var(txn.key),map_str({directory}/models-of-keys.map) -m found",
         *_refuse(
             429,
             _TOO_MANY,
@@ -404,6 +316,7 @@ def _front(plan: GatewayPlan) -> List[str]:
         ),
         *_refuse(400, _NO_UPGRADE, bad, "if { req.hdr(upgrade) -m found } counted"),
         *_refuse(400, _NO_UPGRADE, bad, "if { req.hdr(upgrade) -m found } limited"),
+        *_refuse(400, _NO_UPGRADE, bad, "if { req.hdr(upgrade) -m found } restricted"),
         *_refuse(413, _TOO_LARGE, bad, f"if {{ req.body_size gt {LARGEST_REQUEST} }}"),
         # Nothing of a body is kept before this.
         "    http-request wait-for-body time 60s if { method POST }",
@@ -442,21 +355,55 @@ def _literal(text: str) -> str:
 
 
 def _model_of(plan: GatewayPlan) -> List[str]:
-    """Find the backend by the model's name. A single service gets everything, and itself rejects
-    models that it does not have: only it knows the names of its adapters."""
-    if len(plan.services) == 1:
-        return []
-    directory = plan.directory
+    """Find the backend by the model's name, and refuse those that the key is not for. A single
+    service gets everything else, and itself rejects models that it does not have: only it knows
+    the adapters that its flags name."""
+    directory, listed, backend = plan.directory, [], []
+    if len(plan.services) > 1:
+        listed = [
+            f"    http-request return status 200 content-type application/json "
+            f"file {directory}/models.json if {{ path /v1/models }}"
+        ]
+        backend = [
+            *_refuse(400, _NAMELESS, "BadRequestError", "unless { var(txn.model),length gt 0 }"),
+            f"    http-request set-var(txn.backend) var(txn.model),map_str({directory}/models.map)",
+            *_refuse(404, _NO_MODEL, "NotFoundError", "unless { var(txn.backend) -m found }"),
+        ]
     return [
-        f"    http-request return status 200 content-type application/json "
-        f"file {directory}/models.json if {{ path /v1/models }}",
+        *listed,
         "    http-request set-var(txn.model) req.body,json_query('$.model')",
         "    http-request set-var(txn.model) req.hdr(x-model) unless { var(txn.model) -m found }",
         "    http-request set-var(txn.model) lua.form_model if !{ var(txn.model) -m found } "
         "{ req.hdr(content-type) -m beg -i multipart/form-data }",
-        *_refuse(400, _NAMELESS, "BadRequestError", "unless { var(txn.model),length gt 0 }"),
-        f"    http-request set-var(txn.backend) var(txn.model),map_str({directory}/models.map)",
-        *_refuse(404, _NO_MODEL, "NotFoundError", "unless { var(txn.backend) -m found }"),
+        *backend,
+        *_only_models_of_key(plan),
+    ]
+
+
+def _only_models_of_key(plan: GatewayPlan) -> List[str]:
+    """Refuse other models than those that the key is for. Services answer no names but their own,
+    and one with adapters those of all of them: what it will read as the name has to be certain."""
+    bases = dict.fromkeys(service.base for service in plan.services if service.base)
+    certain = []
+    if bases:
+        adapted = " ".join(s.backend for s in plan.services if s.name in bases or s.base)
+        certain = [
+            f"    acl adapted var(txn.backend) -m str {adapted}",
+            "    http-request set-var(txn.model) lua.only_model if restricted adapted",
+            *_refuse(
+                400,
+                _HIDDEN_MODEL,
+                "BadRequestError",
+                "if restricted adapted !{ var(txn.model),length gt 0 }",
+            ),
+        ]
+    return [
+        *certain,
+        "    acl own var(txn.key),concat(/,txn.model),"
+        f"map_str({plan.directory}/models-of-keys.map) -m found",
+        *_refuse(
+            403, _OTHER_MODEL, "PermissionDeniedError", "if restricted !{ path /v1/models } !own"
+        ),
     ]
 
 

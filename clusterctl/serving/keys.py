@@ -14,6 +14,7 @@ from clusterctl.node.gateway import CLUSTER_KEY
 PREFIX = "sk-"  # OpenAI's: some clients refuse other keys
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_MODEL = re.compile(r"[A-Za-z0-9._/:@+-]+")  # What no command to HAProxy could misread
 _LIMIT = re.compile(r"(\d+)([kKmMgG]?)/(\w+)")
 _TIMES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
@@ -41,6 +42,12 @@ def with_key(document: KeysDocument, key: NamedKey) -> KeysDocument:
             f"{key.name} cannot be the name of a key",
             hint="lowercase letters, digits, . _ and -, at most 63; `cluster` is taken",
         )
+    for model in key.models:
+        if not _MODEL.fullmatch(model):
+            raise UsageError(
+                f"--models: {model!r} cannot be the name of a model",
+                hint=f"clusterctl key create {key.name} --models chat,sql",
+            )
     if any(one.name == key.name for one in document.keys):
         raise UsageError(
             f"a key named {key.name} already exists",

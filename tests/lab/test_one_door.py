@@ -78,11 +78,29 @@ def test_four_kinds_answer_behind_one_door(
     ask = asker(tmp_path, **given, EMBEDDER="embedder")
     assert [ask(question)[0].removeprefix("- ") for question in ANSWERS] == [*ANSWERS.values()]
 
-    # Random weights order and answer as they will: the way there is what is seen.
+    # Random weights order and answer as they will. That both were asked, the gateway says: how many
+    # requests each model answered, and how many tokens were generated for this key.
+    def answered() -> dict[str, int]:
+        members = operator.ok("status", "--json").json["gateway"]["members"]
+        return {each["service"]: each["requests"] for each in members}
+
+    def used() -> dict[str, int]:
+        uses = {each["name"]: each for each in operator.ok("key", "ls", "--json").json}
+        return {what: uses["notebooks"][what] for what in ("requests", "completion_tokens")}
+
+    # The gateway counts a request when its answer has ended.
+    before_chat = {"requests": len(ANSWERS), "completion_tokens": 0}
+    until(
+        lambda: used() == before_chat, within=30, what="each question counted, no token generated"
+    )
+    before = answered()
     whole = asker(tmp_path, **given, EMBEDDER="embedder", RERANKER="reranker", CHAT="chat")
     lines = whole("Who made the first one?")
-    assert len([line for line in lines if line.startswith("- ")]) >= 3
-    assert len(lines) > 3
+    once_more = {**before, **{name: before[name] + 1 for name in ("embedder", "reranker", "chat")}}
+    until(lambda: answered() == once_more, within=30, what="one more request at each of the three")
+    assert used()["completion_tokens"] > 0
+    passages = {f"- {passage}" for passage in ANSWERS.values()}
+    assert len(passages & set(lines[:3])) == 3, lines
 
     spoken = httpx2.post(
         f"{door}/audio/transcriptions",

@@ -123,7 +123,7 @@ class GatewayBench:
             timeout=30,
         )
 
-    def add_key(self, name: str, **limits: int) -> str:
+    def add_key(self, name: str, **limits: Any) -> str:
         """Declare a key and wait until it is in effect."""
         digest = hashlib.sha256(f"sk-{name}".encode()).hexdigest()
         self.keys.append(NamedKey(name, digest, 1.0, **limits))

@@ -39,6 +39,12 @@ def test_a_name_that_a_map_could_misread_is_refused(name: str) -> None:
         with_key(KeysDocument(), NamedKey(name, "0", 1.0))
 
 
+@pytest.mark.parametrize("model", ["", "a b", "a;b", "a\\", "a\n", "ä"])
+def test_the_name_of_a_model_that_a_map_could_misread_is_refused(model: str) -> None:
+    with pytest.raises(UsageError, match="--models"):
+        with_key(KeysDocument(), NamedKey("a", "0", 1.0, models=["Qwen/Qwen3-8B", model]))
+
+
 def test_a_name_is_given_once_and_free_again_when_its_key_is_revoked() -> None:
     document = with_key(KeysDocument(), ALICE)
     with pytest.raises(UsageError, match="already"):
