@@ -97,7 +97,7 @@ LIBRARIES = {
     "fabric": {"transport"},
     "paramiko": {"transport"},
     "invoke": {"transport"},
-    "docker": {"containers"},
+    "httpcore2": {"containers"},
     "yaml": {"diagnosis", "inventory", "serving"},
     "typer": {"cli"},
     "ray": {"node"},
@@ -109,14 +109,13 @@ LIBRARIES = {
 HEAVY = (
     "fabric",
     "paramiko",
-    "docker",
+    "httpcore2",
     "ray",
     "pydantic",
     "httpx2",
     "huggingface_hub",
     "yaml",
     "rich.live",
-    "requests",
     "prometheus_client",
 )
 
