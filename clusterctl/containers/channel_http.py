@@ -6,17 +6,15 @@ so the operator's machine needs neither Docker nor a second SSH connection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+import io
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, cast
 
-from httpcore2 import (
-    SOCKET_OPTION,
-    ConnectionPool,
-    NetworkBackend,
-    NetworkStream,
-    ReadError,
-    ReadTimeout,
-)
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection
+from urllib3.connectionpool import HTTPConnectionPool
 
 from clusterctl.errors import ClusterctlError, ConnectionFailed
 from clusterctl.transport.base import Channel
@@ -26,72 +24,120 @@ OpenChannel = Callable[[], Channel]
 HungUp = Callable[[Channel], Exception]
 
 
-def channel_pool(open_channel: OpenChannel, hung_up: HungUp) -> ConnectionPool:
-    """Return a pool that sends all requests over one channel, which stays open; a second request
-    waits for the first. One, because a host allows at most four at once (transport.base)."""
-    backend = _ChannelBackend(open_channel, hung_up)
-    return ConnectionPool(max_connections=1, network_backend=backend)
+class ChannelAdapter(HTTPAdapter):
+    """Sends all requests over one channel that stays open; a second request waits for the first.
 
+    There is only one channel because a host allows at most four at once (transport.base).
+    """
 
-class _ChannelBackend(NetworkBackend):
     def __init__(self, open_channel: OpenChannel, hung_up: HungUp) -> None:
-        self._open, self._hung_up = open_channel, hung_up
+        self._pool = HTTPConnectionPool("docker", maxsize=1, block=True)
+        self._pool.ConnectionCls = cast(
+            "Any", partial(_ChannelConnection, dial=lambda: _ChannelSocket(open_channel(), hung_up))
+        )
+        super().__init__()
 
-    def connect_tcp(
+    def get_connection_with_tls_context(
         self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[SOCKET_OPTION] | None = None,
-    ) -> NetworkStream:
-        """Open a channel, which leads to one engine only: whatever the address."""
-        del host, port, timeout, local_address, socket_options
-        return _ChannelStream(self._open(), self._hung_up)
+        request: requests.PreparedRequest,
+        verify: bool | str | None,
+        proxies: Mapping[str, str] | None = None,
+        cert: tuple[str, str] | str | None = None,
+    ) -> HTTPConnectionPool:
+        del request, verify, proxies, cert
+        return self._pool
+
+    def request_url(
+        self, request: requests.PreparedRequest, proxies: Mapping[str, str] | None
+    ) -> str:
+        """Return only path and query: the operator's proxies are not involved."""
+        del proxies
+        return request.path_url
+
+    def close(self) -> None:
+        self._pool.close()
 
 
-class _ChannelStream(NetworkStream):
+class _ChannelConnection(HTTPConnection):
+    def __init__(self, *, dial: Callable[[], _ChannelSocket], **options: Any) -> None:
+        super().__init__(**options)
+        self._dial = dial
+
+    def connect(self) -> None:
+        self.sock = cast("Any", self._dial())
+        self.sock.settimeout(self.timeout)
+
+    @property
+    def is_connected(self) -> bool:
+        # urllib3 would poll a file descriptor, which a channel does not have.
+        return self.sock is not None and cast("_ChannelSocket", self.sock).quiet
+
+
+class _ChannelSocket:
+    """The part of a socket that http.client and urllib3 use."""
+
     def __init__(self, channel: Channel, hung_up: HungUp) -> None:
         self._channel = channel
         self._hung_up = hung_up
         self._answered = False
+        self._ended = False
 
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        self._channel.settimeout(timeout)
+    @property
+    def quiet(self) -> bool:
+        """Whether the channel is open without data to read: data between requests means that it is
+        dead."""
+        if self._ended:
+            return False
+        self._channel.settimeout(0.001)
         try:
-            data = self._channel.recv(max_bytes)
-        except TimeoutError as error:
-            raise ReadTimeout(str(error)) from error
-        except OSError as error:
-            raise ReadError(str(error)) from error
-        if not data and not self._answered:
-            raise self._hung_up(self._channel)
-        self._answered = True
-        return data
+            self._channel.recv(1)
+        except TimeoutError:
+            return True
+        except (OSError, ClusterctlError):
+            return False
+        return False
 
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        del timeout  # The engine reads a request at once
+    def settimeout(self, seconds: float | None) -> None:
+        self._channel.settimeout(seconds)
+
+    def sendall(self, data: bytes) -> None:
         try:
-            self._channel.send(buffer)
+            self._channel.send(bytes(data))
         except ConnectionFailed:
+            self._ended = True
             if self._answered:
                 raise
             # The command ended before the request was written, as on a host without Docker.
             raise self._hung_up(self._channel) from None
 
+    def receive(self, size: int) -> bytes:
+        data = self._channel.recv(size)
+        if not data:
+            self._ended = True
+            if not self._answered:
+                raise self._hung_up(self._channel)
+        self._answered = True
+        return data
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_ChannelReader(self))
+
+    def shutdown(self, _how: int) -> None:
+        self._channel.close_stdin()
+
     def close(self) -> None:
+        self._ended = True
         self._channel.close()
 
-    def get_extra_info(self, info: str) -> Any:
-        """Return whether there is something to read, if asked: data between requests, or the end of
-        it, means that the channel is dead."""
-        if info != "is_readable":
-            return None
-        self._channel.settimeout(0.001)
-        try:
-            self._channel.recv(1)
-        except TimeoutError:
-            return False
-        except (OSError, ClusterctlError):
-            return True
+
+class _ChannelReader(io.RawIOBase):
+    def __init__(self, sock: _ChannelSocket) -> None:
+        self._sock = sock
+
+    def readable(self) -> bool:
         return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._sock.receive(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)

