@@ -1,7 +1,6 @@
-"""`model pull`: deliver a model from a hub to every host, through this machine or through a host.
+"""`model pull`: deliver a model from a hub to every host, through a host or through this machine.
 
-A host downloads the model and then heads the chain; this machine downloads and delivers it at the
-same time.
+A host downloads the model and then heads the chain; this machine passes it on as it arrives.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 import httpx2
@@ -25,16 +23,9 @@ from clusterctl.inventory.outside import outside_of
 from clusterctl.models.name import did_you_mean, resolve
 from clusterctl.transfer.weights import delivery, staging
 from clusterctl.transfer.weights.delivery import Destination, PushedModel
-from clusterctl.transfer.weights.downloads import (
-    Downloads,
-    HostTransport,
-    clear,
-    download_directory,
-    download_on_host,
-    only_one,
-    require_room,
-)
+from clusterctl.transfer.weights.downloads import HostTransport, download_on_host
 from clusterctl.transfer.weights.hub import Hub, Listing, hub_session, needed
+from clusterctl.transfer.weights.hub_source import HubSource
 from clusterctl.transfer.weights.huggingface import HuggingFace
 from clusterctl.transfer.weights.model_sources import require_name
 from clusterctl.transfer.weights.modelscope import ModelScope
@@ -114,26 +105,22 @@ def run(
     """Download the model and deliver it to the hosts of `to`, except for files of the same commit
     that a host already has.
 
-    Errors of the hub, disks and hosts propagate; downloaded data is kept for the next run. Raises
-    LockHeld while another run on this machine downloads the same model.
+    Errors of the hub and of hosts propagate; hosts keep what they received for the next run.
     """
     with ExitStack() as stack:
         source = FromHub(pull, to, stack, sink)
-        done = delivery.deliver(to, source.find, credentials, agree=agree, sink=sink)
-        if source.directory:
-            clear(source.directory)
-    return done
+        return delivery.deliver(to, source.find, credentials, agree=agree, sink=sink)
 
 
 class FromHub:
     """Finds the nearest source of a model: a host that has it, else the hub, from which the first
-    host that reaches it downloads it, or this machine if none does. `stack` ends the download."""
+    host that reaches it downloads it, or this machine if none does. `stack` ends what the
+    source needs."""
 
     def __init__(self, pull: HubModel, to: Destination, stack: ExitStack, sink: EventSink) -> None:
         self._pull, self._to, self._stack, self._sink = pull, to, stack, sink
         self._outside = outside_of(to.inventory)
         self._hub = pull.client()
-        self.directory: Path | None = None  # With the files, if this machine downloaded them
 
     def find(self, views: Mapping[str, HostView]) -> Supply:
         """Return the supply. Raises the hub's errors."""
@@ -169,21 +156,14 @@ class FromHub:
         return next((name for name in asked if answers.get(name) == OK), None)
 
     def _here(self, listing: Listing) -> Supply:
-        """Start the download on this machine; hosts get the bytes as they arrive."""
-        directory = download_directory(listing)
-        self._stack.enter_context(only_one(directory, listing.model_id))
-        require_room(listing, self._hub, directory)
-        progress = DownloadProgress(listing, self._pull.hub, self._sink)
-        model = Downloads(
-            directory, self._hub, listing, self._pull.name, told=progress, ca=self._outside.ca
+        """Return the supply from the hub through this machine."""
+        name, sink = self._pull.hub, self._sink
+        self._stack.enter_context(hub_session(ca=self._outside.ca))
+        self._stack.callback(sink, StepFinished(name, "download", "unchanged", 0.0))
+        source = HubSource(
+            self._hub, listing, say=lambda text: sink(StepProgress(name, "download", text))
         )
-        self._stack.callback(self._sink, StepFinished(self._pull.hub, "download", "unchanged", 0.0))
-        self._stack.callback(model.stop)
-        self.directory = directory
-        manifest = model.begin()
-        return Supply(
-            manifest, self._pull.hub, model, trouble=model.trouble, complete=model.complete
-        )
+        return Supply(source.manifest(self._pull.name), name, source)
 
     def _through(self, view: HostView, listing: Listing) -> Supply:
         """Have a host download the model, and return the supply from it."""

@@ -37,6 +37,8 @@ class FakeHubs:
     """Path: after so many bytes of an answer the connection ends, once each time it is asked."""
     wrong: dict[str, int] = field(default_factory=dict)
     """Path: so many times other bytes are sent."""
+    busy: dict[str, int] = field(default_factory=dict)
+    """Path: so many times its storage answers 503."""
     ranges: bool = True
     slow: set[str] = field(default_factory=set)
     """Paths whose bytes come 64 KiB every 20 ms."""
@@ -207,6 +209,10 @@ class _Storage(_Answers):
             self.document(400, {"error": "only one auth mechanism allowed"})
             return
         organisation, name, file = path.lstrip("/").split("/", 2)
+        if self.hubs.busy.get(file, 0):
+            self.hubs.busy[file] -= 1
+            self.document(503, {"error": "overloaded"})
+            return
         self.file(file, self.hubs.models[f"{organisation}/{name}"][file])
 
 

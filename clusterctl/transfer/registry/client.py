@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
@@ -29,18 +29,13 @@ from clusterctl.transfer.content import (
 )
 from clusterctl.transfer.registry.endpoint import RegistryEndpoint
 from clusterctl.transfer.registry.logins import Login, Logins
+from clusterctl.transfer.resuming import FetchFailed, Retries, resumed
 from clusterctl.transport.http_answer import beginning
 
 # Seconds without a byte after which a connection counts as broken.
 TIMEOUT = httpx2.Timeout(30.0, connect=10.0)
 
-ATTEMPTS = 8  # Consecutive attempts without a byte; about two minutes with the pauses between them
-
 FIRST_ATTEMPTS = 3  # For a manifest: a registry that is down is not worth a longer wait
-
-LONGEST_PAUSE = 30.0
-
-READ = 256 << 10  # Bytes of a blob at a time
 
 
 class RegistryClient:
@@ -59,7 +54,7 @@ class RegistryClient:
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._reference, self._endpoint = reference, endpoint
-        self._say, self._pause = say, pause
+        self._retries = Retries(say, pause)
         self._http = httpx2.Client(
             verify=endpoint.trust(),
             trust_env=not endpoint.loopback,  # no proxies for loopback
@@ -87,30 +82,12 @@ class RegistryClient:
 
     def blob(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
         """Yield the blob's bytes from `offset` on; a broken connection is reopened and resumed."""
-        trouble = 0
-        while offset < blob.size:
-            begun = offset
-            try:
-                headers = {"Range": f"bytes={offset}-"} if offset else {}
-                with self._answer(f"blobs/{blob.digest}", headers, (200, 206)) as response:
-                    skip = max(0, offset - _start(response))
-                    for chunk in response.iter_raw(READ):
-                        piece = chunk[skip : skip + blob.size - offset]
-                        if piece:
-                            offset += len(piece)
-                            yield piece
-                        if offset >= blob.size:
-                            return  # whatever the registry adds to it
-                        skip = max(0, skip - len(chunk))
-            except RegistryFailed as error:
-                failure = error
-            else:
-                if offset >= blob.size:
-                    return
-                summary = f"{self._reference.registry} ended {blob.digest[:19]} too early"
-                failure = RegistryFailed(summary, again=1.0)
-            trouble = 1 if offset > begun else trouble + 1
-            self._wait_or_raise(failure, trouble, ATTEMPTS)
+
+        def ask(headers: Mapping[str, str]) -> AbstractContextManager[httpx2.Response]:
+            return self._answer(f"blobs/{blob.digest}", headers, (200, 206))
+
+        what = f"{blob.digest[:19]} of {self._reference.registry}"
+        return resumed(ask, what, blob.size, offset, self._retries)
 
     def _document(self, path: str, accept: str) -> tuple[bytes, str]:
         """Return a document and its media type."""
@@ -126,11 +103,11 @@ class RegistryClient:
                     return data, response.headers.get("Content-Type", "").partition(";")[0]
             except RegistryFailed as error:
                 trouble += 1
-                self._wait_or_raise(error, trouble, FIRST_ATTEMPTS)
+                self._retries.wait_or_raise(error, trouble, FIRST_ATTEMPTS)
 
     @contextmanager
     def _answer(
-        self, path: str, headers: dict[str, str], good: tuple[int, ...]
+        self, path: str, headers: Mapping[str, str], good: tuple[int, ...]
     ) -> Iterator[httpx2.Response]:
         """Yield the response to an authorized GET, with a status in `good`. Raises RegistryFailed
         for network errors."""
@@ -167,24 +144,6 @@ class RegistryClient:
                 self._authorization.plain = url.startswith("http:")
             return self._url
 
-    def _wait_or_raise(self, error: RegistryFailed, trouble: int, attempts: int) -> None:
-        if error.again is None or trouble >= attempts:
-            raise error
-        seconds = max(error.again, min(2.0 ** (trouble - 1), LONGEST_PAUSE))
-        self._say(f"{error.summary}: trying again in {seconds:.0f} s")
-        self._pause(seconds)
-
-
-def _start(response: httpx2.Response) -> int:
-    """Return the offset of the first byte: registries may ignore the requested range."""
-    if response.status_code == 200:
-        return 0
-    said = response.headers.get("Content-Range", "")
-    first = said.removeprefix("bytes ").partition("-")[0]
-    if not first.isdigit():
-        raise RegistryFailed(f"a range was requested, but the response has {said!r}")
-    return int(first)
-
 
 class Authorization:
     """Sends requests with credentials; after a 401, gets the credentials that the response demands
@@ -207,7 +166,7 @@ class Authorization:
         return self._login.user if self._login else None
 
     @contextmanager
-    def sent(self, url: str, headers: dict[str, str]) -> Iterator[httpx2.Response]:
+    def sent(self, url: str, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
         """Yield the response to GET `url`, which may still be a refusal."""
         response, used = self._send(url, headers)
         try:
@@ -220,7 +179,7 @@ class Authorization:
         finally:
             response.close()
 
-    def _send(self, url: str, headers: dict[str, str]) -> tuple[httpx2.Response, str | None]:
+    def _send(self, url: str, headers: Mapping[str, str]) -> tuple[httpx2.Response, str | None]:
         used = self._header
         known = {"Authorization": used} if used else {}
         request = self._http.build_request("GET", url, headers={**headers, **known})
@@ -330,13 +289,8 @@ ELSEWHERE = (
 MOST_WORDS = 64 << 10  # Bytes to read of the body of an error response
 
 
-class RegistryFailed(StepFailed):
-    """The registry or the connection to it failed. `again`: seconds until a retry may help; None:
-    it will not."""
-
-    def __init__(self, summary: str, *, again: float | None = None, **more: str | None) -> None:
-        super().__init__(summary, hint=more.get("hint"), detail=more.get("detail"))
-        self.again = again
+class RegistryFailed(FetchFailed):
+    """The registry or the connection to it failed."""
 
 
 class NoSuchImage(RegistryFailed):

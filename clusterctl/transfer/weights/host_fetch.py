@@ -1,5 +1,5 @@
-"""Download files from a hub, resumed and verified, here or as a program on a host; on a host it can
-also send a single request.
+"""A program on a host that downloads files from a hub, resumed and verified, or sends it a single
+request.
 
 Python 3.9, standard library only. The argument of `main`, sent on stdin since the headers are
 secret, has CA certificates in PEM as "ca" and a proxy's variables as "proxy" (both may be empty),
@@ -24,6 +24,7 @@ import socket
 import ssl
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from http.client import HTTPException
@@ -125,8 +126,6 @@ class File:
         self.url, self.path, self.size = url, path, size
         self.sha256, self.git_sha1 = sha256, git_sha1
         self.have = 0  # bytes that can be read from its part file
-        self.pause = PAUSE
-        self.stopped = threading.Event()  # set to end the download at its next bytes
 
     def fetch(self, headers: dict[str, str], piece: int) -> tuple[str, list[str]]:
         """Download the file, verify it, and return its SHA-256 and those of its pieces."""
@@ -176,8 +175,7 @@ class File:
                 failures = failures + 1 if self.have <= before else 1
                 if failures >= TRIES:
                     raise FetchFault(text)
-                if self.stopped.wait(self.pause * 2 ** (failures - 1)):
-                    raise FetchFault("it was stopped")
+                time.sleep(PAUSE * 2 ** (failures - 1))
 
     def attempt(self, opened: BinaryIO, headers: dict[str, str]) -> None:
         """Append the bytes that one request returns."""
@@ -191,7 +189,7 @@ class File:
                 self.have = 0  # the server ignores ranges and sends the whole file
             opened.seek(self.have)
             opened.truncate()
-            while self.have <= self.size and not self.stopped.is_set():
+            while self.have <= self.size:
                 data = answer.read1(READ)
                 if not data:
                     return

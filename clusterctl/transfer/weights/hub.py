@@ -27,6 +27,7 @@ from clusterctl import __version__, deadlines
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
 from clusterctl.transfer.registry.client import leave_unread
 from clusterctl.transfer.registry.endpoint import trusting
+from clusterctl.transfer.resuming import FetchFailed
 from clusterctl.transfer.weights.hashing import Hashed
 from clusterctl.transfer.weights.manifest import Manifest, WeightFile, in_order
 
@@ -222,9 +223,15 @@ def _client(through: httpx2.BaseTransport | None = None, ca: str = "") -> httpx2
     )
 
 
+# Extension of requests for a model's files: their responses are of any length.
+FILE = {"clusterctl.file": True}
+
+
 def _limit(answer: httpx2.Response) -> None:
     """Limit the bytes read from a response: a server or a proxy may send one that never ends."""
     leave_unread(answer)
+    if answer.is_success and answer.request.extensions.keys() >= FILE.keys():
+        return
     if not isinstance(answer.stream, httpx2.SyncByteStream) or answer.has_redirect_location:
         return
     if not answer.is_success:
@@ -285,8 +292,9 @@ def hub_errors(hub: Hub, model_id: str, revision: str) -> Iterator[None]:
         timed_out = isinstance(error, httpx2.TimeoutException)
         server = error.request.url.netloc.decode()
         if "certificate" in str(error).lower():
-            text, hint = f"the certificate of {server} is not trusted here", UNTRUSTED
+            text, hint, again = f"the certificate of {server} is not trusted here", UNTRUSTED, None
         else:
+            again = 1.0
             why = "did not respond in time" if timed_out else f"cannot be reached: {error}"
             text, hint = f"{server} {why}", NO_ROUTE
-        raise StepFailed(text, hint=hint, detail=repr(error)) from error
+        raise FetchFailed(text, again=again, hint=hint, detail=repr(error)) from error

@@ -41,8 +41,6 @@ class Supply:
     holder: Holder | None = None
     # Returns the errors that explain wrong or missing bytes from `source`; empty when all is well.
     trouble: Callable[[], Sequence[ClusterctlError]] = lambda: ()
-    # Returns the manifest with all hashes once every byte arrived. None: `manifest` has them.
-    complete: Callable[[], Manifest] | None = None
     # Gets the model from its hub, as far as it must be there before others are sent anything, and
     # returns the supply to use. Called once the user has agreed to the plan. None: it is there.
     fetch: Callable[[], Supply] | None = None
@@ -52,11 +50,6 @@ class Supply:
         """Return the supply of a model in the directory `path` of a host."""
         files = {file.blob.digest: f"{path}/{file.path}" for file in manifest.files}
         return cls(manifest, view.host.name, holder=Holder(view, files))
-
-    @property
-    def final(self) -> Manifest:
-        """The manifest to write on hosts."""
-        return self.complete() if self.complete else self.manifest
 
 
 class WeightsReceiver:
@@ -131,14 +124,14 @@ class WeightsReceiver:
         view.say("moving the model into place")
         # From here on nothing may be fetched to the host, even if its relay is restarted: that
         # would make a second copy which is never moved into place.
-        staged = staging.places(self._supply.manifest, directory)
-        final = self._supply.final
+        manifest = self._supply.manifest
+        staged = staging.places(manifest, directory)
         if self._has_chain:
             chain.relocate(name, {digest: place.path for digest, place in staged.items()})
-        staging.settle(view.transport, final, directory)
+        staging.settle(view.transport, manifest, directory)
         if self._has_chain:
-            model = f"{directory}/{final.name}"
-            paths = {file.blob.digest: f"{model}/{file.path}" for file in final.files}
+            model = f"{directory}/{manifest.name}"
+            paths = {file.blob.digest: f"{model}/{file.path}" for file in manifest.files}
             chain.relocate(name, paths)
 
     @staticmethod

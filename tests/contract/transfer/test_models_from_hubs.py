@@ -111,3 +111,29 @@ def test_what_this_machine_has_is_sent_from_here(
     supply = found(cluster, stack)
     assert delivered(cluster, supply) == sum(map(len, FILES.values()))
     assert not [line for line in hubs.asked if "model.bin" in line]
+
+
+def test_what_an_interrupted_pull_sent_is_not_downloaded_again(
+    hubs: FakeHubs, cluster: Cluster, stack: ExitStack
+) -> None:
+    large = {**FILES, "model.bin": os.urandom(20 << 20)}
+    hubs.models[MODEL], hubs.gated, hubs.held = large, {MODEL}, {"model.bin"}
+    first = found(cluster, stack)
+    assert first.fetch
+    broken = cluster.delivery(first.fetch())
+
+    def end_it(_: object) -> None:
+        if list(cluster.own("h2").glob(".clusterctl-incoming/*/model.bin.part")):
+            broken.close()
+
+    cluster.run(broken, end_it)
+    assert not (cluster.own("h1") / "Tiny").exists()
+
+    hubs.hold.set()
+    hubs.asked.clear()
+    again = found(cluster, stack)
+    assert again.fetch
+    _, sent = cluster.push(again.fetch())
+    assert (cluster.own("h2") / "Tiny" / "model.bin").read_bytes() == large["model.bin"]
+    assert any("model.bin?signed=1 bytes=" in line for line in hubs.asked)
+    assert sent < len(large["model.bin"])

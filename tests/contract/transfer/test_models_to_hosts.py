@@ -21,8 +21,8 @@ from clusterctl.engine.plan import Stage, plan
 from clusterctl.engine.step import Change
 from clusterctl.errors import ClusterctlError, Problems, RequirementsNotMet
 from clusterctl.transfer.weights import staging
-from clusterctl.transfer.weights.downloads import Downloads
 from clusterctl.transfer.weights.hub import hub_session, needed
+from clusterctl.transfer.weights.hub_source import HubSource
 from clusterctl.transfer.weights.huggingface import HuggingFace
 from clusterctl.transfer.weights.manifest import FILE_NAME, Manifest, parse
 from clusterctl.transfer.weights.receiver import Supply
@@ -234,9 +234,8 @@ def test_hosts_have_the_first_bytes_before_the_hub_has_sent_the_last(tmp_path: P
         stack.enter_context(hub_session())
         hub = HuggingFace(hubs.endpoint, False)
         listing = needed(hub.listing("Org/Tiny", None))
-        arriving = Downloads(tmp_path / "got", hub, listing, "Tiny", cache=cluster.cache)
-        stack.callback(arriving.stop)
-        supply = Supply(arriving.begin(), "hf", arriving, complete=arriving.complete)
+        arriving = HubSource(hub, listing, say=lambda _: None, cache=cluster.cache)
+        supply = Supply(arriving.manifest("Tiny"), "hf", arriving)
         sink = _opens(hubs, "h2", tmp_path)
         delivery = cluster.delivery(supply)
         stage = Stage("Model", tuple(cluster.views), (delivery,))
@@ -245,8 +244,8 @@ def test_hosts_have_the_first_bytes_before_the_hub_has_sent_the_last(tmp_path: P
     for name in cluster.views:
         assert (cluster.own(name) / "Tiny" / "model.bin").read_bytes() == weights
         manifest = parse((cluster.own(name) / "Tiny" / FILE_NAME).read_text())
+        assert manifest == supply.manifest
         assert manifest.origin == listing.origin
-        assert [len(file.chunks) for file in manifest.files] == [1, 2]
 
 
 def _opens(hubs: FakeHubs, host: str, folder: Path) -> Callable[[Event], None]:
@@ -273,11 +272,8 @@ def test_what_hosts_have_of_a_new_revision_is_not_downloaded(
     with running_hubs(hubs), hub_session():
         hub = HuggingFace(hubs.endpoint, False)
         listing = needed(hub.listing("Org/Tiny", None))
-        arriving = Downloads(tmp_path / "got", hub, listing, "Tiny", cache=cluster.cache)
-        outcome, sent = cluster.push(
-            Supply(arriving.begin(), "hf", arriving, complete=arriving.complete)
-        )
-        arriving.stop()
+        arriving = HubSource(hub, listing, say=lambda _: None, cache=cluster.cache)
+        outcome, sent = cluster.push(Supply(arriving.manifest("Tiny"), "hf", arriving))
     assert (outcome.changed, sent) == (3, 2)
     assert not [line for line in hubs.asked if "model.bin" in line]
     assert (cluster.own("h3") / "Tiny" / "config.json").read_text() == "{}"

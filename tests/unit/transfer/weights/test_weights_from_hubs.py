@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-import time
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
-from clusterctl.transfer.chain_link import PIECE
-from clusterctl.transfer.weights.downloads import Downloads
-from clusterctl.transfer.weights.hashing import HashCache, hash_file
+from clusterctl.errors import RequirementsNotMet, StepFailed
+from clusterctl.transfer.weights.hashing import HashCache
 from clusterctl.transfer.weights.hub import Hub, HubFile, Listing, hub_session, needed
+from clusterctl.transfer.weights.hub_source import HubSource
 from clusterctl.transfer.weights.huggingface import HuggingFace
 from clusterctl.transfer.weights.modelscope import ModelScope
 from tests.fakes.hubs import COMMIT, TOKEN, FakeHubs, running_hubs
@@ -49,45 +47,34 @@ def hub_of(kind: str, hubs: FakeHubs, token: str | None = None) -> Hub:
     return ModelScope(hubs.endpoint, token)
 
 
-def downloads(
-    hub: Hub, listing: Listing, tmp_path: Path, told: list[int] | None = None
-) -> Downloads:
-    return Downloads(
-        tmp_path / "got",
-        hub,
-        listing,
-        "Tiny-1B",
-        told=(told if told is not None else []).append,
-        cache=HashCache(tmp_path / "hashes"),
-        pause=0.01,
-    )
+def source_of(hub: Hub, listing: Listing, tmp_path: Path) -> HubSource:
+    return HubSource(hub, listing, say=lambda _: None, cache=HashCache(tmp_path / "hashes"))
 
 
-def bring(coming: Downloads) -> None:
-    """Download everything; these files are all small."""
-    try:
-        coming.begin()
-    finally:
-        coming.stop()
+def bring(hub: Hub, listing: Listing, tmp_path: Path) -> dict[str, bytes]:
+    """Read all files, as hosts would."""
+    source = source_of(hub, listing, tmp_path)
+    return {
+        file.path: b"".join(source.open(file.blob)) for file in source.manifest("Tiny-1B").files
+    }
+
+
+NEEDED = {
+    path: FILES[path]
+    for path in ("config.json", "tokenizer.json", "model-1.safetensors", "model-2.safetensors")
+}
 
 
 @pytest.mark.parametrize("kind", ["hf", "modelscope"])
 def test_what_vllm_needs_arrives_whole(kind: str, hubs: FakeHubs, tmp_path: Path) -> None:
-    hub, told = hub_of(kind, hubs, TOKEN), list[int]()
+    hub = hub_of(kind, hubs, TOKEN)
     listing = needed(hub.listing(MODEL, None))
-    assert {file.path for file in listing.files} == {
-        "config.json",
-        "tokenizer.json",
-        "model-1.safetensors",
-        "model-2.safetensors",
-    }
-    assert listing.size == sum(len(FILES[file.path]) for file in listing.files)
-    bring(downloads(hub, listing, tmp_path, told))
-    for file in listing.files:
-        assert (tmp_path / "got" / file.path).read_bytes() == FILES[file.path]
-    hubs.asked.clear()
-    bring(downloads(hub, listing, tmp_path))
-    assert hubs.asked == []
+    assert {file.path for file in listing.files} == NEEDED.keys()
+    assert listing.size == sum(map(len, NEEDED.values()))
+    assert bring(hub, listing, tmp_path) == NEEDED
+    manifest = source_of(hub, listing, tmp_path).manifest("Tiny-1B")
+    for file in manifest.files:
+        assert file.sha256 == hashlib.sha256(FILES[file.path]).hexdigest()
 
 
 def test_a_hugging_face_listing_is_of_one_commit_and_has_hashes(hubs: FakeHubs) -> None:
@@ -98,75 +85,47 @@ def test_a_hugging_face_listing_is_of_one_commit_and_has_hashes(hubs: FakeHubs) 
                for file in listing.files)  # fmt: skip
 
 
-@pytest.mark.parametrize("ranges", [True, False])
-def test_a_connection_that_breaks_costs_no_byte_twice_where_the_server_takes_ranges(
-    ranges: bool, hubs: FakeHubs, tmp_path: Path
-) -> None:
-    hubs.ranges = ranges
-    hubs.cut = {"model-1.safetensors": 30_000} if ranges else {}
+def test_a_connection_that_breaks_costs_no_byte_twice(hubs: FakeHubs, tmp_path: Path) -> None:
+    hubs.cut = {"model-1.safetensors": 30_000}
     hub = hub_of("hf", hubs)
-    listing = needed(hub.listing(MODEL, None))
-    part = tmp_path / "got" / "model-2.safetensors.part"
-    part.parent.mkdir()
-    part.write_bytes(FILES["model-2.safetensors"][:20_000])
-    hubs.asked.clear()
-    bring(downloads(hub, listing, tmp_path))
-    for name in ("model-1.safetensors", "model-2.safetensors"):
-        assert (tmp_path / "got" / name).read_bytes() == FILES[name]
+    assert bring(hub, needed(hub.listing(MODEL, None)), tmp_path) == NEEDED
     ranged = {line.partition(" ")[2] for line in hubs.asked if "signed" in line}
-    if ranges:
-        assert ranged == {"", "bytes=30000-", "bytes=60000-", "bytes=20000-"}
+    assert ranged == {"", "bytes=30000-", "bytes=60000-"}
 
 
-def test_wrong_bytes_are_fetched_again_once_and_then_refused(
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_file_is_read_from_any_byte_on(ranges: bool, hubs: FakeHubs, tmp_path: Path) -> None:
+    hubs.ranges = ranges
+    hub = hub_of("hf", hubs)
+    source = source_of(hub, needed(hub.listing(MODEL, None)), tmp_path)
+    for file in source.manifest("Tiny-1B").files:
+        assert b"".join(source.open(file.blob, 1)) == FILES[file.path][1:]
+
+
+def test_wrong_bytes_without_a_sha256_are_fetched_again_once_and_then_refused(
     hubs: FakeHubs, tmp_path: Path
 ) -> None:
     hub = hub_of("hf", hubs)
     listing = needed(hub.listing(MODEL, None))
-    hubs.wrong = {"model-1.safetensors": 1, "config.json": 1}
-    bring(downloads(hub, listing, tmp_path))
-    assert (tmp_path / "got" / "config.json").read_bytes() == FILES["config.json"]
-    hubs.wrong = {"model-2.safetensors": 2, "tokenizer.json": 2}
-    for name in hubs.wrong:
-        (tmp_path / "got" / name).unlink()
-    with pytest.raises(ClusterctlError) as raised:
-        bring(downloads(hub, listing, tmp_path))
-    assert "2 problems" in str(raised.value)
-    assert not (tmp_path / "got" / "model-2.safetensors").exists()
+    hubs.wrong = {"config.json": 1}
+    assert bring(hub, listing, tmp_path) == NEEDED
+    hubs.wrong = {"tokenizer.json": 2}
+    with pytest.raises(StepFailed, match=r"tokenizer.json arrived twice with a hash other"):
+        bring(hub, listing, tmp_path)
 
 
-def test_how_much_came_is_told_while_it_comes(hubs: FakeHubs, tmp_path: Path) -> None:
-    hub, told = hub_of("hf", hubs), list[int]()
-    listing = needed(hub.listing(MODEL, None))
-    hubs.held = {"model-1.safetensors"}
-    coming = downloads(hub, listing, tmp_path, told)
-    runner = threading.Thread(target=bring, args=(coming,))
-    runner.start()
-    until = time.monotonic() + 20
-    while not (told and 50_000 < told[-1] < listing.size):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    hubs.hold.set()
-    runner.join(20)
-
-
-def test_a_reader_follows_a_file_that_is_still_coming(hubs: FakeHubs, tmp_path: Path) -> None:
-    weights = safetensors(PIECE)
-    hubs.models[MODEL] = {"config.json": b"{}", "model.safetensors": weights}
+def test_a_large_file_has_no_limit_that_listings_have(
+    hubs: FakeHubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterctl.transfer.weights.hub.LARGEST_LISTING", 40_000)
     hub = hub_of("hf", hubs)
-    listing = needed(hub.listing(MODEL, None))
-    hubs.held = {"model.safetensors"}
-    coming = downloads(hub, listing, tmp_path)
-    large = next(blob for blob in coming.begin().blobs if blob.size > PIECE)
-    reader = coming.open(large, 10)
-    first = next(reader)
-    assert weights[10:].startswith(first)
-    hubs.hold.set()
-    assert first + b"".join(reader) == weights[10:]
-    assert [file.chunks for file in coming.complete().files if file.size > PIECE] == [
-        hash_file(tmp_path / "got" / "model.safetensors").chunks
-    ]
-    coming.stop()
+    assert bring(hub, needed(hub.listing(MODEL, None)), tmp_path) == NEEDED
+
+
+def test_an_overloaded_hub_is_asked_again(hubs: FakeHubs, tmp_path: Path) -> None:
+    hubs.busy = {"model-1.safetensors": 1}
+    hub = hub_of("hf", hubs)
+    assert bring(hub, needed(hub.listing(MODEL, None)), tmp_path) == NEEDED
 
 
 @pytest.mark.parametrize("kind", ["hf", "modelscope"])
@@ -188,10 +147,10 @@ def test_a_gated_model_names_the_page_to_accept(hubs: FakeHubs, tmp_path: Path) 
     hub = hub_of("hf", hubs)
     listing = needed(hub.listing(MODEL, None))
     with pytest.raises(RequirementsNotMet) as raised:
-        bring(downloads(hub, listing, tmp_path))
+        bring(hub, listing, tmp_path)
     assert f"accept them at {hubs.endpoint}/{MODEL}" in str(raised.value.hint)
     allowed = hub_of("hf", hubs, TOKEN)
-    bring(downloads(allowed, listing, tmp_path))
+    assert bring(allowed, listing, tmp_path) == NEEDED
 
 
 def test_no_hub_at_all() -> None:
@@ -263,15 +222,12 @@ def test_what_the_hubs_own_client_has_is_not_downloaded_again(
     snapshot = tmp_path / "hub" / f"models--{MODEL.replace('/', '--')}" / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
     (snapshot / "model-1.safetensors").write_bytes(FILES["model-1.safetensors"])
-    (snapshot / "model-2.safetensors").write_bytes(b"damaged" * 10)
+    (snapshot / "model-2.safetensors").write_bytes(b"x" * len(FILES["model-2.safetensors"]))
     hub = hub_of("hf", hubs)
     listing = needed(hub.listing(MODEL, None))
     hubs.asked.clear()
-    bring(downloads(hub, listing, tmp_path))
+    assert bring(hub, listing, tmp_path) == NEEDED
     assert not [line for line in hubs.asked if "model-1" in line]
-    for file in listing.files:
-        assert (tmp_path / "got" / file.path).read_bytes() == FILES[file.path]
-    assert (snapshot / "model-2.safetensors").read_bytes() == b"damaged" * 10
 
 
 def test_a_file_that_the_hub_gives_only_to_its_own_client_is_named() -> None:
