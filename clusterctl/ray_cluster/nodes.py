@@ -101,6 +101,10 @@ def node_environment(inventory: Inventory, topology: Topology, node: Node) -> di
         "RAY_USAGE_STATS_ENABLED": "0",
         # Ray would start ranks with nice 15, so that they got a fraction of a busy processor
         "RAY_worker_niceness": "0",
+        # Ray would start a worker for each core when the first driver connects, which waits for
+        # them (WorkerPool in Ray's raylet/worker_pool.cc), and keep them. vLLM's ranks cannot use
+        # one: they have a runtime environment.
+        "RAY_prestart_worker_first_driver": "0",
         **DEAD_NODE_DETECTION,
         **authentication,
         "VLLM_HOST_IP": node.node_ip,
