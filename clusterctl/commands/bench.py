@@ -1,4 +1,5 @@
-"""`bench`: measure services with vLLM's own benchmark, from the head's node container."""
+"""`bench`: measure services from the head's node container, with vLLM's own benchmark or, where it
+has none, with requests of the kind."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ class MeasuredLoad:
 
     @property
     def result(self) -> BenchResult:
-        """The median run, by tokens/s."""
-        ordered = sorted(self.runs, key=lambda run: run.figures.tokens_per_s)
+        """The median run, by its speed."""
+        ordered = sorted(self.runs, key=lambda run: run.figures.speed)
         return ordered[len(ordered) // 2]
 
     def to_json(self) -> dict[str, Any]:
@@ -79,8 +80,8 @@ def run(
     """Measure each service with each load, `runs` times, one after the other; without `names`, the
     only service. Each result is stored on the head at once.
 
-    Raises UsageError for a service that is unknown, not ready, or generates no text, and for a vLLM
-    without the command; StepFailed for a benchmark without a result; Interrupted.
+    Raises UsageError for a service that is unknown or not ready, and for a vLLM without the
+    command; StepFailed for a benchmark without a result; Interrupted.
     """
     file = str(NodePaths(inventory.cluster).logs / "bench.jsonl")
     with connected(inventory.hosts, credentials) as transports:

@@ -12,6 +12,7 @@ from clusterctl.engine.events import EventSink, Note
 from clusterctl.engine.interrupt import interruptible
 from clusterctl.errors import ClusterctlError, Interrupted, UsageError
 from clusterctl.inventory.model import Inventory
+from clusterctl.kinds.text import TEXT
 from clusterctl.network.gate import ensure_proven
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.serving.bench import BenchLoad
@@ -48,7 +49,7 @@ def run(
         survey.require_supervised_head()
         (document,) = asked_for([name] if name else [], survey)
         kind = require_ready(document.name, replicas_named(document.name, survey))
-        if not kind.generates:
+        if kind.paths != TEXT.paths:
             raise UsageError(f"{document.name} serves {kind.result}, and soak generates text")
         key = read_key(inventory, transports[inventory.head.name])
         rounds: list[SoakRound] = []

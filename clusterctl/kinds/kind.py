@@ -44,11 +44,16 @@ class Ask:
 
 @dataclass(frozen=True)
 class Bench:
-    """How `vllm bench serve` measures a kind."""
+    """How `vllm bench serve` measures a kind; with `ask`, `node.measuring`, since vLLM makes
+    neither sounds nor pages."""
 
-    backend: str
-    endpoint: str
+    backend: str = ""
+    endpoint: str = ""
     dataset: str = "random"
+    # A request that has not been sent before, from its number and the most tokens to generate
+    ask: Optional[Callable[[int, int], Ask]] = None
+    units: int = 1  # Of the kind's unit, in each of those requests
+    sent: str = ""  # What is in each, for users
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,8 @@ class ModelKind:
     judge: Optional[Callable[[Any], str]] = None
     generates: bool = False
     unit: str = "texts"  # What `bench` counts
-    bench: Optional[Bench] = None  # None: it cannot be measured yet
+    per: str = "s"  # Or "min"
+    bench: Optional[Bench] = None  # None: vLLM does not serve it
     # A path that vLLM has for each such model, where others share the path of its proof
     mark: str = ""
     architectures: Tuple[str, ...] = ()  # Patterns of config.json's names that only this kind has

@@ -26,5 +26,6 @@ RERANK = ModelKind(
     judge=_judge,
     # Late interaction reranks by its vectors of tokens (`tokens`), and classifies nothing.
     mark="/classify",
+    unit="pairs",
     bench=Bench("vllm-rerank", "/v1/rerank", "random-rerank"),
 )

@@ -11,8 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import List, Optional
 
-from clusterctl.node import fabric_rank, fabric_ray, ray_watch
+from clusterctl.node import fabric_rank, fabric_ray, kind_bench, ray_watch
+from clusterctl.node.documents import from_json
 from clusterctl.node.files import Declared, Journal, NodePaths
+from clusterctl.node.kind_bench import KindBench
 from clusterctl.node.probes import installed_versions
 from clusterctl.node.supervisor import Supervisor
 from clusterctl.node.timing import Timing
@@ -36,6 +38,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         "--gateway", type=Path, help="a file to tell to other gateways, on hosts that have one"
     )
     commands.add_parser("probe-versions", help="print the versions of Ray, Python and vLLM")
+    bench = commands.add_parser("bench", help="measure a model by requests of its kind")
+    bench.add_argument("order", type=Path, help="a file with what to send")
     commands.add_parser("fabric", help="prove with all-reduces that the nodes reach each other")
     commands.add_parser("fabric-rank", help="run one process of that proof")
     options = parser.parse_args(argv)
@@ -46,6 +50,9 @@ def main(argv: Optional[List[str]] = None) -> int:
         return fabric_ray.main()
     if options.command == "fabric-rank":
         return fabric_rank.main()
+    if options.command == "bench":
+        kind_bench.run(from_json(KindBench, options.order.read_text()))
+        return 0
     if options.command == "ray-watch":
         ray_watch.watch(options.address, options.interval, options.asked, options.gateway)
     else:

@@ -10,17 +10,8 @@ from clusterctl.reporting.text import columns, moment
 
 Document = Mapping[str, Any]
 
-_HEADS = (
-    "load",
-    "service",
-    "tokens/s",
-    "estimate",
-    "TTFT ms",
-    "TPOT ms",
-    "ITL ms",
-    "texts/s",
-    "ms",
-)
+_HEADS = ("load", "service", "tokens/s", "estimate", "TTFT ms", "TPOT ms", "ITL ms", "ms")
+_SECONDS = {"s": 1, "min": 60}
 
 
 def bench_lines(documents: Sequence[Document], *, width: int | None = None) -> list[str]:
@@ -28,26 +19,48 @@ def bench_lines(documents: Sequence[Document], *, width: int | None = None) -> l
     earlier measurements."""
     loads = list(dict.fromkeys(one["load"]["text"] for one in documents))
     ordered = sorted(documents, key=lambda one: loads.index(one["load"]["text"]))
-    rows = [_HEADS, *(_row(one) for one in ordered)]
-    idle = [index for index in range(len(_HEADS)) if all(row[index] == "-" for row in rows[1:])]
+    units = list(dict.fromkeys(_unit(one["figures"]) for one in ordered))
+    own = [unit for unit in units if unit != "tokens/s"]  # Each with a column
+    rows = [(*_HEADS[:2], *own, *_HEADS[2:]), *(_row(one, own) for one in ordered)]
+    idle = [index for index in range(len(rows[0])) if all(row[index] == "-" for row in rows[1:])]
     shown = [[cell for index, cell in enumerate(row) if index not in idle] for row in rows]
     first = documents[0]["load"]
     out = f", {first['output']} out" if any(one["figures"]["ttft_ms"] for one in ordered) else ""
-    notes = [f"{first['prompt']} tokens in{out}; latencies are p50 / p95 / p99"]
-    if any(one["figures"]["units_per_s"] for one in ordered):
-        notes.append("tokens/s of what answers in texts/s are those read")
+    texts = any(not one["figures"]["sent"] for one in ordered)
+    tokens = f"{first['prompt']} tokens in{out}; " if texts else ""
+    notes = [f"{tokens}latencies are p50 / p95 / p99"]
+    read = [_unit(one["figures"]) for one in ordered if _reads(one["figures"])]
+    if read:
+        measured = ", ".join(dict.fromkeys(read))
+        notes.append(f"tokens/s of what is measured in {measured} are those read")
+    sent = {one["service"]: one["figures"]["sent"] for one in ordered}
+    notes += [f"{name}: {what}" for name, what in sent.items() if what]
     for one in ordered:
         name = f"{one['service']}, {one['load']['text']}"
         if failed := one["figures"]["failed"]:
             notes.append(f"{name}: {failed} requests failed")
         if earlier := one["earlier"]:
-            notes.append(f"{name}: {_compared(earlier)}")
+            notes.append(f"{name}: {_compared(earlier, one['figures'])}")
     return [*columns(shown, indent="", width=width), *map(one_line, notes)]
 
 
-def _compared(earlier: Mapping[str, Any]) -> str:
+def _unit(figures: Mapping[str, Any]) -> str:
+    return f"{figures['unit']}/{figures['per']}"
+
+
+def _reads(figures: Mapping[str, Any]) -> bool:
+    return bool(figures["unit"] != "tokens" and not figures["sent"])
+
+
+def _in_unit(found: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
+    if figures["unit"] == "tokens":
+        return f"{found['tokens_per_s']:,.1f}"
+    return f"{found['units_per_s'] * _SECONDS[figures['per']]:,.1f}"
+
+
+def _compared(earlier: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
     """Return how a load compares with the last time, and whether the change is significant."""
-    last = f"{earlier['tokens_per_s']:,.1f} tokens/s of {moment(earlier['time'])}"
+    last = f"{_in_unit(earlier, figures)} {_unit(figures)} of {moment(earlier['time'])}"
     change = f"{earlier['change']:+.0%} against {last}, vLLM {earlier['vllm']}"
     if earlier["noise"] is None:
         return f"{change}; noise is unknown: --runs 3 measures it"
@@ -56,8 +69,9 @@ def _compared(earlier: Mapping[str, Any]) -> str:
     return f"{earlier['verdict']}: {change}, more than the noise of {earlier['noise']:.0%}"
 
 
-def _row(one: Document) -> tuple[str, ...]:
+def _row(one: Document, units: Sequence[str]) -> tuple[str, ...]:
     figures, predicted = one["figures"], one["predicted"]
+    tokens = figures["tokens_per_s"]
     estimate = "-"
     if predicted is not None:
         latencies = f"TTFT {predicted['first_token_ms']:,.0f}, TPOT {predicted['token_ms']:,.1f}"
@@ -65,10 +79,10 @@ def _row(one: Document) -> tuple[str, ...]:
     return (
         one["load"]["text"],
         one["service"],
-        f"{figures['tokens_per_s']:,.1f}",
+        *(_in_unit(figures, figures) if _unit(figures) == unit else "-" for unit in units),
+        f"{tokens:,.1f}" if tokens else "-",
         estimate,
         *(_percentiles(figures[f"{name}_ms"]) for name in ("ttft", "tpot", "itl")),
-        f"{figures['units_per_s']:,.1f}" if figures["units_per_s"] else "-",
         _percentiles(figures["e2el_ms"]),
     )
 

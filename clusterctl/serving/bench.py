@@ -18,11 +18,12 @@ from typing import Any
 from clusterctl.errors import StepFailed, UsageError
 from clusterctl.kinds.kind import ModelKind
 from clusterctl.kinds.text import TEXT
-from clusterctl.node.documents import ServiceDocument, from_json
+from clusterctl.node.documents import ServiceDocument, from_json, to_json
+from clusterctl.node.kind_bench import KEY as KEY_VARIABLE
+from clusterctl.node.kind_bench import KindBench
+from clusterctl.node.package import FILE_NAME, build
 from clusterctl.serving.job import Job
 from clusterctl.serving.vllm_flags import TRUST, last_value, parse_arguments
-
-KEY_VARIABLE = "OPENAI_API_KEY"  # from which `vllm bench` takes the key
 
 RESULT = "result.json"
 
@@ -72,11 +73,18 @@ class BenchFigures:
     ttft_ms: dict[str, float]
     tpot_ms: dict[str, float]
     itl_ms: dict[str, float]
-    # Of kinds of models that generate nothing: their tokens are those read, and their only latency
-    # is that of a whole answer.
+    # Of kinds that are not measured in tokens, whose only latency is that of a whole answer; tokens
+    # of models that generate nothing are those read.
     unit: str = "tokens"
     units_per_s: float = 0.0
+    per: str = "s"  # As users see them: pages/min
+    sent: str = ""  # What was in a request, in words
     e2el_ms: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def speed(self) -> float:
+        """Units of its kind per second."""
+        return self.units_per_s if self.unit != "tokens" else self.tokens_per_s
 
 
 @dataclass(frozen=True)
@@ -121,6 +129,15 @@ def bench_job(
 ) -> Job:
     """Return the job that measures the service at `url` (without /v1) from the head's container.
     `seed` determines the prompts: with that of an earlier run, they are in vLLM's prefix cache."""
+    # The container's proxy settings are meant for the Internet, not for the cluster.
+    env = {KEY_VARIABLE: key, "NO_PROXY": "*", "no_proxy": "*"}
+    if kind.bench and kind.bench.ask:
+        order = KindBench(url, document.served_name, kind.name, seed, load.requests,
+                          load.concurrency or 0, load.rate or 0.0, load.output,
+                          [*PERCENTILES], RESULT)  # fmt: skip
+        program = build().decode("utf-8", "surrogateescape")  # As the job encodes it
+        files = {FILE_NAME: program, "order.json": to_json(order)}
+        return Job(["python3", FILE_NAME, "bench", "order.json"], files, env, RESULT)
     # `vllm bench` makes prompts with the model's tokenizer.
     given = parse_arguments(document.argv[3:])
     tokenizer = last_value(given, "tokenizer")
@@ -145,8 +162,6 @@ def bench_job(
     latencies = LATENCIES if kind.generates else (_WHOLE,)
     argv += ["--percentile-metrics", ",".join(latencies), "--metric-percentiles"]
     argv += [",".join(map(str, PERCENTILES)), "--save-result", "--result-filename", RESULT]
-    # The container's proxy settings are meant for the Internet, not for the cluster.
-    env = {KEY_VARIABLE: key, "NO_PROXY": "*", "no_proxy": "*"}
     offline = {name: document.env[name] for name in ("HF_HUB_OFFLINE",) if name in document.env}
     return Job([*argv, "--disable-tqdm"], env={**offline, **env}, result=RESULT)
 
@@ -169,7 +184,7 @@ def read_figures(
             failed=int(found["num_prompts"]) - int(found["completed"]),
             seconds=float(found["duration"]),
             requests_per_s=float(found["request_throughput"]),
-            **(_generated(found) if kind.generates else _pooled(found, kind)),
+            **(_generated(found) if kind.unit == "tokens" else _in_units(found, kind)),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise StepFailed(
@@ -191,15 +206,17 @@ def _generated(found: Mapping[str, Any]) -> dict[str, Any]:
     return {"tokens_per_s": float(found["output_throughput"]), **latencies}
 
 
-def _pooled(found: Mapping[str, Any], kind: ModelKind) -> dict[str, Any]:
-    """Read the figures of a model that generates nothing. A request of a reranker has several
-    texts, which vLLM before 0.32 does not count."""
-    texts = found.get("input_sequence_throughput", found["request_throughput"])
+def _in_units(found: Mapping[str, Any], kind: ModelKind) -> dict[str, Any]:
+    """Read the figures of a model that is not measured by the tokens it generates. A request of a
+    reranker may have several texts, which vLLM before 0.32 does not count."""
+    units = found.get("input_sequence_throughput", found["request_throughput"])
     return {
         "tokens_per_s": float(found["total_token_throughput"]),
         **{f"{name}_ms": {} for name in LATENCIES},
         "unit": kind.unit,
-        "units_per_s": float(texts),
+        "units_per_s": float(units),
+        "per": kind.per,
+        "sent": kind.bench.sent if kind.bench else "",
         "e2el_ms": _percentiles(found, _WHOLE),
     }
 
@@ -234,31 +251,31 @@ class LastTime:
     time: float  # Unix seconds, of the last time
     vllm: str
     tokens_per_s: float  # The mean of its runs
-    change: float  # Of tokens/s
+    change: float  # Of tokens/s, or of what else the kind is measured in
     # By how much two such means differ once in 20 times with nothing changed; None if each was
     # measured once
     noise: float | None
     verdict: str  # slower | faster | the same | unknown
+    units_per_s: float = 0.0  # The mean of its runs, if the kind is not measured in tokens
 
 
 def comparison(now: Sequence[BenchResult], kept: Sequence[BenchResult]) -> LastTime | None:
     """Compare runs of one load with the last ones of the same service, model and load; None without
-    any, or if no tokens were generated. `kept`: results from before, oldest first."""
+    any, or if nothing was measured. `kept`: results from before, oldest first."""
     one = now[0]
     of_load = [
         each
         for each in kept
         if (each.service, each.model, each.load) == (one.service, one.model, one.load)
-        and each.figures.tokens_per_s > 0
+        and each.figures.speed > 0
     ]
-    if not of_load or not all(each.figures.tokens_per_s > 0 for each in now):
+    if not of_load or not all(each.figures.speed > 0 for each in now):
         return None
     last = of_load[-1]
     setup = (last.versions, last.fingerprint)
     same = takewhile(lambda each: (each.versions, each.fingerprint) == setup, reversed(of_load))
-    groups = [
-        [math.log(each.figures.tokens_per_s) for each in runs] for runs in (now, [*same][:_RUNS])
-    ]
+    before = [*same][:_RUNS]
+    groups = [[math.log(each.figures.speed) for each in runs] for runs in (now, before)]
     new, old = map(fmean, groups)
     change, noise, verdict = math.expm1(new - old), None, "unknown"
     if freedom := sum(map(len, groups)) - 2:
@@ -270,4 +287,7 @@ def comparison(now: Sequence[BenchResult], kept: Sequence[BenchResult]) -> LastT
         noise = math.expm1(limit)
         verdict = "the same" if abs(new - old) <= limit else "faster" if new > old else "slower"
     vllm = last.versions.get("vllm", "")
-    return LastTime(last.time, vllm, math.exp(old), change, noise, verdict)
+    tokens, units = math.exp(old), 0.0
+    if one.figures.unit != "tokens":
+        tokens, units = fmean(each.figures.tokens_per_s for each in before), math.exp(old)
+    return LastTime(last.time, vllm, tokens, change, noise, verdict, units)

@@ -106,7 +106,8 @@ class ModelServer:
                 usage = {"prompt_tokens": 5, "completion_tokens": server.words}
                 if not body.get("stream"):
                     text = f'{weights} says "prompt_tokens": 999, '
-                    self._send(200, {"choices": [{"text": text}], "usage": usage})
+                    answer = {"choices": [{"text": text}], "usage": usage}
+                    self._send(200, {"text": text} if form else answer)
                     return
                 self.send_response(200)
                 self.send_header("Content-Type", "text/event-stream")

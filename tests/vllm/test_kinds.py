@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import socket
-from dataclasses import dataclass
+import subprocess
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,10 @@ from clusterctl.kinds.kind import PASSAGE, QUERY, UNRELATED, cosine
 from clusterctl.kinds.known import kind_named
 from clusterctl.models.catalogue import CATALOGUE
 from clusterctl.serving.arguments import NO_DOMAIN
-from tests.vllm.engine import Engine, Served
+from clusterctl.serving.bench import RESULT, BenchLoad, bench_job, read_figures
+from clusterctl.serving.service import build_service
+from tests.unit.serving.launches import launch
+from tests.vllm.engine import KEY, Engine, Served
 
 pytestmark = pytest.mark.timeout(1200)  # On a busy machine
 
@@ -57,6 +61,9 @@ CASES = (
 )  # fmt: skip
 
 
+MEASURED = ("decoder-embeds", "rerank", "ocr", "speech")  # One of each unit but tokens
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_kind_is_started_and_proven(
     case: Case, engine: Engine, models: Path, tmp_path: Path
@@ -71,6 +78,8 @@ def test_a_kind_is_started_and_proven(
         assert api.metrics(10).tokens > 0
         if case.name == "speech":
             translated(served)
+        if case.name in MEASURED:
+            measured(served, engine, models / case.model, tmp_path)
         if case.name == "text":
             chats(served)
         if case.name == "reasoning":
@@ -79,6 +88,25 @@ def test_a_kind_is_started_and_proven(
             scores(served)
         if case.name == "vision":
             fetches_nothing(served)
+
+
+def measured(served: Served, engine: Engine, model: Path, place: Path) -> None:
+    """`bench` measures it, in the unit of its kind, as in the node container."""
+    kind = served.api.kind
+    assert kind is not None
+    like = build_service(launch())
+    document = replace(like, argv=[*like.argv[:2], str(model)], served_name="m")
+    job = bench_job(document, served.url, KEY, BenchLoad(2, None, 64, 8, 4), 7, kind)
+    for name, text in job.files.items():
+        (place / name).write_bytes(text.encode("utf-8", "surrogateescape"))
+    env = {**engine.env, **job.env}
+    ran = subprocess.run(job.argv, cwd=place, env=env, capture_output=True, text=True)
+    result = place / RESULT
+    found = read_figures(result.read_bytes() if result.exists() else None, ran.stdout + ran.stderr,
+                         "m", "0.32.0", kind)  # fmt: skip
+    print(f"{kind.name}: {found.units_per_s:.2f} {kind.unit}/s, {found}")
+    assert (found.completed, found.failed) == (4, 0)
+    assert found.speed > 0
 
 
 def translated(served: Served) -> None:

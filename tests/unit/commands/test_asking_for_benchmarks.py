@@ -58,7 +58,7 @@ def test_a_service_with_replicas_is_measured_through_its_gateway(facts: HostFact
         asked_for([], survey)
 
 
-def test_only_a_ready_service_of_a_kind_that_vllm_measures_is_measured(facts: HostFacts) -> None:
+def test_only_a_ready_service_is_measured_and_in_the_unit_of_its_kind(facts: HostFacts) -> None:
     survey = survey_of(INVENTORY, reports(facts))
     ready = replicas_named("tiny", survey)
     require_ready("tiny", ready)
@@ -68,9 +68,6 @@ def test_only_a_ready_service_of_a_kind_that_vllm_measures_is_measured(facts: Ho
     assert state is not None
     with pytest.raises(UsageError, match="tiny is loading"):
         require_ready("tiny", [replace(ready[0], state=replace(state, state="loading"))])
-    of_speech = replace(ready[0], state=replace(state, kind="speech"))
-    with pytest.raises(UsageError, match="tiny serves transcriptions, which cannot be measured"):
-        require_ready("tiny", [of_speech])
     embeds = replace(ready[0], state=replace(state, kind="embed"))
     assert require_ready("tiny", [embeds]).unit == "texts"
 

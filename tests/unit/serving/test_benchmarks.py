@@ -136,7 +136,7 @@ def test_texts_are_counted_where_nothing_is_generated() -> None:
 
     found = read_figures(json.dumps(sample).encode(), "", "r", "0.32.0", kind_named("rerank"))
 
-    assert (found.units_per_s, found.unit, found.tokens_per_s) == (40.0, "texts", 1024.0)
+    assert (found.units_per_s, found.unit, found.tokens_per_s) == (40.0, "pairs", 1024.0)
     assert found.e2el_ms == {"p50": 10.0, "p95": 20.0, "p99": 30.0}
     document = {
         **asdict(replace(RESULT, figures=found)),
@@ -145,14 +145,14 @@ def test_texts_are_counted_where_nothing_is_generated() -> None:
         "earlier": None,
     }
     head, row, notes, more = bench_lines([document])
-    assert head.split() == ["load", "service", "tokens/s", "texts/s", "ms"]
+    assert head.split() == ["load", "service", "pairs/s", "tokens/s", "ms"]
     assert row.split() == [
         "1",
         "at",
         "once",
         "a",
-        "1,024.0",
         "40.0",
+        "1,024.0",
         *["10.0", "/", "20.0", "/", "30.0"],
     ]
     assert notes == "256 tokens in; latencies are p50 / p95 / p99"
