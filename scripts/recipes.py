@@ -207,7 +207,7 @@ def released(text: str | None) -> str:
 def add_configs(model: dict[str, Any], configs: Path) -> None:
     """Write what affects memory of the config.json of a model, and of its variants, into a file for
     each."""
-    recent = [model] if model["source"] in ("recipes", "publishers") else []
+    recent = [] if "config" in model else [model]
     for each in (*recent, *model.get("variants", ())):
         directory = configs / each["hub_id"].replace("/", "--")
         if (directory / "config.json").exists():

@@ -22,6 +22,7 @@ from clusterctl.planning.editions import edition_note, model_of
 from clusterctl.planning.options import common_class, own_limits
 from clusterctl.planning.placement import sites_of
 from clusterctl.planning.planner import plan, request_for
+from clusterctl.planning.problems import possible_tp
 from clusterctl.planning.report import FitReport, Hardware
 from clusterctl.planning.rules import NEWEST, rules_for
 from clusterctl.planning.speed import LinkSpeed, parse_network
@@ -139,22 +140,38 @@ _USUAL: dict[str, dict[str, object]] = {
     "int4": {"quant_method": "awq", "bits": 4, "group_size": 128},
 }
 
+_ANOTHER_FILE = "pass its config.json: clusterctl fit ./config.json"
+
 
 def _shape_of(entry: CatalogueEntry, hub: HubShapes | None) -> ModelShape:
     """Return the shape by its config.json: of the catalogue, else of the Hub. An edition of which
-    none can be had is assumed to be its model, with every matrix in the edition's precision."""
-    if entry.config:
+    none says how it is stored is assumed to be its model, with every matrix in the edition's
+    precision. Raises UsageError, and what `hub` raises."""
+    stored, model = _USUAL.get(entry.precision), model_of(entry)
+    if entry.config and (entry.shape.quantization or not stored):
         return entry.shape
     try:
-        return hub(entry.hub_id) if hub else entry.shape
-    except ClusterctlError:
-        model, stored = model_of(entry), _USUAL.get(entry.precision)
-        if model is entry or stored is None or not model.config:
-            raise
+        if hub:
+            return hub(entry.hub_id)
+        unknown: ClusterctlError = UsageError("there was no asking the Hub", hint=_ANOTHER_FILE)
+    except ClusterctlError as failed:
+        unknown = failed
+    if stored is None or not model.config:
+        least = ", ".join(f"{each.precision} {each.least_gb} GB" for each in model.editions)
+        unknown.summary = (
+            f"the memory of {entry.alias} cannot be planned: the catalogue has no config.json of "
+            f"{entry.hub_id}, and {unknown.summary}"
+        )
+        unknown.detail = f"its recipe names as minimum: {least}" if model.least_gb else None
+        raise unknown
     shape = describe({**model.config, "quantization_config": stored}, entry.hub_id, whole=False)
+    if not possible_tp(shape, 1):  # Its widths are no multiples of a block
+        plain = {key: value for key, value in stored.items() if key != "weight_block_size"}
+        shape = describe({**model.config, "quantization_config": plain}, entry.hub_id, whole=False)
+    like = "" if model is entry else f"as {model.hub_id} "
     guess = (
-        f"the config.json of {entry.hub_id} could not be had: planned as {model.hub_id} with all "
-        f"weights of the layers in {entry.precision}"
+        f"no config.json says how {entry.hub_id} is stored: planned {like}with all weights of the "
+        f"layers in {entry.precision}"
     )
     return replace(shape, assumptions=(*shape.assumptions, guess))
 

@@ -128,8 +128,9 @@ def _planned(request: PlanRequest) -> FitReport:
     options = request.options
     tp, pp = request.tp or options.tp, request.pp or options.pp
     by_number = options.expert_parallel
+    size = tp if _tensor_sizes(request) else tp or 1
     require_possible(
-        shape, hardware, tp, pp, options.dp or 1, options.split_prefill, by_number=by_number
+        shape, hardware, size, pp, options.dp or 1, options.split_prefill, by_number=by_number
     )
     if problem := context_problem(shape, options, tp or 1):
         raise UsageError(problem, hint="leave it out, or give a size that vLLM takes")
@@ -214,6 +215,8 @@ def _tp_problem(shape: ModelShape, tp: int, by_number: bool) -> UsageError | Non
     if not problem:
         return None
     sizes = ", ".join(map(str, possible_tp(shape, max(tp, 8), by_number=by_number)))
+    if not sizes:
+        return UsageError(f"--tp {tp} {problem}", hint="no size works: serve it in another format")
     whole = not by_number and tp_problem(shape, tp, by_number=True) is None
     other = f", or --ep with --tp {tp}, which keeps experts whole" if whole else ""
     return UsageError(f"--tp {tp} {problem}", hint=f"sizes that work: --tp {sizes}{other}")
@@ -280,6 +283,8 @@ def _tensor_sizes(request: PlanRequest) -> list[int]:
     untested."""
     total = sum(len(site.gpus) for site in request.sites)
     sizes = possible_tp(request.shape, total, by_number=request.options.expert_parallel)
+    if not sizes and request.shape.assumptions:  # Widths may have another meaning
+        return [1]
     return [tp for tp in sizes if tp & (tp - 1) == 0]
 
 

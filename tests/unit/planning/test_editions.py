@@ -7,7 +7,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.models.catalogue import by_alias
 from clusterctl.planning.editions import best_edition, edition_note, search
-from clusterctl.planning.fit_request import load_shape
+from clusterctl.planning.fit_request import FitArguments, load_shape, without_cluster
 from clusterctl.planning.hardware import parse_gpus
 from clusterctl.planning.weights import PipelineStage, weight_bytes
 
@@ -56,7 +56,7 @@ def test_an_edition_without_config_json_is_its_model_in_its_precision() -> None:
     """Qwen3.8-27B-FP8, of the same shape, has its own config.json."""
     found = load_shape("Qwen/Qwen3.6-27B-FP8")
     real = load_shape("Qwen/Qwen3.8-27B-FP8")
-    assert any("could not be had" in each for each in found.assumptions)
+    assert any("no config.json says" in each for each in found.assumptions)
     assert not real.assumptions
     whole = PipelineStage(0, len(real.layers), 1, has_embedding=True, has_head=True)
     weights = [weight_bytes(each, whole, each.quantization) for each in (found, real)]
@@ -66,5 +66,16 @@ def test_an_edition_without_config_json_is_its_model_in_its_precision() -> None:
 def test_the_hub_comes_before_a_guess_and_a_model_without_config_json_is_an_error() -> None:
     read = load_shape("Qwen/Qwen3-8B")
     assert load_shape("Qwen/Qwen3.6-27B-FP8", lambda _: read) == read
-    with pytest.raises(UsageError, match=r"no config\.json of Qwen/Qwen3\.8-Flash-Next"):
-        load_shape("qwen3.8-flash-next")
+    with pytest.raises(UsageError, match=r"no config\.json of Qwen/Qwen3\.8-2\.4T-A95B") as raised:
+        load_shape("qwen3.8-2.4t-a95b")
+    assert (raised.value.detail or "").startswith("its recipe names as minimum: bf16 5871 GB")
+
+
+def test_an_edition_in_fp8_with_widths_that_are_no_multiples_of_a_block_is_planned() -> None:
+    assert without_cluster(FitArguments("gemma-4-26b-fp8", gpus="H200")).unproven
+
+
+def test_a_checkpoint_in_fp8_is_not_planned_in_bf16_where_its_config_json_is_the_bases() -> None:
+    found = load_shape("ministral-3-14b")
+    assert found.quantization
+    assert "Ministral-3-14B-Instruct-2512 is stored" in found.assumptions[-1]
