@@ -258,7 +258,8 @@ def _has_known_packages(facts: HostFacts) -> bool:
 def shm_full(facts: HostFacts) -> RequirementsNotMet | None:
     """Return the problem of a host whose shared memory is full. Running programs continue until
     they need some; nothing can start."""
-    if facts.shm < SHM_NEEDED or facts.shm_free is None or facts.shm_free >= SHM_LEAST:
+    least = min(SHM_LEAST, facts.shm // 16)  # A small one is another problem: see `check`
+    if facts.shm_free is None or facts.shm_free >= least:
         return None
     return RequirementsNotMet(
         f"/dev/shm is full: {facts.shm_free // 2**20} of {facts.shm // 2**20} MiB are free, and "  # noqa: S108

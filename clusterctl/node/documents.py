@@ -438,6 +438,7 @@ class NodeState:
     gpus_visible: int = -1
     gpus_said: str = ""  # Output of the listing command, if it lists no GPU
     broken_nics: List[BrokenNic] = field(default_factory=list)
+    lasting: List[str] = field(default_factory=list)  # What else is wrong with the host now
     # Head only: the GCS's own list, including dead nodes.
     nodes: List[RayNode] = field(default_factory=list)
     nodes_time: float = 0.0

@@ -13,6 +13,9 @@ from clusterctl.node.timing import Timing
 
 SUBJECT = "host"  # Of the journal's lines; no service has this name
 
+# Conditions that only readings show, and that slow or stop what serves while they last.
+_TOLD = ("stopped", "tcp-resent", "memory-low", "gpu-slowed")
+
 
 class Recorder:
     """Takes readings while `tick` is called."""
@@ -57,6 +60,10 @@ class Recorder:
         if now >= self._due:
             self._due = now + self._timing.readings_every
             self._take(host_reading(self._disks, self._gpus))
+
+    def lasting(self) -> List[str]:
+        """Return what is wrong now, and seen by nobody but the recorder, in sentences."""
+        return sorted(text for (kind, _), text in self._wrong.items() if kind in _TOLD)
 
     def _take(self, reading: HostReading) -> None:
         last, self._last = self._last, reading

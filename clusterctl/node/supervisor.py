@@ -274,6 +274,7 @@ class Supervisor:
             gpus_visible=self._gpus.visible,
             gpus_said=self._gpus.said,
             broken_nics=self._links.broken,
+            lasting=self._recorder.lasting(),
             nodes=snapshot.nodes if snapshot else [],
             nodes_time=snapshot.time if snapshot else 0.0,
             services=[service.state() for service in self._services.values()],

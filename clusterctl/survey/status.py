@@ -394,6 +394,8 @@ def _host_row(
     ]
     full = shm_full(facts) if facts else None
     problems += [one.summary for one in (logs, full, odd) if one]
+    if state and host.name in survey.running:
+        problems += state.lasting
     if container and renamed:
         problems.append(f"the node container was renamed to {container.name}")
     problems += [*map(_unreadable, unreadable), *secrets]
@@ -407,6 +409,8 @@ def _host_row(
             fix = first.hint
         elif state and state.broken_nics:
             fix = f"clusterctl check {survey.inventory.file}"
+        elif state and state.lasting:
+            fix = "clusterctl diagnose"
 
     ray = "up" if node else ""
     if node is None and state and host.name in survey.running:

@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx2
 import pytest
 
+from clusterctl.errors import DEGRADED
 from clusterctl.lab import faults
 from tests.lab.cluster import Operator, until
 from tests.lab.conftest import OnHost
@@ -98,7 +100,34 @@ class Night:
         assert host in {each["host"] for each in first["evidence"]}, first
         assert all(word in first["cause"] for word in words), first
         assert first["fix"], first
+        self.told_by_status(host)
+        self.same_in_a_bundle()
         return first
+
+    def same_in_a_bundle(self) -> None:
+        """A bundle that is written now, and read elsewhere, has the same causes."""
+        with TemporaryDirectory() as directory:
+            bundle = f"{directory}/report.tar.gz"
+            written = self.operator.run("diagnose", "--bundle", bundle, "--json").json["causes"]
+            found = self.operator.run("diagnose", bundle, "--json").json["causes"]
+        told = [(each["id"], each["over"], each["cause"]) for each in written]
+        assert [(each["id"], each["over"], each["cause"]) for each in found] == told
+
+    def told_by_status(self, host: str) -> None:
+        """`status` names the host, or the service as not ready, and ends with 8."""
+        last: list[str] = []
+
+        def told() -> bool:
+            looked = self.operator.run("status", "--json")
+            services = [row for row in looked.json["services"] if row["state"] != "ready"]
+            last[:] = [
+                *(each for each in looked.json["problems"] if each.startswith(f"{host}: ")),
+                *(f"{row['name']} {row['state']} {row['cause']}" for row in services),
+            ]
+            return bool(last) and looked.status == DEGRADED
+
+        seconds = until(told, within=WITHIN, what="status names it")
+        print(f"  status after {seconds:.0f} s: {last}")  # noqa: T201
 
     def nothing(self) -> None:
         """What is over, and ended no service, is told no more."""
@@ -262,9 +291,16 @@ def test_a_disk_that_is_full_so_that_nothing_is_recorded(night: Night) -> None:
         night.do("gpu2", f"rm {LOGS}/ballast")
 
 
-def test_a_client_with_a_wrong_key(night: Night) -> None:
+def test_a_client_with_a_wrong_key_is_counted_and_is_no_failure(night: Night) -> None:
+    """The gateway tells the client, and logs nothing that strangers could fill a disk with."""
+
+    def refused() -> int:
+        return int(night.operator.run("status", "--json").json["gateway"]["refused"])
+
+    before = refused()
     assert night.ask("not-the-key") == 401
-    night.verdict("api-401", "gpu1", "10.77.0.1")
+    until(lambda: refused() > before, within=WITHIN, what="the refusal is counted")
+    night.nothing()
 
 
 def test_a_raylet_that_is_stopped(night: Night) -> None:

@@ -82,3 +82,5 @@ def test_shared_memory_that_ran_full_is_told_before_something_cannot_start() -> 
     assert str(problem).endswith(
         "/dev/shm is full: 1 of 2048 MiB are free, and no engine can start there"
     )
+    full, _too_small = found(host(shm=2**22, shm_free=0))
+    assert "/dev/shm is full: 0 of 4 MiB" in str(full)

@@ -167,8 +167,11 @@ def test_a_stopped_process_is_in_the_journal_with_its_begin_and_end(tmp_path: Pa
             process.send_signal(signal.SIGSTOP)
             pid = str(process.pid)
             await_value(lambda: host.told("stopped", pid), "the stopped process")
+            (lasting,) = host.recorder.lasting()
+            assert lasting.endswith(f"(process {pid}) is stopped by a signal")
             process.send_signal(signal.SIGCONT)
             await_value(lambda: host.told("over", pid), "its end")
+            assert not host.recorder.lasting()
         finally:
             process.kill()
 

@@ -457,6 +457,17 @@ def test_a_full_file_system_of_logs_is_named_and_nothing_else(facts: HostFacts) 
     assert status.hints == ("clusterctl exec --limit gpu2 -- df -h /var/log/clusterctl/demo",)
 
 
+def test_what_the_supervisor_sees_of_its_host_is_told_with_the_next_command(
+    facts: HostFacts,
+) -> None:
+    reports = healthy(facts)
+    stopped = state("gpu2", lasting=["VLLM::Worker_TP1 (process 7) is stopped by a signal"])
+    reports["gpu2"] = replace(reports["gpu2"], state=stopped)
+    status = assess(survey_of(INVENTORY, reports))
+    assert status.problems == ("gpu2: VLLM::Worker_TP1 (process 7) is stopped by a signal",)
+    assert status.hints == ("clusterctl diagnose",)
+
+
 def test_a_host_that_left_the_inventory_and_still_runs_is_named(facts: HostFacts) -> None:
     without = INVENTORY.model_copy(update={"hosts": INVENTORY.hosts[:1]})
     status = assess(survey_of(without, {"gpu1": healthy(facts)["gpu1"]}))
