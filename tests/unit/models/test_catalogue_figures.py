@@ -152,6 +152,7 @@ def test_every_line_that_people_serve_is_there() -> None:
         "voxtral-small-24b",
         "deepseek-ocr-2",
         "paddleocr-vl-1.6",
+        "paddleocr-vl",
         "glm-ocr",
     ]
 
