@@ -13,8 +13,8 @@ from clusterctl.node.documents import ServiceDocument
 from clusterctl.serving.adapters import DEFAULT_RANK, LocalAdapter
 from clusterctl.serving.vllm_flags import last_value, parse_arguments
 from clusterctl.survey.services import Service
-from clusterctl.survey.survey import Survey
-from clusterctl.transfer.weights.delivery import Destination, deliver
+from clusterctl.survey.survey import Survey, connected
+from clusterctl.transfer.weights.delivery import Destination, deliver_over
 from clusterctl.transfer.weights.model_sources import of_directory
 from clusterctl.transport.credentials import Credentials
 
@@ -69,8 +69,11 @@ def copy_adapters(
     credentials: Credentials,
     sink: EventSink,
 ) -> None:
-    """Copy adapters to all hosts. What is there is not sent again."""
+    """Copy adapters to all hosts, over one connection to each. What is there is not sent again."""
+    if not adapters:
+        return
     to = Destination(inventory, tuple(inventory.hosts))
-    for each in adapters:
-        found = of_directory(each.directory, each.path, sink, whole=False)
-        deliver(to, lambda _, found=found: found, credentials, agree=lambda _: None, sink=sink)  # type: ignore[misc]
+    found = [of_directory(each.directory, each.path, sink, whole=False) for each in adapters]
+    with connected(to.involved, credentials) as transports:
+        for one in found:
+            deliver_over(transports, to, lambda _, one=one: one, agree=lambda _: None, sink=sink)  # type: ignore[misc]

@@ -75,24 +75,35 @@ def deliver(
     `agree` is called with the plan and raises if the user declines. Raises the errors of all hosts
     together; a failing host does not stop the others.
     """
-    sink, began = one_at_a_time(sink), time.monotonic()
-    inventory = to.inventory
     with connected(to.involved, credentials) as transports:
-        delivery = _ModelDelivery(to, find, transports, sink)
+        return deliver_over(transports, to, find, agree=agree, sink=sink)
 
-        def act(plan: Plan, lock: ClusterLock | None) -> int:
-            if lock is None or plan.empty:
-                return 0
-            downloaded = delivery.fetch()
-            with delivery.transfer:
-                outcome = execute_held(delivery.stages, delivery.views, sink, lock.ensure_held)
-            raise_all(outcome.set_aside.values())
-            return outcome.changed + downloaded
 
-        # Of the models alone: services change meanwhile.
-        name, head = f"{inventory.cluster}-models", transports[inventory.head.name]
-        lock = partial(ClusterLock, head, name, "model push")
-        changed = carry_out(delivery.plan, agree, lock, act, lambda plan: plan.shown)
+def deliver_over(
+    transports: Mapping[str, Transport],
+    to: Destination,
+    find: FindModel,
+    *,
+    agree: Callable[[Plan], None],
+    sink: EventSink,
+) -> PushedModel:
+    """Like `deliver`, over connections to the involved hosts."""
+    sink, began = one_at_a_time(sink), time.monotonic()
+    inventory, delivery = to.inventory, _ModelDelivery(to, find, transports, sink)
+
+    def act(plan: Plan, lock: ClusterLock | None) -> int:
+        if lock is None or plan.empty:
+            return 0
+        downloaded = delivery.fetch()
+        with delivery.transfer:
+            outcome = execute_held(delivery.stages, delivery.views, sink, lock.ensure_held)
+        raise_all(outcome.set_aside.values())
+        return outcome.changed + downloaded
+
+    # Of the models alone: services change meanwhile.
+    name, head = f"{inventory.cluster}-models", transports[inventory.head.name]
+    lock = partial(ClusterLock, head, name, "model push")
+    changed = carry_out(delivery.plan, agree, lock, act, lambda plan: plan.shown)
     manifest = delivery.supply.manifest
     return PushedModel(
         manifest,
