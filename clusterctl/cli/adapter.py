@@ -37,7 +37,7 @@ def add(
 
     found = [read_adapter(name, directory) for name, directory in parse_adapters(adapters)]
     with session("adapter-add", inventory, quiet=as_json) as opened:
-        plan = run(opened.inventory, service, found, opened.credentials, opened.progress)
+        plan = run(opened, service, found)
     _print(plan, as_json=as_json)
 
 
@@ -54,7 +54,7 @@ def rm(
     from clusterctl.commands.adapter import remove
 
     with session("adapter-rm", inventory, quiet=as_json) as opened:
-        plan = remove(opened.inventory, service, names, opened.credentials, opened.progress)
+        plan = remove(opened, service, names)
     _print(plan, as_json=as_json)
 
 
@@ -68,7 +68,7 @@ def ls(inventory: options.Inventory = None, as_json: options.Json = False) -> No
     from clusterctl.reporting.text import columns
 
     with session("adapter-ls", inventory, quiet=True) as opened:
-        found = list_adapters(opened.inventory, opened.credentials)
+        found = list_adapters(opened)
     if as_json:
         print(pretty([asdict(each) for each in found]))
         return

@@ -53,15 +53,7 @@ def apply(
                     hint="add --yes, or --dry-run to only show the changes",
                 )
 
-        applied = run(
-            opened.inventory,
-            requests,
-            file.absolute().parent,
-            opened.credentials,
-            prune=prune,
-            agree=agree,
-            sink=opened.progress,
-        )
+        applied = run(opened, requests, file.absolute().parent, prune=prune, agree=agree)
     decision = applied.decision
     services = [
         {

@@ -40,15 +40,7 @@ def batch(
     from clusterctl.errors import StepFailed
 
     with session("batch", inventory, quiet=as_json) as opened:
-        count = run(
-            opened.inventory,
-            service,
-            requests,
-            output,
-            concurrency,
-            opened.credentials,
-            opened.progress,
-        )
+        count = run(opened, service, requests, output, concurrency)
     if as_json:
         print(pretty({"service": service, "answers": str(output), **vars(count)}))
     elif count.kept == count.total:

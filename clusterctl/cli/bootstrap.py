@@ -69,18 +69,18 @@ def bootstrap(
         )
 
     with session("bootstrap", path, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
-        of, sink = (opened.inventory, opened.hosts, opened.credentials), opened.progress
+        progress = opened.progress
         if source:
-            driver.run(*of, source, agree=agreement(sink, yes=yes, as_json=as_json), sink=sink)
+            driver.run(opened, source, agree=agreement(progress, yes=yes, as_json=as_json))
         # Only after agreement: `down` must not default to a file whose hosts never answered.
-        agreed = agreement(sink, yes=yes, as_json=as_json, agreed=lambda: _remember(path))
+        agreed = agreement(progress, yes=yes, as_json=as_json, agreed=lambda: _remember(path))
 
         def agree(found: Plan) -> None:
             if saved:
                 saved_plan.require_same(saved, found, opened.inventory, path)
             agreed(found)
 
-        done = run(*of, agree=agree, sink=sink)
+        done = run(opened, agree=agree)
     formed = done.formed
     if as_json:
         document = {
@@ -157,10 +157,9 @@ def _show_plan(
     path = current(file)
     errors: tuple[ClusterctlError, ...] = ()
     with session(command, path, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
-        of = (opened.inventory, opened.hosts, opened.credentials)
-        found = driver.make_plan(*of, source) if source else None
+        found = driver.make_plan(opened, source) if source else None
         if not found or found.empty:
-            found, errors = make_plan(*of, sink=opened.progress)
+            found, errors = make_plan(opened)
     for note in vulnerability_notes({"vllm": opened.inventory.image}):
         print(f"note: {note}", file=sys.stderr)
     if output and errors:

@@ -47,13 +47,12 @@ def check(
 
     path = options.named_inventory(context, file, inventory)
     with session("check", path, limit=limit, quiet=as_json, accept_new=accept_new) as opened:
-        of = (opened.inventory, opened.hosts, opened.credentials)
         if security:
-            _show_promises(promises_of(*of), as_json=as_json)
+            _show_promises(promises_of(opened), as_json=as_json)
             return
-        report = run(*of)
+        report = run(opened)
         if fabric:
-            report = with_fabric(report, *of, opened.progress)
+            report = with_fabric(report, opened)
         if as_json:
             print(pretty(_document(report)))
             if report.errors:

@@ -59,7 +59,7 @@ def diagnose(
 
         with session("diagnose", inventory, quiet=as_json) as opened:
             service = names[0] if names else None
-            causes, missed = of_cluster(opened.inventory, service, opened.credentials, bundle)
+            causes, missed = of_cluster(opened, service, bundle)
     if bundle:
         size = bundle.stat().st_size / 2**20
         print(f"wrote {bundle}, {size:.1f} MiB: read it before you send it", file=sys.stderr)

@@ -32,12 +32,11 @@ def down(
     from clusterctl.reporting.text import count
 
     with session("down", inventory, limit=limit, quiet=as_json) as opened:
-        of = (opened.inventory, opened.hosts, opened.credentials)
         if dry_run:  # takes no lock, so it works while another run holds it
-            planned = make_plan(*of, purge=purge)
+            planned = make_plan(opened, purge=purge)
         else:
             agree = agreement(opened.progress, yes=yes, as_json=as_json)
-            changed = run(*of, purge=purge, agree=agree, sink=opened.progress)
+            changed = run(opened, purge=purge, agree=agree)
     if dry_run:
         errors = tuple(planned.set_aside.values())
         raise show_plan(planned.plan, as_json=as_json, nothing=NOTHING, errors=errors)

@@ -47,7 +47,7 @@ def drain(
                     f"not confirmed: {host} has the last replica of {ended}", hint="add --yes"
                 )
 
-        changed = run(opened.inventory, host, opened.credentials, agree=agree, sink=opened.progress)
+        changed = run(opened, host, agree=agree)
     if as_json:
         print(pretty({"host": host, "drained": True, "changed": changed}))
         return
@@ -66,7 +66,7 @@ def undrain(
     from clusterctl.commands.drain import undrain as run
 
     with session("undrain", inventory, quiet=as_json) as opened:
-        changed = run(opened.inventory, host, opened.credentials)
+        changed = run(opened, host)
     if as_json:
         print(pretty({"host": host, "drained": False, "changed": changed}))
         return

@@ -46,8 +46,7 @@ def exec_(
             hint=f"clusterctl exec -- sh -c {shlex.quote(command[0])}",
         )
     with session("exec", inventory, limit=limit, quiet=True) as opened:
-        of = (opened.inventory, opened.hosts, opened.credentials)
-        outcomes = run(*of, command, sudo=sudo, node=node, timeout=timeout)
+        outcomes = run(opened, command, sudo=sudo, node=node, timeout=timeout)
     if as_json:
         document: dict[str, object] = {}
         codes = []

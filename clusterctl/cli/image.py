@@ -105,7 +105,7 @@ def ls(
     from clusterctl.reporting.error_view import error_lines
 
     with session("image-ls", inventory, limit=limit, quiet=True) as opened:
-        found = run(opened.inventory, opened.hosts, opened.credentials)
+        found = run(opened)
     if as_json:
         rows = [
             {

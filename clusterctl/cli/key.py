@@ -159,10 +159,9 @@ def rotate(
             if stops and not confirm(question, yes=yes, progress=opened.progress):
                 raise UsageError("not confirmed: a service would be unavailable", hint="add --yes")
 
-        who = opened.inventory, opened.credentials
-        names = replace_own(*who, agree=agree)
+        names = replace_own(opened.inventory, opened.credentials, agree=agree)
         for name in names:
-            restart(who[0], name, who[1], agree=lambda _: None, sink=opened.progress)
+            restart(opened, name, agree=lambda _: None)
     if as_json:
         print(pretty({"restarted": list(names)}))
     else:

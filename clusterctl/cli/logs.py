@@ -58,8 +58,7 @@ def logs(
 
     try:
         with session("logs", inventory, limit=limit, quiet=True) as opened:
-            of = (opened.inventory, opened.hosts, opened.credentials)
-            found = read(*of, name, lines=lines, follow=follow, report=report)
+            found = read(opened, name, lines=lines, follow=follow, report=report)
             if name is None:
                 for host, line in found if follow else by_time(found):
                     print(journal_line(host, line), flush=follow)

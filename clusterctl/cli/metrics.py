@@ -37,9 +37,9 @@ def metrics(
 
     with session("metrics", inventory, quiet=True) as opened:
         if textfile:
-            files = {textfile: state(opened.inventory, opened.credentials)}
+            files = {textfile: state(opened)}
         else:
-            found = configuration(opened.inventory, opened.credentials)
+            found = configuration(opened)
             files = {output / name: text.encode() for name, text in found.items()}
     changed = [path for path, data in files.items() if not is_written(path, data)]
     if not dry_run:

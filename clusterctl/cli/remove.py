@@ -56,14 +56,7 @@ def remove(
                     hint="add --yes",
                 )
 
-        changed, line = run(
-            opened.inventory,
-            host,
-            opened.credentials,
-            purge=purge,
-            agree=agree,
-            sink=opened.progress,
-        )
+        changed, line = run(opened, host, purge=purge, agree=agree)
         source = opened.inventory.source
     if as_json:
         document = {"host": host, "changed": changed, "file": str(source), "line": line}

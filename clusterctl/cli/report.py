@@ -33,7 +33,7 @@ def report(
     from clusterctl.reporting.page import page
 
     with session("report", inventory, quiet=as_json) as opened:
-        document = run(opened.inventory, opened.credentials, opened.progress, bandwidth=bandwidth)
+        document = run(opened, bandwidth=bandwidth)
     if as_json:
         print(pretty(document))
         return

@@ -38,7 +38,7 @@ def restart(
             ):
                 raise UsageError(f"not confirmed: {name} would be unavailable", hint="add --yes")
 
-        proofs = run(opened.inventory, name, opened.credentials, agree=agree, sink=opened.progress)
+        proofs = run(opened, name, agree=agree)
     ready = {replica: round(proof.ready_seconds, 1) for replica, proof in proofs.items()}
     if as_json:
         print(pretty({"service": name, "ready_seconds": ready}))

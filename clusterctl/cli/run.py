@@ -73,13 +73,5 @@ def run(
         words = words[1:]
 
     with session("run", inventory) as opened, passed_on(opened.progress) as output:
-        status = command.run(
-            opened.inventory,
-            script,
-            words,
-            gpus,
-            opened.credentials,
-            output,
-            opened.progress,
-        )
+        status = command.run(opened, script, words, gpus, output)
     raise typer.Exit(status)

@@ -33,14 +33,7 @@ def scale(
             same = f"Nothing to change: {name} has {count(replicas, 'replica')}."
             show_changes(plan.lines, document, same=same, dry_run=dry_run, as_json=as_json)
 
-        plan = run(
-            opened.inventory,
-            name,
-            replicas,
-            opened.credentials,
-            agree=agree,
-            sink=opened.progress,
-        )
+        plan = run(opened, name, replicas, agree=agree)
     hosts = {each.name: each.host for each in (*plan.moves.staying, *plan.moves.new)}
     if as_json:
         document = {"service": name, "changes": plan.lines, "replicas": hosts}

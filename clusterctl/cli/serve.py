@@ -151,9 +151,7 @@ def serve(
                     hint="add --yes; to change only the number of replicas: clusterctl scale",
                 )
 
-        served = run(
-            opened.inventory, request, opened.credentials, agree=agree, sink=opened.progress
-        )
+        served = run(opened, request, agree=agree)
     plan, proof, location = served.plan, served.proof, served.plan.location
     if as_json:
         document = {

@@ -18,8 +18,9 @@ from clusterctl.engine.plan import Plan
 from clusterctl.errors import CHANGES_PENDING, ClusterctlError, Problems, UsageError, raise_all
 from clusterctl.inventory.current import current
 from clusterctl.inventory.load import load
-from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.model import Inventory
 from clusterctl.inventory.select import select
+from clusterctl.operations.session import Session
 from clusterctl.reporting.console import Progress, headline
 from clusterctl.reporting.error_view import error_document
 from clusterctl.reporting.plan_view import NOTHING, plan_document, plan_lines
@@ -36,11 +37,10 @@ def current_log() -> Path | None:
 
 
 @dataclass(frozen=True)
-class Session:
-    inventory: Inventory
-    hosts: tuple[Host, ...]  # The hosts selected by --limit; without it, all
+class TerminalSession(Session):
+    """A session that shows its progress on stderr."""
+
     progress: Progress
-    credentials: Credentials
 
 
 def load_inventory(path: Path | None, *, accept_new: bool = False) -> Inventory:
@@ -72,7 +72,7 @@ def session(
     limit: str | None = None,
     quiet: bool = False,
     accept_new: bool = False,
-) -> Iterator[Session]:
+) -> Iterator[TerminalSession]:
     """Open a session for `command`; `quiet` shows no progress (for --json and short output)."""
     inventory = load_inventory(path, accept_new=accept_new)
     hosts = select(inventory, limit) if limit else inventory.hosts
@@ -83,7 +83,7 @@ def session(
         elif log is None:
             print("note: no log file is written: its directory is not writable", file=sys.stderr)
         with Progress(sys.stderr, quiet=quiet) as progress:
-            yield Session(inventory, hosts, progress, credentials(progress))
+            yield TerminalSession(inventory, hosts, progress, credentials(progress))
 
 
 def credentials(progress: Progress | None = None) -> Credentials:

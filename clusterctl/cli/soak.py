@@ -50,7 +50,7 @@ def soak(
     load = BenchLoad(at_once, None, prompt, output, requests or 32 * at_once)
     seconds = _seconds(duration)
     with session("soak", inventory, quiet=as_json) as opened:
-        rounds = run(opened.inventory, service, load, seconds, opened.credentials, opened.progress)
+        rounds = run(opened, service, load, seconds)
     if not rounds:
         raise Interrupted("interrupted before the first round ended")
     found = findings(rounds)

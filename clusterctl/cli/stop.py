@@ -27,7 +27,7 @@ def stop(
 
     with session("stop", inventory, quiet=as_json) as opened:
         if dry_run:
-            plan, errors = make_plan(opened.inventory, name, opened.credentials)
+            plan, errors = make_plan(opened, name)
             raise show_plan(plan, as_json=as_json, errors=errors)
-        run(opened.inventory, name, opened.credentials, opened.progress)
+        run(opened, name)
     print(pretty({"stopped": name}) if as_json else f"{name} is stopped")

@@ -40,7 +40,7 @@ def tunnel(
 
     with (
         session("tunnel", inventory, quiet=True) as opened,
-        opened_tunnel(opened.inventory, opened.credentials, target, port) as way,
+        opened_tunnel(opened, target, port) as way,
     ):
         print(f"http://127.0.0.1:{way.port}", flush=True)
         if target == DASHBOARD:

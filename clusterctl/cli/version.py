@@ -40,7 +40,7 @@ def version(
     from clusterctl.reporting.version_view import version_lines
 
     with session("version", inventory, quiet=True) as opened:
-        record = run(opened.inventory, opened.credentials).to_json()
+        record = run(opened).to_json()
     if as_json:
         print(pretty(record))
     else:

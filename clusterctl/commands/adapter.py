@@ -6,20 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from clusterctl.engine.events import EventSink
 from clusterctl.errors import ClusterctlError, UsageError, raise_all
-from clusterctl.inventory.model import Inventory
 from clusterctl.operations.adapters import copy_adapters, refusals
 from clusterctl.operations.changing import change
+from clusterctl.operations.session import Session
 from clusterctl.planning.question import question_again
 from clusterctl.planning.replicas import as_declared
 from clusterctl.serving.adapters import LocalAdapter
 from clusterctl.serving.declaration import read_key, require_service
 from clusterctl.serving.rollout import Rollout
 from clusterctl.survey.services import Service
-from clusterctl.survey.survey import Survey, connected, take_survey
+from clusterctl.survey.survey import Survey, take_survey
 from clusterctl.transport.base import Transport
-from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
 
@@ -54,13 +52,7 @@ class AdapterPlan:
         return [*(f"load {name}" for name in self.added), *(f"unload {name}" for name in left)]
 
 
-def add(
-    inventory: Inventory,
-    service: str,
-    adapters: Sequence[LocalAdapter],
-    credentials: Credentials,
-    sink: EventSink,
-) -> AdapterPlan:
+def add(session: Session, service: str, adapters: Sequence[LocalAdapter]) -> AdapterPlan:
     """Copy adapters to all hosts and load them on every replica. One that a replica cannot load is
     withdrawn everywhere. A second run changes nothing.
 
@@ -70,14 +62,14 @@ def add(
     def decided(survey: Survey) -> AdapterPlan:
         return plan_adding(survey, service, adapters)
 
-    with connected(inventory.hosts, credentials) as transports:
-        before = decided(take_survey(inventory, transports).require_answers())
-    copy_adapters(inventory, adapters, credentials, sink)
+    with session.connected() as transports:
+        before = decided(take_survey(session.inventory, transports).require_answers())
+    copy_adapters(session.inventory, adapters, session.credentials, session.progress)
     try:
-        return _carry_out(inventory, credentials, decided, sink)
+        return _carry_out(session, decided)
     except ClusterctlError:
         with suppress(ClusterctlError):
-            remove(inventory, service, before.added, credentials, sink)
+            remove(session, service, before.added)
         raise
 
 
@@ -90,13 +82,7 @@ def plan_adding(survey: Survey, service: str, adapters: Sequence[LocalAdapter]) 
     return AdapterPlan(survey, found, {**found.require_list().adapters, **added})
 
 
-def remove(
-    inventory: Inventory,
-    service: str,
-    names: Sequence[str],
-    credentials: Credentials,
-    sink: EventSink,
-) -> AdapterPlan:
+def remove(session: Session, service: str, names: Sequence[str]) -> AdapterPlan:
     """Unload adapters everywhere; their files stay on the hosts. Raises UsageError."""
 
     def decided(survey: Survey) -> AdapterPlan:
@@ -110,13 +96,13 @@ def remove(
         left = {name: path for name, path in has.items() if name not in names}
         return AdapterPlan(survey, found, left)
 
-    return _carry_out(inventory, credentials, decided, sink)
+    return _carry_out(session, decided)
 
 
-def list_adapters(inventory: Inventory, credentials: Credentials) -> list[ListedAdapter]:
+def list_adapters(session: Session) -> list[ListedAdapter]:
     """Return the adapters of all services, with the replicas that do not offer them."""
-    with connected(inventory.hosts, credentials) as transports:
-        survey = take_survey(inventory, transports)
+    with session.connected() as transports:
+        survey = take_survey(session.inventory, transports)
     found = []
     for service in survey.services.values():
         for name, path in (service.listed.adapters if service.listed else {}).items():
@@ -130,12 +116,9 @@ def list_adapters(inventory: Inventory, credentials: Credentials) -> list[Listed
     return found
 
 
-def _carry_out(
-    inventory: Inventory,
-    credentials: Credentials,
-    decided: Callable[[Survey], AdapterPlan],
-    sink: EventSink,
-) -> AdapterPlan:
+def _carry_out(session: Session, decided: Callable[[Survey], AdapterPlan]) -> AdapterPlan:
+    inventory = session.inventory
+
     def look(transports: Mapping[str, Transport]) -> AdapterPlan:
         return decided(take_survey(inventory, transports).require_answers())
 
@@ -145,20 +128,20 @@ def _carry_out(
     def act(plan: AdapterPlan, lock: ClusterLock | None) -> AdapterPlan:
         if lock:
             head = plan.survey.transports[inventory.head.name]
-            _roll(plan, read_key(inventory, head), lock, sink)
+            _roll(plan, read_key(inventory, head), lock, session)
         return plan
 
-    return change(inventory, credentials, "adapter", look, ask, act, lambda plan: set(plan.lines))
+    return change(session, "adapter", look, ask, act, lambda plan: set(plan.lines))
 
 
-def _roll(plan: AdapterPlan, key: str, lock: ClusterLock, sink: EventSink) -> None:
+def _roll(plan: AdapterPlan, key: str, lock: ClusterLock, session: Session) -> None:
     adapters = dict(plan.adapters)
     replicas = []
     for each in plan.service.replicas:
         planned = as_declared(plan.survey, each)
         replicas.append(replace(planned, document=replace(each.document, adapters=adapters)))
     members = replace(plan.service.require_list(), adapters=adapters)
-    Rollout(plan.survey, replicas, (), members, key, lock, sink).run()
+    Rollout(plan.survey, replicas, (), members, key, lock, session.progress).run()
 
 
 def _service(survey: Survey, name: str) -> Service:

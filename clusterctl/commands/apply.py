@@ -9,7 +9,6 @@ from pathlib import Path
 
 from clusterctl.engine.events import EventSink
 from clusterctl.errors import ClusterctlError, DoesNotFit, Problems, UsageError, raise_all
-from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import to_json
 from clusterctl.operations.adapters import copy_adapters
 from clusterctl.operations.changing import change
@@ -24,6 +23,7 @@ from clusterctl.operations.serving import (
     look,
     prepare,
 )
+from clusterctl.operations.session import Session
 from clusterctl.operations.stopping import end
 from clusterctl.planning.replicas import as_if_declared
 from clusterctl.serving.declaration import members_file, service_file
@@ -31,7 +31,6 @@ from clusterctl.serving.request import ServiceRequest
 from clusterctl.survey.services import Replica
 from clusterctl.survey.survey import Survey
 from clusterctl.transport.base import Transport
-from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, fan_out, values
 from clusterctl.transport.lock import ClusterLock
 
@@ -65,14 +64,12 @@ class Applied:
 
 
 def run(
-    inventory: Inventory,
+    session: Session,
     requests: Sequence[ServiceRequest],
     base: Path,
-    credentials: Credentials,
     *,
     prune: bool,
     agree: Agree,
-    sink: EventSink,
 ) -> Applied:
     """Make the cluster run these services. Running it twice changes nothing, and after an
     interruption it continues. A service that fails does not keep the others from changing.
@@ -86,21 +83,21 @@ def run(
     wanted, problems = list[Wanted](), list[ClusterctlError]()
     for request in requests:
         try:
-            wanted.append(Wanted.of(request, inventory, base))
+            wanted.append(Wanted.of(request, session.inventory, base))
         except ClusterctlError as error:
             problems += _named(error, request)
     raise_all(problems)
 
     def decide(transports: Mapping[str, Transport]) -> FleetDecision:
-        return decide_all(look(inventory, transports), wanted, prune=prune)
+        return decide_all(look(session.inventory, transports), wanted, prune=prune)
 
     def ask(found: FleetDecision) -> None:
         agree(found.changes)
 
     def act(decision: FleetDecision, lock: ClusterLock | None) -> Applied:
-        return Applied(_bring_about(decision, lock, credentials, sink), decision)
+        return Applied(_bring_about(decision, lock, session), decision)
 
-    return change(inventory, credentials, "apply", decide, ask, act, lambda it: it.changes.shown)
+    return change(session, "apply", decide, ask, act, lambda it: it.changes.shown)
 
 
 def decide_all(survey: Survey, wanted: Sequence[Wanted], *, prune: bool) -> FleetDecision:
@@ -182,14 +179,14 @@ def _without(survey: Survey, leaving: Sequence[Replica], services: Collection[st
 
 
 def _bring_about(
-    decision: FleetDecision, lock: ClusterLock | None, credentials: Credentials, sink: EventSink
+    decision: FleetDecision, lock: ClusterLock | None, session: Session
 ) -> dict[str, Served]:
     """Stop pruned services, then change the others: first those that free GPUs, then the rest
     together.
 
     Raises the errors of all services that failed."""
     errors: list[ClusterctlError] = []
-    survey = decision.survey
+    survey, sink = decision.survey, session.progress
     if lock:
 
         def stop(name: str) -> None:
@@ -201,7 +198,7 @@ def _bring_about(
         try:
             prepare(one, sink)
             if one.changes.lines:
-                copy_adapters(survey.inventory, one.wanted.adapters, credentials, sink)
+                copy_adapters(survey.inventory, one.wanted.adapters, session.credentials, sink)
         except ClusterctlError as error:
             errors += _named(error, one.wanted.request)
             del todo[name]

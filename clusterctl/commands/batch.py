@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from clusterctl.engine.events import EventSink, StepFinished, StepProgress, StepStarted
+from clusterctl.engine.events import StepFinished, StepProgress, StepStarted
 from clusterctl.engine.interrupt import interruptible
 from clusterctl.engine.step import Change
 from clusterctl.errors import Interrupted
-from clusterctl.inventory.model import Inventory
+from clusterctl.operations.session import Session
 from clusterctl.ray_cluster.topology import base_url
 from clusterctl.serving.batch import (
     BatchCount,
@@ -19,26 +19,20 @@ from clusterctl.serving.batch import (
     read_requests,
 )
 from clusterctl.serving.declaration import read_key, served_at
-from clusterctl.survey.survey import connected, take_survey
-from clusterctl.transport.credentials import Credentials
+from clusterctl.survey.survey import take_survey
 from clusterctl.transport.tcp import Tunnel
 
 
 def run(
-    inventory: Inventory,
-    service: str,
-    requests: Path,
-    answers: Path,
-    concurrency: int,
-    credentials: Credentials,
-    sink: EventSink,
+    session: Session, service: str, requests: Path, answers: Path, concurrency: int
 ) -> BatchCount:
     """Send the requests that have no answer in `answers`, and append the answers to it.
 
     Raises UsageError for an unknown service, ConnectionFailed if it does not answer, Interrupted
     after Ctrl-C, and Problems with the invalid lines of `requests`.
     """
-    with connected((inventory.head,), credentials) as transports:
+    inventory, sink = session.inventory, session.progress
+    with session.connected((inventory.head,)) as transports:
         head = transports[inventory.head.name]
         survey = take_survey(inventory, transports)
         survey.require_supervised_head()

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,6 @@ from clusterctl.engine.events import EventSink, Note
 from clusterctl.engine.interrupt import interruptible
 from clusterctl.engine.plan import OnFailure, Plan, plan_apart
 from clusterctl.errors import ClusterctlError
-from clusterctl.inventory.model import Host, Inventory
 from clusterctl.operations.bootstrap_stages import (
     Bootstrapped,
     Run,
@@ -22,22 +21,20 @@ from clusterctl.operations.bootstrap_stages import (
     bring_about,
     host_stages,
 )
+from clusterctl.operations.session import Session
 from clusterctl.steps.engines import Engines
 from clusterctl.survey.cluster import Cluster, require_fit, single
-from clusterctl.survey.survey import connected, take_survey
-from clusterctl.transport.credentials import Credentials
+from clusterctl.survey.survey import take_survey
 from clusterctl.transport.lock import ClusterLock
 
 
-def make_plan(
-    inventory: Inventory, hosts: Iterable[Host], credentials: Credentials, *, sink: EventSink
-) -> tuple[Plan, tuple[ClusterctlError, ...]]:
-    """Return the plan of `run` for `hosts`. Reports to `sink` which interfaces they would use.
+def make_plan(session: Session) -> tuple[Plan, tuple[ClusterctlError, ...]]:
+    """Return the plan of `run`. Reports which interfaces the hosts would use.
 
     If requirements keep `run` from starting, the plan has the first stages for the hosts that meet
     theirs, along with the errors of the others."""
-    hosts = tuple(hosts)
-    with connected(inventory.hosts, credentials) as transports:
+    inventory, hosts, sink = session.inventory, session.hosts, session.progress
+    with session.connected() as transports:
         survey = take_survey(inventory, transports)
         try:
             cluster = require_fit(survey, hosts)
@@ -59,25 +56,18 @@ def make_plan(
         return target.plan, ()
 
 
-def run(
-    inventory: Inventory,
-    hosts: Iterable[Host],
-    credentials: Credentials,
-    *,
-    agree: Callable[[Plan], None],
-    sink: EventSink,
-) -> Bootstrapped:
-    """Bootstrap `hosts`, then prove that they and the head have joined Ray, and that collectives
-    work over their links.
+def run(session: Session, *, agree: Callable[[Plan], None]) -> Bootstrapped:
+    """Bootstrap the session's hosts, then prove that they and the head have joined Ray, and that
+    collectives work over their links.
 
     Hosts left out are only queried for their place in the cluster, and need not answer.
 
     `agree` gets the plan, and raises if the user declines. Raises the errors of all hosts together;
     RayNotFormed when Ray does not reach the nodes and GPUs declared in the inventory.
     """
-    hosts = tuple(hosts)
+    inventory, hosts, sink = session.inventory, session.hosts, session.progress
     names, engines = tuple(host.name for host in hosts), Engines(driver_for)
-    with connected(inventory.hosts, credentials) as transports:
+    with session.connected() as transports:
         lock_of = partial(ClusterLock.of, inventory, transports, "bootstrap")
 
         def look() -> Target:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from clusterctl.accelerators.registry import accelerator_named
-from clusterctl.engine.events import EventSink
 from clusterctl.errors import (
     ClusterctlError,
     Interrupted,
@@ -20,7 +19,7 @@ from clusterctl.errors import (
 from clusterctl.facts.cluster_requirements import CLOCK_HINT
 from clusterctl.facts.model import HostFacts
 from clusterctl.facts.requirements import notes
-from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.model import Inventory
 from clusterctl.inventory.outside import outside_of
 from clusterctl.network.choice import public_addresses
 from clusterctl.network.gate import FabricRecord, ensure_proven
@@ -31,6 +30,7 @@ from clusterctl.network.pairs.model import HostLink, PairResults, default_route_
 from clusterctl.network.pairs.probe import IN_USE, NOT_SEEN, probe_pairs, ray_ports
 from clusterctl.node.documents import RayNode
 from clusterctl.operations.bootstrap_stages import plan_for
+from clusterctl.operations.session import Session
 from clusterctl.packages.bundle import open_bundles
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.serving.vulnerabilities import vulnerability_notes
@@ -51,10 +51,9 @@ from clusterctl.survey.drift import (
     ray_problems,
 )
 from clusterctl.survey.promises import PromiseState, promise_states
-from clusterctl.survey.survey import Survey, connected, take_survey
+from clusterctl.survey.survey import Survey, take_survey
 from clusterctl.survey.versions import engine_versions
 from clusterctl.transfer.asked_registry import ask_environment, ask_registry
-from clusterctl.transport.credentials import Credentials
 
 NOT_TRIED = "the fabric gate was not run: fix the other problems first"
 
@@ -74,14 +73,11 @@ class Report:
     ray: tuple[RayNode, ...] = ()  # What Ray's head says of its nodes; empty if it is not up
 
 
-def run(
-    inventory: Inventory,
-    hosts: Iterable[Host],
-    credentials: Credentials,
-) -> Report:
-    """Check `hosts` and the links between them and, if the cluster is up, differences from the
-    result of a bootstrap."""
-    with connected(hosts, credentials) as transports:
+def run(session: Session) -> Report:
+    """Check the session's hosts and the links between them and, if the cluster is up, differences
+    from the result of a bootstrap."""
+    inventory = session.inventory
+    with session.connected(session.hosts) as transports:
         survey = take_survey(inventory, transports)
         lacking = requirements(survey)
         name_listeners(lacking, transports)
@@ -157,38 +153,30 @@ def _between_hosts(survey: Survey, topology: Topology | None) -> PairResults:
     return probe_pairs(survey.inventory, topology, placed, survey.transports, unrated=unrated)
 
 
-def security(
-    inventory: Inventory,
-    hosts: Iterable[Host],
-    credentials: Credentials,
-) -> list[PromiseState]:
+def security(session: Session) -> list[PromiseState]:
     """Return the promises of docs/security.md with their state on this cluster. Raises the errors
     of hosts that do not answer."""
-    with connected(hosts, credentials) as transports:
-        survey = take_survey(inventory, transports).require_answers()
+    with session.connected(session.hosts) as transports:
+        survey = take_survey(session.inventory, transports).require_answers()
         topology, _ = place(survey)
         plan = None
-        if topology and len(topology.nodes) == len(inventory.hosts) and survey.containers:
+        if topology and len(topology.nodes) == len(session.inventory.hosts) and survey.containers:
             names = tuple(survey.views)
             plan = plan_for(Cluster(survey, topology, survey.views, names), names)
         return promise_states(survey, topology, plan)
 
 
-def with_fabric(
-    report: Report,
-    inventory: Inventory,
-    hosts: Iterable[Host],
-    credentials: Credentials,
-    sink: EventSink,
-) -> Report:
-    """Add the result of the fabric gate on `hosts` and the head; the cluster must be up. Skip the
-    gate if `report` has errors: it would fail for the same reasons, with vaguer messages."""
+def with_fabric(report: Report, session: Session) -> Report:
+    """Add the result of the fabric gate on the session's hosts and the head; the cluster must be
+    up. Skip the gate if `report` has errors: it would fail for the same reasons, with vaguer
+    messages."""
     if report.errors:
         return replace(report, notes=(*report.notes, NOT_TRIED))
     try:
-        with connected(inventory.hosts, credentials) as transports:
-            cluster = require_fit(take_survey(inventory, transports), hosts)
-            proof = ensure_proven(cluster.gate_scope, sink, again=True, links_proven=True)
+        with session.connected() as transports:
+            cluster = require_fit(take_survey(session.inventory, transports), session.hosts)
+            scope = cluster.gate_scope
+            proof = ensure_proven(scope, session.progress, again=True, links_proven=True)
     except Interrupted:
         raise
     except ClusterctlError as error:

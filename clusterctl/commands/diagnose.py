@@ -25,16 +25,15 @@ from clusterctl.diagnosis.cluster import STATE, Asked, causes_of
 from clusterctl.diagnosis.logs import Finding, lines_of, search_to_end
 from clusterctl.diagnosis.verdict import Cause, verdict
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, UsageError, raise_all
-from clusterctl.inventory.model import Inventory
 from clusterctl.models.version import Version, parse_version, show_version
 from clusterctl.node.documents import NodeState, from_json
 from clusterctl.node.files import NodePaths
+from clusterctl.operations.session import Session
 from clusterctl.serving.declaration import LOG_ENDS, served_at
 from clusterctl.serving.release_flags import FLAGS, flags_of
-from clusterctl.survey.survey import connected, take_survey
+from clusterctl.survey.survey import take_survey
 from clusterctl.transport import python
 from clusterctl.transport.base import Transport
-from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, fan_out, values
 
 _MOST = 8 * 2**20
@@ -96,10 +95,7 @@ def of_bundle(path: Path) -> list[Cause]:
 
 
 def of_cluster(
-    inventory: Inventory,
-    service: str | None,
-    credentials: Credentials,
-    bundle: Path | None = None,
+    session: Session, service: str | None, bundle: Path | None = None
 ) -> tuple[list[Cause], tuple[ClusterctlError, ...]]:
     """Return the causes in the logs of all hosts, and the errors of hosts that were not reached.
 
@@ -110,7 +106,7 @@ def of_cluster(
     """
     if bundle:
         compressor_for(bundle)
-    paths = NodePaths(inventory.cluster)
+    inventory, paths = session.inventory, NodePaths(session.inventory.cluster)
     order: dict[str, object] = {
         "directory": str(paths.logs),
         "kernel": _KERNEL,
@@ -122,7 +118,7 @@ def of_cluster(
         ],
         "secrets": [str(paths.api_key), str(paths.ray_token)],
     }
-    with connected(inventory.hosts, credentials) as transports:
+    with session.connected() as transports:
         if service is not None:
             head = {inventory.head.name: transports[inventory.head.name]}
             survey = take_survey(inventory, head)

@@ -2,53 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 
 from clusterctl.engine.carry_out import Held, carry_out
-from clusterctl.engine.events import EventSink, HostSetAside, Note
+from clusterctl.engine.events import HostSetAside, Note
 from clusterctl.engine.executor import RunOutcome, execute_held
 from clusterctl.engine.plan import Plan, Planned, plan_apart
 from clusterctl.engine.step import HostView
 from clusterctl.errors import raise_all
-from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.model import Inventory
 from clusterctl.operations.nodes import removal_stages
-from clusterctl.survey.survey import connected, take_survey
-from clusterctl.transport.credentials import Credentials
+from clusterctl.operations.session import Session
+from clusterctl.survey.survey import take_survey
 from clusterctl.transport.lock import ClusterLock
 
 
-def make_plan(
-    inventory: Inventory, hosts: Iterable[Host], credentials: Credentials, *, purge: bool
-) -> Planned:
+def make_plan(session: Session, *, purge: bool) -> Planned:
     """Return the plan of `run`, and the errors of hosts without one. Changes nothing."""
-    hosts = tuple(hosts)
-    with connected(hosts, credentials) as transports:
+    inventory = session.inventory
+    with session.connected(session.hosts) as transports:
         survey = take_survey(inventory, transports)
         ready = survey.views
         planned = plan_apart(removal_stages(inventory, tuple(ready), purge=purge), ready)
     return Planned(planned.plan, {**survey.errors, **planned.set_aside})
 
 
-def run(
-    inventory: Inventory,
-    hosts: Iterable[Host],
-    credentials: Credentials,
-    *,
-    purge: bool,
-    agree: Callable[[Plan], None],
-    sink: EventSink,
-) -> int:
-    """Take the cluster down on `hosts`, and return the number of changes. Hosts that do not answer
-    do not hold up the others.
+def run(session: Session, *, purge: bool, agree: Callable[[Plan], None]) -> int:
+    """Take the cluster down on the session's hosts, and return the number of changes. Hosts that do
+    not answer do not hold up the others.
 
     The head is contacted in any case, for the cluster's lock. Raises the errors of all hosts
     together, after the others are done.
     """
-    limited = {host.name for host in hosts}
-    with connected(inventory.with_head(limited), credentials) as transports:
+    inventory, sink = session.inventory, session.progress
+    limited = {host.name for host in session.hosts}
+    with session.connected(inventory.with_head(limited)) as transports:
         survey = take_survey(inventory, transports)
         for stranger in survey.strangers:
             sink(Note(f"{stranger.summary}; it stays as it is", stranger.host))

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from clusterctl.engine.events import EventSink
-from clusterctl.inventory.model import Inventory
 from clusterctl.operations.changing import change
 from clusterctl.operations.moving import drain_host, mark
+from clusterctl.operations.session import Session
 from clusterctl.planning.moves import ServiceMoves, moves_from, require_known
-from clusterctl.survey.survey import Survey, connected, take_survey
+from clusterctl.survey.survey import Survey, take_survey
 from clusterctl.transport.base import Transport
-from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
 
@@ -32,14 +30,7 @@ class DrainPlan:
         return [*marked, *(line for each in self.moves for line in each.lines)]
 
 
-def drain(
-    inventory: Inventory,
-    host: str,
-    credentials: Credentials,
-    *,
-    agree: Callable[[DrainPlan], None],
-    sink: EventSink,
-) -> bool:
+def drain(session: Session, host: str, *, agree: Callable[[DrainPlan], None]) -> bool:
     """Move all replicas away from `host`; return whether anything changed. Running it twice changes
     nothing, and after an interruption it continues.
 
@@ -49,7 +40,7 @@ def drain(
     """
 
     def look(transports: Mapping[str, Transport]) -> DrainPlan:
-        survey = take_survey(inventory, transports).without_dead()
+        survey = take_survey(session.inventory, transports).without_dead()
         require_known(survey, host)
         survey.require_answers()
         marks = host not in survey.drained
@@ -57,18 +48,18 @@ def drain(
 
     def act(plan: DrainPlan, lock: ClusterLock | None) -> bool:
         if lock:
-            drain_host(plan.survey, host, plan.moves, lock, sink)
+            drain_host(plan.survey, host, plan.moves, lock, session.progress)
         return lock is not None
 
-    return change(inventory, credentials, "drain", look, agree, act, lambda plan: set(plan.lines))
+    return change(session, "drain", look, agree, act, lambda plan: set(plan.lines))
 
 
-def undrain(inventory: Inventory, host: str, credentials: Credentials) -> bool:
+def undrain(session: Session, host: str) -> bool:
     """Allow replicas on `host` again; return whether it was drained. Raises UsageError for an
     unknown host."""
-    head = inventory.head
+    inventory, head = session.inventory, session.inventory.head
     with (
-        connected((head, *inventory.keepers), credentials) as transports,
+        session.connected((head, *inventory.keepers)) as transports,
         ClusterLock.of(inventory, transports, "undrain") as lock,
     ):
         survey = take_survey(inventory, {head.name: transports[head.name]}).require_answers()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from clusterctl.containers.driver import Container, ContainerDriver, Image
 from clusterctl.containers.drivers import driver_for
 from clusterctl.errors import ClusterctlError
-from clusterctl.inventory.model import Host, Inventory
-from clusterctl.survey.survey import connected
+from clusterctl.operations.session import Session
 from clusterctl.transport.base import Transport
-from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import failures, fan_out, values
 
 
@@ -35,19 +33,14 @@ class ImageList:
     errors: tuple[ClusterctlError, ...]
 
 
-def run(
-    inventory: Inventory,
-    hosts: Iterable[Host],
-    credentials: Credentials,
-    driver: Callable[[Transport], ContainerDriver] = driver_for,
-) -> ImageList:
+def run(session: Session, driver: Callable[[Transport], ContainerDriver] = driver_for) -> ImageList:
     """Query all hosts in parallel. A host that does not answer does not delay the others."""
 
     def look(host: Transport) -> tuple[list[Image], list[Container]]:
         engine = driver(host)
-        return engine.images({}), engine.containers(inventory.cluster)
+        return engine.images({}), engine.containers(session.inventory.cluster)
 
-    with connected(hosts, credentials) as transports:
+    with session.connected(session.hosts) as transports:
         found = fan_out(transports, look)
     return ImageList(held(values(found)), tuple(failures(found)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from clusterctl import deadlines
@@ -15,15 +15,14 @@ from clusterctl.errors import (
     UsageError,
     raise_all,
 )
-from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import MembersDocument, from_json, replica_name, service_of
 from clusterctl.node.files import NodePaths
+from clusterctl.operations.session import Session
 from clusterctl.serving.declaration import members_file
-from clusterctl.survey.survey import connected
 from clusterctl.transport import log_reader, python
 from clusterctl.transport.base import Transport
 from clusterctl.transport.base import lines as lines_of
-from clusterctl.transport.credentials import Credentials
 
 READER = python.Program("clusterctl.transport", ("log_reader",))
 
@@ -50,9 +49,7 @@ def log_file(inventory: Inventory, name: str | None) -> str:
 
 
 def read(
-    inventory: Inventory,
-    hosts: Iterable[Host],
-    credentials: Credentials,
+    session: Session,
     name: str | None,
     *,
     lines: int,
@@ -66,12 +63,13 @@ def read(
     with `follow` there may be no end. Raises the errors of all hosts at the end, or UsageError with
     the names of existing logs if no host has this one.
     """
+    inventory = session.inventory
     file = log_file(inventory, name)
     of_service = name is not None and name != "ray"
-    hosts = inventory.hosts if of_service else tuple(hosts)
+    hosts = inventory.hosts if of_service else session.hosts
     failed: list[ClusterctlError] = []
     arriving: _Arriving = queue.SimpleQueue()
-    with connected(hosts, credentials) as transports:
+    with session.connected(hosts) as transports:
         sources = [(host, host, file) for host in transports]
         if name is not None and of_service:
             sources = _replicas(inventory, transports[inventory.head.name], name)

@@ -6,31 +6,28 @@ import time
 from functools import partial
 
 from clusterctl import deadlines
-from clusterctl.inventory.model import Inventory
 from clusterctl.monitoring.samples import samples
 from clusterctl.monitoring.targets import monitoring_files
+from clusterctl.operations.session import Session
 from clusterctl.survey.drift import drift
 from clusterctl.survey.status import assess
-from clusterctl.survey.survey import connected, look_twice, take_survey
-from clusterctl.transport.credentials import Credentials
+from clusterctl.survey.survey import look_twice, take_survey
 
 
-def configuration(inventory: Inventory, credentials: Credentials) -> dict[str, str]:
+def configuration(session: Session) -> dict[str, str]:
     """Return the files by their paths below the target directory.
 
     Raises RequirementsNotMet or ConnectionFailed if a host does not report what listens on it.
     """
-    with connected(inventory.hosts, credentials) as transports:
-        survey = take_survey(inventory, transports)
+    with session.connected() as transports:
+        survey = take_survey(session.inventory, transports)
         survey.require_answers()
         return monitoring_files(survey, assess(survey))
 
 
-def state(inventory: Inventory, credentials: Credentials) -> bytes:
+def state(session: Session) -> bytes:
     """Return the status as samples in Prometheus' text format."""
-    with connected(
-        inventory.hosts, credentials, connect_timeout=deadlines.STATUS_CONNECT
-    ) as transports:
-        look = partial(take_survey, inventory, limit=2, timeout=deadlines.STATUS_LOOK)
+    with session.connected(connect_timeout=deadlines.STATUS_CONNECT) as transports:
+        look = partial(take_survey, session.inventory, limit=2, timeout=deadlines.STATUS_LOOK)
         survey = look_twice(look, transports)
         return samples(assess(survey, drift(survey)), time.time())

@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from clusterctl.engine.events import EventSink, Note
+from clusterctl.engine.events import Note
 from clusterctl.engine.executor import execute_held
 from clusterctl.engine.plan import OnFailure, Plan, Stage
 from clusterctl.engine.plan import plan as plan_stages
 from clusterctl.engine.step import HostView
 from clusterctl.errors import UsageError, raise_all
 from clusterctl.inventory.load import line_of
-from clusterctl.inventory.model import Inventory
 from clusterctl.operations.changing import change
 from clusterctl.operations.moving import mark, move
 from clusterctl.operations.nodes import firewall_stage, removal_stages
+from clusterctl.operations.session import Session
 from clusterctl.planning.moves import ServiceMoves, moves_from, require_known
 from clusterctl.ray_cluster.node_files import directories_present, files_present
 from clusterctl.survey.cluster import Cluster, topology_of
 from clusterctl.survey.survey import Survey, take_survey
 from clusterctl.transport.base import Transport
-from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
 
@@ -49,13 +48,7 @@ class Removal:
 
 
 def run(
-    inventory: Inventory,
-    host: str,
-    credentials: Credentials,
-    *,
-    purge: bool,
-    agree: Callable[[Removal], None],
-    sink: EventSink,
+    session: Session, host: str, *, purge: bool, agree: Callable[[Removal], None]
 ) -> tuple[bool, int]:
     """Move replicas away from `host`, take down its node, and remove it from the other hosts'
     lists. Return whether anything changed, and the inventory line to delete.
@@ -65,6 +58,7 @@ def run(
     unknown hosts, RequirementsNotMet for services that cannot be moved, and what `Rollout.run`
     raises.
     """
+    inventory, sink = session.inventory, session.progress
     if host == inventory.head.name:
         raise UsageError(
             f"{host} is the head, without which there is no cluster: it has Ray's state and the "
@@ -91,7 +85,7 @@ def run(
         mark(survey, [name for name in survey.drained if name != host], lock)
         return True
 
-    changed = change(inventory, credentials, "remove", look, agree, act, lambda plan: plan.shown)
+    changed = change(session, "remove", look, agree, act, lambda plan: plan.shown)
     return changed, line
 
 

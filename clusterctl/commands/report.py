@@ -9,13 +9,13 @@ from dataclasses import asdict
 from typing import Any
 
 from clusterctl import deadlines
-from clusterctl.engine.events import EventSink, Note
+from clusterctl.engine.events import Note
 from clusterctl.errors import MALFORMED
-from clusterctl.inventory.model import Inventory
 from clusterctl.network.gate import read_record, record_file
 from clusterctl.network.pairs.judgement import CARRIES
 from clusterctl.network.pairs.probe import IN_USE, probe_pairs
 from clusterctl.node.files import NodePaths
+from clusterctl.operations.session import Session
 from clusterctl.planning.cluster_hardware import measurements
 from clusterctl.planning.question import plan_as_served
 from clusterctl.planning.reported import outcome_of
@@ -23,9 +23,8 @@ from clusterctl.serving.bench import read_results
 from clusterctl.survey.cluster import place
 from clusterctl.survey.drift import drift
 from clusterctl.survey.status import ClusterStatus, assess
-from clusterctl.survey.survey import Survey, connected, take_survey
+from clusterctl.survey.survey import Survey, take_survey
 from clusterctl.survey.versions import ledger_file, version_record
-from clusterctl.transport.credentials import Credentials
 
 _EVENTS = 2000  # In the document; older ones are left out
 _LONGEST = 500  # Characters of a text; a container may write anything into its journal
@@ -36,16 +35,13 @@ _FAULTS = {"failed", "stalled", "down", "backing-off", "unreadable"}
 _RECOVERED = {"ready", "up"}
 
 
-def run(
-    inventory: Inventory, credentials: Credentials, sink: EventSink, *, bandwidth: bool = False
-) -> dict[str, Any]:
+def run(session: Session, *, bandwidth: bool = False) -> dict[str, Any]:
     """Return the document; hosts that do not answer are in it, with the reason.
 
     `bandwidth`: measure the throughput between hosts, although services use the same links.
     """
-    with connected(
-        inventory.hosts, credentials, connect_timeout=deadlines.STATUS_CONNECT
-    ) as transports:
+    inventory, sink = session.inventory, session.progress
+    with session.connected(connect_timeout=deadlines.STATUS_CONNECT) as transports:
         paths = NodePaths(inventory.cluster)
         results = str(paths.logs / "bench.jsonl")
         journal = str(paths.journal)

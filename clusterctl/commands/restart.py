@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from time import time
 
 from clusterctl.engine.events import EventSink
-from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import MembersDocument, ServiceDocument
 from clusterctl.operations.changing import change
 from clusterctl.operations.preparing import prepare_hosts
+from clusterctl.operations.session import Session
 from clusterctl.planning.question import plan_as_served, question_again
 from clusterctl.planning.replicas import as_declared
 from clusterctl.serving.declaration import read_key, require_service
@@ -20,7 +20,6 @@ from clusterctl.serving.service import PlannedReplica, fingerprint
 from clusterctl.survey.services import Replica
 from clusterctl.survey.survey import Survey, take_survey
 from clusterctl.transport.base import Transport
-from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
 
@@ -46,14 +45,7 @@ class RestartPlan:
         return f"{start}: no answers until vLLM is ready again{last}"
 
 
-def run(
-    inventory: Inventory,
-    name: str,
-    credentials: Credentials,
-    *,
-    agree: Callable[[RestartPlan], None],
-    sink: EventSink,
-) -> dict[str, Proof]:
+def run(session: Session, name: str, *, agree: Callable[[RestartPlan], None]) -> dict[str, Proof]:
     """Restart the service, or the one replica, called `name`; return the proofs by replica.
 
     `agree` shows the plan, and raises if the user declines. All hosts must answer: vLLM starts only
@@ -61,18 +53,18 @@ def run(
     """
 
     def look(transports: Mapping[str, Transport]) -> RestartPlan:
-        return plan_restart(take_survey(inventory, transports), name)
+        return plan_restart(take_survey(session.inventory, transports), name)
 
     def act(plan: RestartPlan, lock: ClusterLock | None) -> dict[str, Proof]:
-        survey = plan.survey
+        survey, sink = plan.survey, session.progress
         replicas = [restarted(survey, replica) for replica in plan.replicas]
         prepare_again(survey, plan.replicas, replicas, sink)
         service = survey.service(plan.replicas[0].document.service)
         members = _none_draining(service.require_list())
-        key = read_key(inventory, survey.transports[inventory.head.name])
+        key = read_key(survey.inventory, survey.transports[survey.inventory.head.name])
         return Rollout(survey, replicas, (), members, key, lock, sink).run()
 
-    return change(inventory, credentials, "restart", look, agree, act, lambda plan: set(plan.lines))
+    return change(session, "restart", look, agree, act, lambda plan: set(plan.lines))
 
 
 def restarted(survey: Survey, replica: Replica) -> PlannedReplica:

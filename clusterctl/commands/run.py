@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from clusterctl.engine.events import EventSink, Note
+from clusterctl.engine.events import Note
 from clusterctl.engine.interrupt import interruptible
 from clusterctl.errors import DoesNotFit, Interrupted, UsageError
-from clusterctl.inventory.model import Inventory
+from clusterctl.operations.session import Session
 from clusterctl.planning.free_gpus import gpus_held
 from clusterctl.serving.job import Job, JobOutput, run_job
 from clusterctl.survey.formation import require_formed
-from clusterctl.survey.survey import Survey, connected, take_survey
-from clusterctl.transport.credentials import Credentials
+from clusterctl.survey.survey import Survey, take_survey
 
 LARGEST_SCRIPT = 2**20  # bytes
 
@@ -24,13 +23,7 @@ MP_NOTE = (
 
 
 def run(
-    inventory: Inventory,
-    script: Path,
-    arguments: Sequence[str],
-    gpus: int,
-    credentials: Credentials,
-    output: JobOutput,
-    sink: EventSink,
+    session: Session, script: Path, arguments: Sequence[str], gpus: int, output: JobOutput
 ) -> int:
     """Run the script until it ends; return its exit status.
 
@@ -38,7 +31,8 @@ def run(
     RayNotFormed, Interrupted once the script has ended after Ctrl-C, ConnectionFailed.
     """
     text = read_script(script)
-    with connected(inventory.hosts, credentials) as transports:
+    inventory, sink = session.inventory, session.progress
+    with session.connected() as transports:
         survey = take_survey(inventory, transports).require_answers()
         require_free(survey, gpus)
         if "vllm" in text and "distributed_executor_backend" not in text:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from clusterctl.engine.events import EventSink
-from clusterctl.inventory.model import Inventory
 from clusterctl.operations.changing import change
 from clusterctl.operations.moving import move
 from clusterctl.operations.serving import look
+from clusterctl.operations.session import Session
 from clusterctl.planning.moves import ServiceMoves, scaling
 from clusterctl.survey.survey import Survey
 from clusterctl.transport.base import Transport
-from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
 
@@ -39,13 +37,7 @@ class ScalePlan:
 
 
 def run(
-    inventory: Inventory,
-    name: str,
-    number: int,
-    credentials: Credentials,
-    *,
-    agree: Callable[[ScalePlan], None],
-    sink: EventSink,
+    session: Session, name: str, number: int, *, agree: Callable[[ScalePlan], None]
 ) -> ScalePlan:
     """Give the service `number` replicas, and return what was done. Those that stay keep their
     hosts and flags, and are not restarted. A second run changes nothing, and after an interruption
@@ -56,12 +48,12 @@ def run(
     """
 
     def decide(transports: Mapping[str, Transport]) -> ScalePlan:
-        survey = look(inventory, transports)
+        survey = look(session.inventory, transports)
         return ScalePlan(survey, scaling(survey, name, number))
 
     def act(plan: ScalePlan, lock: ClusterLock | None) -> ScalePlan:
         if lock:
-            move(plan.survey, [plan.moves], lock, sink)
+            move(plan.survey, [plan.moves], lock, session.progress)
         return plan
 
-    return change(inventory, credentials, "scale", decide, agree, act, lambda plan: set(plan.lines))
+    return change(session, "scale", decide, agree, act, lambda plan: set(plan.lines))

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from clusterctl.engine.events import EventSink
-from clusterctl.inventory.model import Inventory
 from clusterctl.operations.changing import change
 from clusterctl.operations.serving import (
     Agree,
@@ -21,24 +19,18 @@ from clusterctl.operations.serving import (
     look,
     prepare,
 )
+from clusterctl.operations.session import Session
 from clusterctl.serving.request import ServiceRequest
 from clusterctl.transport.base import Transport
-from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
 
-def run(
-    inventory: Inventory,
-    request: ServiceRequest,
-    credentials: Credentials,
-    *,
-    agree: Agree,
-    sink: EventSink,
-) -> Served:
+def run(session: Session, request: ServiceRequest, *, agree: Agree) -> Served:
     """Serve the model and prove the service. Running it twice changes nothing.
 
     Raises UsageError, RequirementsNotMet, DoesNotFit, RayNotFormed, StepFailed, LockHeld.
     """
+    inventory, sink = session.inventory, session.progress
     wanted = Wanted.of(request, inventory)
 
     def decide(transports: Mapping[str, Transport]) -> Decision:
@@ -51,4 +43,4 @@ def run(
         prepare(decision, sink)
         return bring_up(decision, lock, sink)
 
-    return change(inventory, credentials, "serve", decide, ask, act, lambda it: it.changes.shown)
+    return change(session, "serve", decide, ask, act, lambda it: it.changes.shown)

@@ -11,10 +11,10 @@ from typing import TypeVar
 from clusterctl.engine.events import EventSink, Note
 from clusterctl.engine.interrupt import interruptible
 from clusterctl.errors import ClusterctlError, Interrupted, UsageError
-from clusterctl.inventory.model import Inventory
 from clusterctl.kinds.text import TEXT
 from clusterctl.network.gate import ensure_proven
 from clusterctl.node.documents import ServiceDocument
+from clusterctl.operations.session import Session
 from clusterctl.serving.bench import BenchLoad
 from clusterctl.serving.declaration import read_key
 from clusterctl.serving.measuring import asked_for, measure, replicas_named, require_ready
@@ -22,20 +22,12 @@ from clusterctl.serving.soak import SoakRound
 from clusterctl.survey.cluster import require_fit, single
 from clusterctl.survey.load import ServiceCounters, service_counters, service_load
 from clusterctl.survey.status import assess
-from clusterctl.survey.survey import Survey, connected, look_twice, take_survey
-from clusterctl.transport.credentials import Credentials
+from clusterctl.survey.survey import Survey, look_twice, take_survey
 
 T = TypeVar("T")
 
 
-def run(
-    inventory: Inventory,
-    name: str | None,
-    load: BenchLoad,
-    seconds: float,
-    credentials: Credentials,
-    sink: EventSink,
-) -> list[SoakRound]:
+def run(session: Session, name: str | None, load: BenchLoad, seconds: float) -> list[SoakRound]:
     """Repeat rounds for `seconds`, at least one; a round that would not finish in time, judging by
     the last one, is not started.
 
@@ -44,7 +36,8 @@ def run(
 
     Raises UsageError for a service that is unknown, not ready, or generates no text.
     """
-    with connected(inventory.hosts, credentials) as transports:
+    inventory, sink = session.inventory, session.progress
+    with session.connected() as transports:
         survey = take_survey(inventory, transports)
         survey.require_supervised_head()
         (document,) = asked_for([name] if name else [], survey)

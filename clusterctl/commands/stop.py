@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from clusterctl.engine.events import EventSink, Note
+from clusterctl.engine.events import Note
 from clusterctl.engine.plan import Plan, PlannedChange
 from clusterctl.engine.step import Change
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import service_of
+from clusterctl.operations.session import Session
 from clusterctl.operations.stopping import end
 from clusterctl.serving.declaration import served_at
 from clusterctl.survey.services import Replica
-from clusterctl.survey.survey import Survey, connected, take_survey
+from clusterctl.survey.survey import Survey, take_survey
 from clusterctl.transport.base import Transport
-from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
 
-def make_plan(
-    inventory: Inventory, name: str, credentials: Credentials
-) -> tuple[Plan, tuple[ClusterctlError, ...]]:
+def make_plan(session: Session, name: str) -> tuple[Plan, tuple[ClusterctlError, ...]]:
     """Return the plan of `run`, and the errors of hosts with replicas that do not answer. Raises
     what `run` raises before it changes anything."""
-    with connected(inventory.hosts, credentials) as transports:
-        survey, replicas = _replicas(inventory, name, transports)
+    with session.connected() as transports:
+        survey, replicas = _replicas(session.inventory, name, transports)
     return changes_of(survey, name, replicas), tuple(survey.errors.values())
 
 
@@ -59,14 +57,15 @@ def left_running(survey: Survey, name: str) -> list[Note]:
     ]
 
 
-def run(inventory: Inventory, name: str, credentials: Credentials, sink: EventSink) -> None:
+def run(session: Session, name: str) -> None:
     """Stop the service called `name` and wait until all its replicas have ended.
 
     Raises UsageError if it does not exist, RequirementsNotMet if no supervisor is running on the
     head, StepFailed if a replica does not end, and the errors of hosts with replicas that do not
     answer, after the others have stopped.
     """
-    with connected(inventory.hosts, credentials) as transports:
+    inventory, sink = session.inventory, session.progress
+    with session.connected() as transports:
         _replicas(inventory, name, transports)  # refuse an unknown name without the lock
         with ClusterLock.of(inventory, transports, "stop") as lock:
             survey, replicas = _replicas(inventory, name, transports)

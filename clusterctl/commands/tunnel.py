@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from clusterctl.errors import ConnectionFailed, UsageError
-from clusterctl.inventory.model import Inventory
+from clusterctl.operations.session import Session
 from clusterctl.serving.declaration import served_at
-from clusterctl.survey.survey import connected, take_survey
-from clusterctl.transport.credentials import Credentials
+from clusterctl.survey.survey import take_survey
 from clusterctl.transport.tcp import Tunnel
 
 DASHBOARD = "dashboard"
@@ -20,16 +19,15 @@ LOOK_EVERY = 1.0  # seconds between two checks for connection errors
 
 
 @contextmanager
-def opened_tunnel(
-    inventory: Inventory, credentials: Credentials, target: str, local_port: int | None
-) -> Iterator[Tunnel]:
+def opened_tunnel(session: Session, target: str, local_port: int | None) -> Iterator[Tunnel]:
     """Open a tunnel from this machine to `target` until the end of the block. Without `local_port`,
     the local port has the same number as the remote one.
 
     Raises UsageError for an unknown service and for a port that is in use; ConnectionFailed if the
     head cannot be reached, or nothing listens on the remote port.
     """
-    with connected((inventory.head,), credentials) as transports:
+    inventory = session.inventory
+    with session.connected((inventory.head,)) as transports:
         head = transports[inventory.head.name]
         if target == DASHBOARD:
             address, port = "127.0.0.1", inventory.ray_ports.dashboard

@@ -12,10 +12,8 @@ from functools import partial
 from typing import TypeVar
 
 from clusterctl.engine.carry_out import carry_out
-from clusterctl.inventory.model import Inventory
-from clusterctl.survey.survey import connected
+from clusterctl.operations.session import Session
 from clusterctl.transport.base import Transport
-from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
 P = TypeVar("P")
@@ -23,8 +21,7 @@ R = TypeVar("R")
 
 
 def change(
-    inventory: Inventory,
-    credentials: Credentials,
+    session: Session,
     command: str,
     look: Callable[[Mapping[str, Transport]], P],
     ask: Callable[[P], object],
@@ -33,6 +30,6 @@ def change(
 ) -> R:
     """Connect to all hosts, and `carry_out` the change. `command` is shown to others that want the
     lock. Changed documents of the head are copied to the hosts that keep them."""
-    with connected(inventory.hosts, credentials) as transports:
-        lock = partial(ClusterLock.of, inventory, transports, command)
+    with session.connected() as transports:
+        lock = partial(ClusterLock.of, session.inventory, transports, command)
         return carry_out(lambda: look(transports), ask, lock, act, shown)

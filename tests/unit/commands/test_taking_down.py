@@ -13,6 +13,7 @@ from clusterctl.engine.events import Event, Note
 from clusterctl.engine.plan import Plan
 from clusterctl.errors import Problems, Unreachable
 from clusterctl.inventory.model import Host, Inventory, Ssh
+from clusterctl.operations.session import Session
 from clusterctl.transport.credentials import Credentials
 
 
@@ -32,7 +33,8 @@ def silent() -> Iterator[Inventory]:
 def test_a_dry_run_over_silent_hosts_says_so(
     silent: Inventory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    planned = down.make_plan(silent, silent.hosts, Credentials(), purge=False)
+    session = Session(silent, silent.hosts, lambda _: None, Credentials())
+    planned = down.make_plan(session, purge=False)
     errors = tuple(planned.set_aside.values())
     assert {type(error) for error in errors} == {Unreachable}
     with pytest.raises(Problems) as raised:
@@ -45,15 +47,9 @@ def test_without_the_head_a_worker_is_taken_down_without_the_lock_and_that_is_sa
     silent: Inventory,
 ) -> None:
     told: list[Event] = []
+    session = Session(silent, silent.hosts[1:], told.append, Credentials())
     with pytest.raises(Unreachable) as raised:
-        down.run(
-            silent,
-            silent.hosts[1:],
-            Credentials(),
-            purge=False,
-            agree=lambda _: None,
-            sink=told.append,
-        )
+        down.run(session, purge=False, agree=lambda _: None)
     assert raised.value.host == "gpu2", "the head was not asked to come down"
     assert told == [Note("does not answer: continuing without the cluster's lock", "gpu1")]
 

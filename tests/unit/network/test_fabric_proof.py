@@ -26,6 +26,7 @@ from clusterctl.network.gate import (
     record_file,
 )
 from clusterctl.node.fabric_documents import Collective, FabricReport, RankReport
+from clusterctl.operations.session import Session
 from clusterctl.planning.cluster_hardware import measured_network
 from clusterctl.planning.speed import LinkSpeed
 from clusterctl.ray_cluster.topology import Node, Topology
@@ -248,7 +249,8 @@ def test_a_host_whose_container_does_not_run_is_named() -> None:
 
 def test_check_says_that_the_gate_was_not_run_where_something_is_wrong() -> None:
     report = Report({}, {}, ("a note",), (RequirementsNotMet("its clock is 300 s behind"),))
-    found = with_fabric(report, Lab().ground.inventory, (), Credentials(), lambda _: None)
+    session = Session(Lab().ground.inventory, (), lambda _: None, Credentials())
+    found = with_fabric(report, session)
     assert found.errors == report.errors
     assert found.notes == ("a note", "the fabric gate was not run: fix the other problems first")
 
