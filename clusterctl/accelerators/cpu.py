@@ -19,6 +19,7 @@ from clusterctl.facts.model import GpuFacts, HostFacts
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.node.documents import GpuListing
 from clusterctl.node.fabric_documents import GpuBackend
+from clusterctl.node.prestart import RANK_VARIABLES
 
 # Planning recognises CPUs by the model name CPU.
 DEVICE = GpuFacts(index=0, uuid="", model="CPU", memory=0, driver="")
@@ -30,7 +31,7 @@ class Cpu(Accelerator):
     gpu_probe = NVIDIA  # GPUs on a host are shown, but not used
     inventory_note = "One CPU stands for one device, for experiments."
     usual_image = 6 * 2**30  # The lab's takes 2.6 GB unpacked, plus its base image
-    environment: Mapping[str, str] = MappingProxyType({})
+    environment: Mapping[str, str] = MappingProxyType({RANK_VARIABLES: ""})
     gpu_listing = GpuListing()
     gpu_backend = GpuBackend()
     defaults = EngineDefaults(

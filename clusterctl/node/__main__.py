@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import List, Optional
 
-from clusterctl.node import fabric_rank, fabric_ray, kind_bench, ray_watch
+from clusterctl.node import fabric_rank, fabric_ray, kind_bench, prestart, ray_watch
 from clusterctl.node.documents import from_json
 from clusterctl.node.files import Declared, Journal, NodePaths
 from clusterctl.node.kind_bench import KindBench
@@ -42,6 +42,10 @@ def main(argv: Optional[List[str]] = None) -> int:
     bench.add_argument("order", type=Path, help="a file with what to send")
     commands.add_parser("fabric", help="prove with all-reduces that the nodes reach each other")
     commands.add_parser("fabric-rank", help="run one process of that proof")
+    early = commands.add_parser("prestart", help="start the processes of ranks, which import vLLM")
+    early.add_argument("--address", required=True)
+    early.add_argument("--variables", required=True, help="of their runtime environment")
+    early.add_argument("ranks", nargs="+", help="IP=COUNT")
     options = parser.parse_args(argv)
 
     if options.command == "supervise":
@@ -53,6 +57,8 @@ def main(argv: Optional[List[str]] = None) -> int:
     if options.command == "bench":
         kind_bench.run(from_json(KindBench, options.order.read_text()))
         return 0
+    if options.command == "prestart":
+        return prestart.prestart(options.address, options.variables, options.ranks)
     if options.command == "ray-watch":
         ray_watch.watch(options.address, options.interval, options.asked, options.gateway)
     else:

@@ -12,6 +12,7 @@ service that has lost a node is ended at once instead of waiting for NCCL's time
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections import Counter
@@ -21,7 +22,7 @@ from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence
 from clusterctl.kinds.known import kind_named
 from clusterctl.node.adapters import takes_adapters
 from clusterctl.node.attempt import Attempt
-from clusterctl.node.children import session_members
+from clusterctl.node.children import Child, session_members
 from clusterctl.node.contract import breaches, free_gpus
 from clusterctl.node.documents import (
     IN_TURN,
@@ -35,8 +36,9 @@ from clusterctl.node.documents import (
 from clusterctl.node.endpoint import Reading
 from clusterctl.node.evidence import HangEvidence
 from clusterctl.node.files import Journal, NodePaths
+from clusterctl.node.prestart import FAILED, prestart_arguments
 from clusterctl.node.rank_placement import gpu_share
-from clusterctl.node.ray_watch import WORKER_PREFIX, Snapshot, WorkerActor
+from clusterctl.node.ray_watch import WORKER_PREFIX, Snapshot, WorkerActor, own_argv
 from clusterctl.node.secret_files import SecretUnusable, read_secret
 from clusterctl.node.sleeping import SLEEP, WAKE
 from clusterctl.node.timing import Backoff, Timing
@@ -330,6 +332,23 @@ class SupervisedService:
             self._give_up(f"{document.argv[0]} cannot be started: {error}", [str(error)])
             return
         self._turn("starting", f"attempt {self._attempts}, pid {self._attempt.child.pid}")
+        # Only the first attempt: what failed ones leave would add up until it ends by itself.
+        if self._attempts == 1:
+            self._prestart_ranks(document, {**os.environ, **conditions.env, **document.env})
+
+    def _prestart_ranks(self, document: ServiceDocument, env: Mapping[str, str]) -> None:
+        arguments = prestart_arguments(document, env)
+        if arguments is None:
+            return
+
+        def tell(line: str) -> None:
+            if line.startswith(FAILED):
+                self._journal.write(document.name, "ranks", line)
+
+        try:
+            Child([*own_argv(), "prestart", *arguments], env, None, tell)
+        except OSError as error:
+            tell(f"{FAILED}: {error}")
 
     def _look(self, now: float, attempt: Attempt) -> None:
         """Act on the state of a running attempt: the first case that applies decides."""

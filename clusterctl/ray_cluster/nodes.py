@@ -105,6 +105,8 @@ def node_environment(inventory: Inventory, topology: Topology, node: Node) -> di
         # them (WorkerPool in Ray's raylet/worker_pool.cc), and keep them. vLLM's ranks cannot use
         # one: they have a runtime environment.
         "RAY_prestart_worker_first_driver": "0",
+        # Of each worker, which does nothing unless node/prestart.py started it
+        "RAY_preload_python_modules": "clusterctl.node.prestarted",
         **DEAD_NODE_DETECTION,
         **authentication,
         "VLLM_HOST_IP": node.node_ip,

@@ -1,0 +1,86 @@
+"""Starts the processes of ranks when their service starts: they import vLLM at the same time as its
+API server and its engine.
+
+vLLM asks Ray for its ranks only when these two have imported it, one after the other. A raylet
+starts workers without a job on request (HandlePrestartWorkers in Ray's raylet/node_manager.cc). An
+actor with the same runtime environment gets such a worker (WorkerFitForLease in worker_pool.cc).
+Otherwise Ray starts another one, as without this, and the first ends (prestarted.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from clusterctl.node.documents import ServiceDocument
+
+# The variables, separated by commas, that vLLM sets to 1 in the runtime environment of ranks
+# (`ray_noset_device_env_vars` of its platforms); OFF starts no rank early.
+RANK_VARIABLES = "CLUSTERCTL_RANK_VARIABLES"
+OFF = "off"
+
+FAILED = "no rank was started early"
+
+_KEPT = 300  # Seconds in which Ray keeps the worker, however many are idle
+_TIMEOUT = 10.0  # For a raylet to answer
+
+
+def prestart_arguments(document: ServiceDocument, env: Mapping[str, str]) -> Optional[List[str]]:
+    """Return the arguments of `prestart` for the ranks of a service; None to start none early."""
+    variables, address = env.get(RANK_VARIABLES, OFF), env.get("RAY_ADDRESS", "")
+    copies = document.gpus // (document.tensor_parallel * document.pipeline_parallel)
+    # Data parallel engines are actors themselves, whose ranks have other runtime environments.
+    if variables == OFF or copies > 1 or not document.node_ips or not address:
+        return None
+    ranks = (f"{ip}={count}" for ip, count in Counter(document.node_ips).items())
+    return ["--address", address, "--variables", variables, *ranks]
+
+
+def prestart(address: str, variables: str, ranks: Sequence[str]) -> int:
+    """Ask raylets for workers: `ranks` are entries IP=COUNT. Print what fails, a line that begins
+    with FAILED for each host, and return 1."""
+    runtime_env = {name: "1" for name in variables.split(",") if name}
+    failed = 0
+    for entry in ranks:
+        ip, _, count = entry.rpartition("=")
+        try:
+            _ask(_raylet(address, ip), int(count), runtime_env)
+        except Exception as error:
+            failed = 1
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            print(f"{FAILED} on {ip}: {why[:300]}", flush=True)  # noqa: T201
+    return failed
+
+
+def _raylet(address: str, ip: str) -> str:
+    """Return the address of a live node's raylet. Raises LookupError."""
+    private_state: Any = importlib.import_module("ray._private.state")
+    raylet: Any = importlib.import_module("ray._raylet")
+    state = private_state.GlobalState()
+    options = raylet.GcsClientOptions.create(
+        address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
+    )
+    state._initialize_global_state(options)  # noqa: SLF001
+    for row in state.node_table():
+        if row["Alive"] and row["NodeManagerAddress"] == ip:
+            host = f"[{ip}]" if ":" in ip else ip
+            return f"{host}:{row['NodeManagerPort']}"
+    raise LookupError("Ray lists no live node of this address")
+
+
+def _ask(raylet: str, count: int, variables: Dict[str, str]) -> None:
+    grpc_utils: Any = importlib.import_module("ray._private.grpc_utils")
+    utils: Any = importlib.import_module("ray._private.utils")
+    runtime_env: Any = importlib.import_module("ray.runtime_env")
+    messages: Any = importlib.import_module("ray.core.generated.node_manager_pb2")
+    services: Any = importlib.import_module("ray.core.generated.node_manager_pb2_grpc")
+    common: Any = importlib.import_module("ray.core.generated.common_pb2")
+    request = messages.PrestartWorkersRequest(
+        language=common.Language.PYTHON,
+        runtime_env_info=utils.get_runtime_env_info(runtime_env.RuntimeEnv(env_vars=variables)),
+        keep_alive_duration_secs=_KEPT,
+        num_workers=count,
+    )
+    channel = grpc_utils.init_grpc_channel(raylet)
+    services.NodeManagerServiceStub(channel).PrestartWorkers(request, timeout=_TIMEOUT)
