@@ -1,11 +1,10 @@
 """`model pull`: deliver a model from a hub to every host, through a host or through this machine.
 
-A host downloads the model and then heads the chain; this machine passes it on as it arrives.
+Whichever reads it from the hub passes it on as it arrives.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,20 +20,19 @@ from clusterctl.engine.step import HostView
 from clusterctl.errors import UsageError
 from clusterctl.inventory.outside import outside_of
 from clusterctl.models.name import did_you_mean, resolve
-from clusterctl.transfer.weights import delivery, staging
+from clusterctl.transfer.relay.web import MOST
+from clusterctl.transfer.weights import delivery
 from clusterctl.transfer.weights.delivery import Destination, PushedModel
-from clusterctl.transfer.weights.downloads import HostTransport, download_on_host
+from clusterctl.transfer.weights.host_transport import HostTransport
 from clusterctl.transfer.weights.hub import Hub, Listing, hub_session, needed
 from clusterctl.transfer.weights.hub_source import HubSource
 from clusterctl.transfer.weights.huggingface import HuggingFace
 from clusterctl.transfer.weights.model_sources import require_name
 from clusterctl.transfer.weights.modelscope import ModelScope
-from clusterctl.transfer.weights.on_host import HostModels, look_at_models
-from clusterctl.transfer.weights.receiver import Supply
-from clusterctl.transfer.weights.staging import need, no_room, staging_path
+from clusterctl.transfer.weights.on_host import look_at_models
+from clusterctl.transfer.weights.receiver import Reader, Supply
 from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.fanout import fan_out, values
-from clusterctl.units import GIB, MIB
 
 ASKED = 4  # Hosts that are asked whether they reach the hub
 
@@ -134,17 +132,17 @@ class FromHub:
         note_unhashed(listing, self._sink)
         host = chosen or self._host_that_reaches(listing, views)
         self._hub.require_downloadable(listing, here=host is None)
-        manifest, name = listing.manifest(pull.name), pull.hub
-        if host is None:
-            return Supply(manifest, name, fetch=partial(self._here, listing))
-        through_it = partial(self._through, views[host], listing)
-        return Supply(manifest, f"{name}, downloaded by {host}", fetch=through_it)
+        name = f"{pull.hub}, downloaded by {host}" if host else pull.hub
+        fetch = partial(self._fetch, listing, name, views[host] if host else None)
+        return Supply(listing.manifest(pull.name), name, fetch=fetch)
 
     def _host_that_reaches(self, listing: Listing, views: Mapping[str, HostView]) -> str | None:
         """Return the first host that can download a file of the model without the user's token. The
         bytes then do not cross the link of this machine, which may be at home."""
         if any(self._hub.cached(listing, file) for file in listing.files):
             return None  # this machine has some of them already
+        if any(not file.sha256 and file.size > MOST for file in listing.files):
+            return None  # they are read once before, to hash them
         asked = [host.name for host in self._to.hosts][:ASKED]
         smallest = min(listing.files, key=lambda file: file.size)
 
@@ -155,35 +153,24 @@ class FromHub:
         answers = values(fan_out({name: name for name in asked}, ask))
         return next((name for name in asked if answers.get(name) == OK), None)
 
-    def _here(self, listing: Listing) -> Supply:
-        """Return the supply from the hub through this machine."""
-        name, sink = self._pull.hub, self._sink
-        self._stack.enter_context(hub_session(ca=self._outside.ca))
-        self._stack.callback(sink, StepFinished(name, "download", "unchanged", 0.0))
+    def _fetch(self, listing: Listing, name: str, reader: HostView | None) -> Supply:
+        """Return the supply, read from the hub by a host, or by this machine. Only a host that the
+        user named gets the user's token."""
+        hub, sink, outside = self._pull.hub, self._sink, self._outside
+        through, entrusted = None, self._to.holder is not None
+        if reader:
+            through = HostTransport(reader.transport, outside, entrusted=entrusted)
+        self._stack.enter_context(hub_session(through, ca=outside.ca))
+        self._stack.callback(sink, StepFinished(hub, "download", "unchanged", 0.0))
         source = HubSource(
-            self._hub, listing, say=lambda text: sink(StepProgress(name, "download", text))
+            self._hub, listing, say=lambda text: sink(StepProgress(hub, "download", text))
         )
-        return Supply(source.manifest(self._pull.name), name, source)
-
-    def _through(self, view: HostView, listing: Listing) -> Supply:
-        """Have a host download the model, and return the supply from it."""
-        models, name = self._to.inventory.models, view.host.name
-        expected, host = listing.manifest(self._pull.name), look_at_models(view.transport, models)
-        if problem := no_room(expected, need(expected, host), host):
-            raise problem
-
-        staged = staging_path(expected, models)
-        staging.prepare(view.transport, expected, need(expected, HostModels(models, 0)), models)
-        progress = DownloadProgress(listing, name, self._sink)
-        found = download_on_host(
-            view.transport, self._hub, listing, staged, told=progress, outside=self._outside
-        )
-        self._sink(StepFinished(name, "download", "unchanged", 0.0))
-
-        manifest = listing.manifest(self._pull.name, found)
-        staging.rename_staged(view.transport, staged, manifest, models)
-        staging.settle(view.transport, manifest, models)
-        return Supply.held_by(view, manifest, f"{models}/{manifest.name}")
+        manifest = source.manifest(self._pull.name)
+        if reader is None:
+            return Supply(manifest, name, source)
+        host = reader.host.name
+        web = source.read_by(host, outside, entrusted=entrusted)
+        return Supply(manifest, name, reader=Reader(host, web))
 
 
 def note_unhashed(listing: Listing, sink: EventSink) -> None:
@@ -208,22 +195,3 @@ def _held(
         if known or tree.manifest.identity == listing.manifest("").identity:
             return Supply.held_by(views[host], tree.manifest, f"{directory}/{tree.path}")
     return None
-
-
-class DownloadProgress:
-    """Reports a download as one progress line, at most twice a second, with the bytes of all files
-    together."""
-
-    def __init__(self, listing: Listing, who: str, sink: EventSink) -> None:
-        self._total, self._who, self._sink = listing.size, who, sink
-        self._began, self._last = time.monotonic(), 0.0
-
-    def __call__(self, done: int) -> None:
-        """Report the number of bytes downloaded."""
-        now = time.monotonic()
-        if now - self._last < 0.5:
-            return
-        self._last = now
-        rate = done / max(now - self._began, 0.1) / MIB
-        text = f"{done / GIB:.2f} of {self._total / GIB:.2f} GiB here, {rate:.1f} MiB/s"
-        self._sink(StepProgress(self._who, "download", text))

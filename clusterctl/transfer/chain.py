@@ -25,7 +25,7 @@ from clusterctl.errors import ClusterctlError, CommandTimedOut, StepFailed, rais
 from clusterctl.transfer.chain_link import Link, LinkProgress
 from clusterctl.transfer.content import Blob, BlobSource, ImageContent
 from clusterctl.transfer.relay import wire
-from clusterctl.transfer.relay.upstream import SOURCE
+from clusterctl.transfer.relay.upstream import HUB, SOURCE
 from clusterctl.transfer.relay_supervisor import BACKOFF, RelaySupervisor
 from clusterctl.transfer.source_multiplexer import SharedSource, Throttle
 from clusterctl.transport.fanout import fan_out
@@ -181,6 +181,9 @@ class Chain:
                 host=host,
                 hint=f"clusterctl exec --limit {host} -- df -h",
             )
+        for each in self._supervisors.values():
+            if each.link.web and (error := each.unserved or each.lost):
+                return error
         return self._source.problem
 
     def progress(self) -> dict[str, LinkProgress]:
@@ -206,7 +209,8 @@ class Chain:
         with self._ordering:
             before: list[tuple[str, ...]] = []
             for supervisor in self._supervisors.values():
-                last = (SOURCE,) if self._has_source else ()
+                last = [HUB] if supervisor.link.web else []
+                last += [SOURCE] if self._has_source else []
                 supervisor.set_upstreams((*itertools.chain(*nearest(before)), *last))
                 if upstream := supervisor.as_upstream:
                     before.append(upstream)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from clusterctl import deadlines
+from clusterctl.errors import ClusterctlError
+from clusterctl.inventory.outside import Outside
 from clusterctl.transfer.relay.upstream import SOURCE
 from clusterctl.transport.base import Transport
 from clusterctl.units import MIB
@@ -38,6 +41,18 @@ class FilePlace:
 
 
 @dataclass(frozen=True)
+class Web:
+    """How a host reads blobs from a hub."""
+
+    urls: Mapping[str, str]  # By `Blob.hex`
+    headers: Mapping[str, str]  # Secret: they authenticate the user
+    outside: Outside
+    # Returns the error for a blob that the hub will not serve, by `Blob.hex`, and what the relay
+    # says of it: "text"; "status" and "headers" if the hub answered.
+    unserved: Callable[[str, Mapping[str, Any]], ClusterctlError] = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Link:
     """One host of a chain."""
 
@@ -48,6 +63,7 @@ class Link:
     places: Mapping[str, FilePlace] = field(default_factory=dict)
     # By digest: paths of blobs that this host already has and serves.
     origin: Mapping[str, str] = field(default_factory=dict)
+    web: Web | None = None  # It reads from a hub what no host before it has
     speed: int | None = None  # Mbit/s of the network that `address` is on, if known
     # argv of the Python that runs the relay; (): the host's first suitable one.
     python: tuple[str, ...] = ()
@@ -63,7 +79,7 @@ class Link:
 
 
 def in_order(links: Iterable[Link]) -> list[Link]:
-    """Return the links in the order of their chain.
+    """Return the links in the order of their chain: first the one that reads from a hub.
 
     A slow host limits all hosts after it, so they are sorted by network speed, fastest first; an
     unknown speed counts as fast. Among equals, hosts of a rack follow each other, so that each
@@ -71,7 +87,11 @@ def in_order(links: Iterable[Link]) -> list[Link]:
     """
     links = list(links)
     racks = list(dict.fromkeys(link.rack for link in links))
-    return sorted(links, key=lambda link: (-(link.speed or math.inf), racks.index(link.rack)))
+
+    def place(link: Link) -> tuple[bool, float, int]:
+        return link.web is None, -(link.speed or math.inf), racks.index(link.rack)
+
+    return sorted(links, key=place)
 
 
 @dataclass(frozen=True)

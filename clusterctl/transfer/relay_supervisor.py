@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import queue
 import threading
 import time
@@ -45,6 +46,9 @@ PROGRAM = python.Program(
         "main",
     ),
 )
+
+# The one that reads from a hub.
+HUB_PROGRAM = python.Program(PROGRAM.package, (*PROGRAM.modules, "web", "hub"))
 
 Say = Callable[[str, str], None]  # Takes host and sentence
 
@@ -154,7 +158,7 @@ def start(
     relay = RelayProcess(channel)
     try:
         with contextlib.suppress(ConnectionFailed, TimeoutError):
-            channel.send(PROGRAM.sent())
+            channel.send((HUB_PROGRAM if link.web else PROGRAM).sent())
             relay.command(
                 *rows, wire.fields("start", token, stall, link.address, ports.engine, ports.peer)
             )
@@ -178,16 +182,19 @@ def start(
 def holdings(link: Link, blobs: Mapping[str, Blob]) -> list[str]:
     """Return the commands that send a relay the path of every blob, present or to be written."""
     rows = [wire.fields("sweep", link.cache, LEFT_BEHIND)]
+    if web := link.web:
+        known = (json.dumps(dict(each)) for each in (web.outside.proxy, web.headers, web.urls))
+        rows.append(wire.fields("hub", web.outside.ca, *known))
     for blob in blobs.values():
         cached, place = f"{link.cache}/{blob.hex}", link.places.get(blob.digest)
-        known = (blob.hex, blob.size)
+        named = (blob.hex, blob.size)
         if blob.digest in link.origin:
-            rows.append(wire.fields("origin", *known, link.origin[blob.digest], cached))
+            rows.append(wire.fields("origin", *named, link.origin[blob.digest], cached))
         elif place is None:
-            rows.append(wire.fields("blob", *known, cached))
+            rows.append(wire.fields("blob", *named, cached))
         else:
             mode = f"{place.mode:o}"
-            rows.append(wire.fields("place", *known, place.path, mode, PIECE, *place.pieces))
+            rows.append(wire.fields("place", *named, place.path, mode, PIECE, *place.pieces))
     return rows
 
 
@@ -217,6 +224,7 @@ class RelaySupervisor:
         self.lost: ClusterctlError | None = None
         self.paths: dict[str, str] = {}  # Of blobs that are complete, by digest
         self.refused: dict[str, str] = {}  # Why blobs cannot be written there, by digest
+        self.unserved: ClusterctlError | None = None  # Why its hub does not serve a blob
         self._blobs, self._source, self._image = blobs, source, image
         self._token, self._stall, self._backoff = token, stall, backoff
         self._say, self._moved, self._changed = say, moved, changed
@@ -363,6 +371,10 @@ class RelaySupervisor:
             say(f"fetching from the source what another host did not send: {first}")
         elif name == "absent":
             say(f"{first} has changed since; fetching it: {second}")
+        elif name == "unserved" and self.link.web:
+            with self._changed:
+                self.unserved = self.link.web.unserved(first, json.loads(second))
+                self._changed.notify_all()
         else:
             with self._changed:
                 found = self.paths if name == "done" else self.refused

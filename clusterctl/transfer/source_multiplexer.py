@@ -18,7 +18,7 @@ from typing import Protocol
 from clusterctl.errors import ClusterctlError, ConnectionFailed, StepFailed
 from clusterctl.transfer.content import Blob, BlobSource
 from clusterctl.transfer.relay import wire
-from clusterctl.transfer.relay.upstream import SOURCE
+from clusterctl.transfer.relay.upstream import HUB, SOURCE
 
 # Bytes sent at a time: even the slowest link must deliver them within a relay's stall time.
 PIECE = 256 * 1024
@@ -122,8 +122,8 @@ class SharedSource:
             return self._failure if final else None
 
     def report_wrong(self, name: str, digest: str) -> None:
-        """Count wrong bytes for `digest` if their sender, `name`, is the source."""
-        if name == SOURCE:
+        """Count wrong bytes for `digest` if their sender, `name`, is the source or the hub."""
+        if name in (SOURCE, HUB):
             with self._lock:
                 self._wrong[digest] += 1
 

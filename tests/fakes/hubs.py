@@ -46,6 +46,8 @@ class FakeHubs:
     """Seconds that the Hugging Face API wants nobody to ask."""
     asked: list[str] = field(default_factory=list)
     """Request lines with their Range, in order."""
+    entrusted: list[str] = field(default_factory=list)
+    """Request lines that came with credentials."""
     hold: threading.Event = field(default_factory=threading.Event)
     """While it is not set, what is in `held` waits after its first half."""
     held: set[str] = field(default_factory=set)
@@ -96,6 +98,8 @@ class _Answers(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.hubs.asked.append(f"{self.path} {self.headers.get('Range', '')}".strip())
+        if self.headers.get("Authorization") or self.headers.get("Cookie"):
+            self.hubs.entrusted.append(self.path)
         where = urlsplit(self.path)
         self.answer(unquote(where.path), {k: v[0] for k, v in parse_qs(where.query).items()})
 

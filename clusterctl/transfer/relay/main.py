@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from typing import Any, BinaryIO, Dict, List
+from typing import Any, BinaryIO, Dict, List, Type
 
 from clusterctl.transfer.relay import wire
 from clusterctl.transfer.relay.fetching import Holdings
@@ -40,7 +40,8 @@ class Relay:
         self._heard = time.monotonic()
         self._token = ""
         self._upstreams = Upstreams(15.0)
-        self._source = Source(self._stats_of(SOURCE), self.tell)
+        self._last: Dict[str, Upstream] = {}  # By name: those that are no relays
+        self._source = self._last[SOURCE] = Source(self._stats_of(SOURCE), self.tell)
         self._holdings = Holdings(self._upstreams, self.say)
         Registry.holdings = PeerHandler.holdings = self._holdings
 
@@ -110,13 +111,16 @@ class Relay:
 
     def _on_upstreams(self, *words: str) -> None:
         """Set the upstreams, preferred first. Each is four words (name, address, port, number of
-        the relay's start), or the one word `source`."""
+        the relay's start), or the name of one that is no relay."""
         found: List[Upstream] = []
         rest = list(words)
         while rest:
             name = rest.pop(0)
-            found.append(self._source if name == SOURCE else self._peer(name, *rest[:3]))
-            rest = rest if name == SOURCE else rest[3:]
+            if name in self._last:
+                found.append(self._last[name])
+            else:
+                found.append(self._peer(name, *rest[:3]))
+                rest = rest[3:]
         self._upstreams.set(found)
 
     def _on_want(self, *digests: str) -> None:
@@ -156,11 +160,11 @@ class Relay:
         os._exit(3)
 
 
-def main(_: None) -> None:
-    """Run the relay until stdin ends."""
+def run(kind: Type[Relay]) -> None:
+    """Run a relay until stdin ends."""
     status = 0
     try:
-        Relay(sys.stdin.buffer, sys.stdout.buffer).run()
+        kind(sys.stdin.buffer, sys.stdout.buffer).run()
     except BrokenPipeError:
         pass
     except Exception:
@@ -168,3 +172,8 @@ def main(_: None) -> None:
         status = 1
     # Threads may be in the middle of a write; a later relay resumes from the bytes written.
     os._exit(status)
+
+
+def main(_: None) -> None:
+    """Run the relay until stdin ends."""
+    run(Relay)

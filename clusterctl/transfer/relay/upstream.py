@@ -1,5 +1,5 @@
 """Upstreams to read from, and the choice among them: first the nearest preceding host of the chain,
-last the source at the other end of stdin."""
+last the source at the other end of stdin, or a hub."""
 
 import socket
 import threading
@@ -19,6 +19,7 @@ AT_ONCE = 128 << 10
 BUFFERED = 8 << 20
 
 SOURCE = "source"  # Name of the operator's machine in a chain
+HUB = "the hub"  # Name of the hub that the first host reads, if there is one
 
 CONNECT_LIMIT = 5.0  # Seconds
 

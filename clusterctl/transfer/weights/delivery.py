@@ -94,11 +94,11 @@ def deliver_over(
     def act(plan: Plan, lock: ClusterLock | None) -> int:
         if lock is None or plan.empty:
             return 0
-        downloaded = delivery.fetch()
+        delivery.fetch()
         with delivery.transfer:
             outcome = execute_held(delivery.stages, delivery.views, sink, lock.ensure_held)
         raise_all(outcome.set_aside.values())
-        return outcome.changed + downloaded
+        return outcome.changed
 
     # Of the models alone: services change meanwhile.
     name, head = f"{inventory.cluster}-models", transports[inventory.head.name]
@@ -136,14 +136,10 @@ class _ModelDelivery:
     def plan(self) -> Plan:
         return plan_stages(self.stages, self.views)
 
-    def fetch(self) -> int:
-        """Get the model from its hub, if it comes from one. Return how many hosts in `to` have it
-        now."""
-        if self.supply.fetch is None:
-            return 0
-        self._use(self.supply.fetch())
-        holder = self.supply.holder
-        return int(holder is not None and holder.view.host.name in self.views)
+    def fetch(self) -> None:
+        """Ask the hub what the manifest lacks, if the model comes from one."""
+        if self.supply.fetch:
+            self._use(self.supply.fetch())
 
     def _use(self, supply: Supply) -> None:
         self.supply = supply

@@ -1,5 +1,5 @@
-"""A model on a hub as a source of blobs: this machine passes its files on as they arrive, and keeps
-none of them. What an interrupted run sent stays on the hosts."""
+"""A model on a hub as a source of blobs. The first host reads them, or this machine, which passes
+them on as they arrive and keeps none. What an interrupted run sent stays on the hosts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,27 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx2
 from huggingface_hub.utils import http_stream_backoff  # type: ignore[attr-defined]  # lazily
 
 from clusterctl.containers.driver import Say
-from clusterctl.errors import StepFailed
+from clusterctl.errors import ClusterctlError, StepFailed
+from clusterctl.inventory.outside import Outside
+from clusterctl.transfer.chain_link import Web
 from clusterctl.transfer.content import CHUNK, Blob
 from clusterctl.transfer.resuming import Retries, resumed
 from clusterctl.transfer.weights.hashing import HashCache, Hashed, Stamp, hash_file
-from clusterctl.transfer.weights.hub import FILE, Hub, HubFile, Listing, hub_errors
+from clusterctl.transfer.weights.host_transport import credentials, unreached
+from clusterctl.transfer.weights.hub import (
+    FILE,
+    Hub,
+    HubFile,
+    Listing,
+    hub_errors,
+    refusal_of_file,
+)
 from clusterctl.transfer.weights.manifest import Manifest
 
 
@@ -45,6 +56,21 @@ class HubSource:
         by_path = {file.path: file for file in self._listing.files}
         self._files = {each.blob.digest: by_path[each.path] for each in manifest.files}
         return manifest
+
+    def read_by(self, host: str, outside: Outside, *, entrusted: bool) -> Web:
+        """Return how a host reads these files itself: with the user's credentials if it is
+        `entrusted`."""
+        headers = credentials(self._hub.headers) if entrusted else {}
+        urls = {digest.partition(":")[2]: file.url for digest, file in self._files.items()}
+
+        def unserved(digest: str, said: Mapping[str, Any]) -> ClusterctlError:
+            file = self._files[f"sha256:{digest}"]
+            if "status" in said:
+                status, named = int(said["status"]), said["headers"]
+                return refusal_of_file(self._hub, self._listing, file.url, status, named)
+            return unreached(f"{file.path} did not arrive: {said['text']}", host)
+
+        return Web(urls, headers, outside, unserved)
 
     def open(self, blob: Blob, offset: int = 0) -> Iterator[bytes]:
         """See BlobSource. Raises the hub's errors."""

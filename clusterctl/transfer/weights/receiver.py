@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clusterctl.containers.driver import Say
 from clusterctl.engine.step import Change, HostView
 from clusterctl.errors import ClusterctlError, raise_all
 from clusterctl.transfer.chain import Chain
-from clusterctl.transfer.chain_link import Link, LinkProgress, fetch_limit
+from clusterctl.transfer.chain_link import Link, LinkProgress, Web, fetch_limit
 from clusterctl.transfer.content import BlobSource
 from clusterctl.transfer.transfer import Route, Sending
 from clusterctl.transfer.weights import staging
@@ -32,6 +32,14 @@ class Holder:
 
 
 @dataclass(frozen=True)
+class Reader:
+    """A host that reads the model from a hub and is the first link of the chain."""
+
+    host: str
+    web: Web
+
+
+@dataclass(frozen=True)
 class Supply:
     """A model and the source of its bytes."""
 
@@ -39,10 +47,11 @@ class Supply:
     name: str  # Of the source, shown to users: `here`, `gpu1`, `hf`
     source: BlobSource | None = None  # Blobs that this machine can send
     holder: Holder | None = None
+    reader: Reader | None = None
     # Returns the errors that explain wrong or missing bytes from `source`; empty when all is well.
     trouble: Callable[[], Sequence[ClusterctlError]] = lambda: ()
-    # Gets the model from its hub, as far as it must be there before others are sent anything, and
-    # returns the supply to use. Called once the user has agreed to the plan. None: it is there.
+    # Asks the hub what the manifest lacks, and returns the supply to use. Called once the user has
+    # agreed to the plan. None: nothing is lacking.
     fetch: Callable[[], Supply] | None = None
 
     @classmethod
@@ -97,14 +106,18 @@ class WeightsReceiver:
         if holder is None:  # a host that has the model sends it faster than SSH does from here
             complete = next((name for name, found in needs.items() if found.complete), None)
             holder = Holder(self._views[complete], needs[complete].origin) if complete else None
-        links = [
-            self._link(name, found.origin, {blob.digest for blob in found.brought})
+        links = {
+            name: self._link(name, found.origin, {blob.digest for blob in found.brought})
             for name, found in lacking.items()
-            if not (holder and name == holder.view.host.name)
-        ]
+        }
+        if holder:
+            links.pop(holder.view.host.name, None)
+        elif reader := self._supply.reader:
+            link = links.get(reader.host) or self._link(reader.host, {})
+            links[reader.host] = replace(link, web=reader.web)
         return Sending(
             expected={name: found.bytes for name, found in lacking.items()},
-            links=links if self._has_chain else [],
+            links=list(links.values()) if self._has_chain else [],
             holder=self._link(holder.view.host.name, holder.paths) if holder else None,
             source=self._supply.source,
             blobs=self._supply.manifest.blobs,

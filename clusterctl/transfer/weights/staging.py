@@ -174,13 +174,6 @@ def prepare(transport: Transport, manifest: Manifest, found: Need, directory: st
     _run(transport, argv, doing=f"beginning {manifest.name}", size=size, lines=lines)
 
 
-def rename_staged(transport: Transport, staged: str, manifest: Manifest, directory: str) -> None:
-    """Rename the directory `staged` to the staging directory of `manifest`. Raises what
-    `run_as_root` raises."""
-    argv = (*script("rename"), staged, staging_path(manifest, directory))
-    _run(transport, argv, doing=f"beginning {manifest.name}")
-
-
 def settle(transport: Transport, manifest: Manifest, directory: str) -> None:
     """Rename the staged tree to the model's directory. Raises CommandFailed if a file is
     incomplete. A previous directory of that name is removed only once the new one is in place."""

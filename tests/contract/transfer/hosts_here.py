@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from clusterctl.engine.events import Event, EventSink
@@ -11,10 +11,14 @@ from clusterctl.engine.executor import RunOutcome, execute
 from clusterctl.engine.plan import OnFailure, Stage
 from clusterctl.engine.step import HostView
 from clusterctl.inventory.model import Host
+from clusterctl.transfer.chain import Chain
+from clusterctl.transfer.chain_link import FilePlace, Link, Web
 from clusterctl.transfer.transfer import Route, Transfer
 from clusterctl.transfer.weights.directory import FilesSource, manifest_of, read_tree
 from clusterctl.transfer.weights.hashing import HashCache
+from clusterctl.transfer.weights.manifest import Manifest
 from clusterctl.transfer.weights.receiver import Supply, WeightsReceiver
+from clusterctl.transport.base import Transport
 from clusterctl.transport.command import Wire
 from clusterctl.transport.local import LocalTransport
 from tests.fakes.host_facts import host_facts
@@ -86,6 +90,18 @@ class Cluster:
                 if str(self.own(name)) in mounts and "python" in (entry / "comm").read_text():
                     return int(entry.name)
         return None
+
+
+def read_by_a_relay(
+    here: Transport, manifest: Manifest, web: Web, folder: Path
+) -> dict[str, bytes]:
+    """What a relay on this machine reads from a hub, by path."""
+    places = {each.blob.digest: FilePlace(str(folder / each.path)) for each in manifest.files}
+    link = Link(here, "127.0.0.1", str(folder / "cache"), places, web=web)
+    with closing(Chain([link], manifest.blobs)) as chain:
+        chain.start()
+        chain.fetch(link.host, list(places), timeout=60)
+    return {each.path: (folder / each.path).read_bytes() for each in manifest.files}
 
 
 def _names(count: int) -> list[str]:

@@ -74,7 +74,9 @@ def test_the_first_host_that_reaches_the_hub_downloads_without_the_users_token(
     supply = found(cluster, stack)
     assert supply.name == "hf, downloaded by h1"
     assert not (cluster.own("h1") / "Tiny").exists(), "before the user has agreed"
+    hubs.entrusted.clear()
     assert delivered(cluster, supply) == 0
+    assert hubs.entrusted == []
     assert not (tmp_path / "cache").exists()
     assert found(cluster, stack).holder, "a host that has it comes first"
 
@@ -113,17 +115,22 @@ def test_what_this_machine_has_is_sent_from_here(
     assert not [line for line in hubs.asked if "model.bin" in line]
 
 
-def test_what_an_interrupted_pull_sent_is_not_downloaded_again(
-    hubs: FakeHubs, cluster: Cluster, stack: ExitStack
+LARGE = {**FILES, "model.bin": os.urandom(20 << 20)}
+
+
+@pytest.mark.parametrize("by_host", [True, False])
+def test_what_an_interrupted_pull_brought_is_not_downloaded_again(
+    by_host: bool, hubs: FakeHubs, cluster: Cluster, stack: ExitStack
 ) -> None:
-    large = {**FILES, "model.bin": os.urandom(20 << 20)}
-    hubs.models[MODEL], hubs.gated, hubs.held = large, {MODEL}, {"model.bin"}
-    first = found(cluster, stack)
+    hubs.models[MODEL], hubs.held = dict(LARGE), {"model.bin"}
+    hubs.gated = set() if by_host else {MODEL}
+    on = "h1" if by_host else None
+    first = found(cluster, stack, on=on)
     assert first.fetch
     broken = cluster.delivery(first.fetch())
 
     def end_it(_: object) -> None:
-        if list(cluster.own("h2").glob(".clusterctl-incoming/*/model.bin.part")):
+        if came(cluster, "h2"):
             broken.close()
 
     cluster.run(broken, end_it)
@@ -131,9 +138,77 @@ def test_what_an_interrupted_pull_sent_is_not_downloaded_again(
 
     hubs.hold.set()
     hubs.asked.clear()
-    again = found(cluster, stack)
+    again = found(cluster, stack, on=on)
     assert again.fetch
-    _, sent = cluster.push(again.fetch())
-    assert (cluster.own("h2") / "Tiny" / "model.bin").read_bytes() == large["model.bin"]
-    assert any("model.bin?signed=1 bytes=" in line for line in hubs.asked)
-    assert sent < len(large["model.bin"])
+    cluster.push(again.fetch())
+    assert (cluster.own("h2") / "Tiny" / "model.bin").read_bytes() == LARGE["model.bin"]
+    read = [line for line in hubs.asked if "model.bin?signed=1" in line]
+    assert len(read) == 1
+    assert "bytes=" in read[0]
+
+
+def came(cluster: Cluster, host: str) -> bool:
+    """Whether some bytes of the weights are on this host's disk."""
+    parts = cluster.own(host).glob(".clusterctl-incoming/*/model.bin.part")
+    return any(part.stat().st_blocks for part in parts)
+
+
+def test_other_hosts_have_the_first_bytes_before_the_first_host_has_the_last(
+    hubs: FakeHubs, cluster: Cluster, stack: ExitStack
+) -> None:
+    hubs.models[MODEL], hubs.held = dict(LARGE), {"model.bin"}
+    supply = found(cluster, stack, on="h1")
+    assert supply.fetch
+    delivery = cluster.delivery(supply.fetch())
+
+    def let_it_go_on(_: object) -> None:
+        if came(cluster, "h2"):
+            hubs.hold.set()
+
+    outcome = cluster.run(delivery, let_it_go_on)
+    assert outcome.changed == 2
+    assert hubs.hold.is_set()
+    assert len([line for line in hubs.asked if "model.bin?signed=1" in line]) == 1
+
+
+def test_a_broken_connection_of_a_host_costs_no_byte_twice(
+    hubs: FakeHubs, cluster: Cluster, stack: ExitStack
+) -> None:
+    hubs.cut = {"model.bin": 2_000_000}
+    assert delivered(cluster, found(cluster, stack, on="h1")) == 0
+    read = [line.partition(" ")[2] for line in hubs.asked if "model.bin?signed=1" in line]
+    assert read == ["", "bytes=2000000-"]
+
+
+def test_wrong_bytes_are_read_again_once(
+    hubs: FakeHubs, cluster: Cluster, stack: ExitStack
+) -> None:
+    hubs.wrong = {"model.bin": 1}
+    assert delivered(cluster, found(cluster, stack, on="h1")) == 0
+
+
+def test_wrong_bytes_of_a_hub_end_the_run_of_all(
+    hubs: FakeHubs, cluster: Cluster, stack: ExitStack
+) -> None:
+    supply = found(cluster, stack, on="h1")
+    assert supply.fetch
+    supply = supply.fetch()
+    hubs.wrong = {"model.bin": 100}
+    outcome, _ = cluster.push(supply)
+    errors = [error.summary for error in outcome.set_aside.values()]
+    assert len(errors) == 2
+    assert all("bytes that do not match" in error for error in errors)
+
+
+def test_what_the_hub_refuses_a_host_ends_the_run_of_all(
+    hubs: FakeHubs, cluster: Cluster, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_of_someone_else")
+    supply = found(cluster, stack, on="h1")
+    assert supply.fetch
+    supply = supply.fetch()
+    hubs.gated = {MODEL}
+    outcome, _ = cluster.push(supply)
+    assert len(outcome.set_aside) == 2
+    for error in outcome.set_aside.values():
+        assert f"accept them at {hubs.endpoint}/{MODEL}" in str(error.hint)

@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import Problems, StepFailed
+from clusterctl.errors import StepFailed
 from clusterctl.inventory.model import Host
-from clusterctl.inventory.outside import Outside, parse_certificates
+from clusterctl.inventory.outside import NOTHING, Outside, parse_certificates
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.registry_image import registry_image, tag_digest
-from clusterctl.transfer.weights.downloads import HostTransport, download_on_host
+from clusterctl.transfer.weights.host_transport import HostTransport
 from clusterctl.transfer.weights.hub import hub_session, needed
+from clusterctl.transfer.weights.hub_source import HubSource
 from clusterctl.transfer.weights.huggingface import HuggingFace
 from clusterctl.transport.local import LocalTransport
+from tests.contract.transfer.hosts_here import read_by_a_relay
 from tests.fakes.docker_registry import docker_registry
 from tests.fakes.hubs import FakeHubs, running_hubs
 from tests.fakes.image_archives import MadeImage, layer_tar
@@ -102,12 +104,12 @@ def test_a_host_downloads_from_a_hub_that_it_does_not_trust_by_itself(
     assert "certificate verify failed" in refused.value.summary
     assert "packages.ca" in str(refused.value.hint)
     with hub_session(HostTransport(here, outside)):
-        listing = needed(hub.listing(MODEL, None))
-    with pytest.raises(Problems) as untrusted:
-        download_on_host(here, hub, listing, str(tmp_path / "got"), told=lambda _: None)
-    assert all("certificate verify failed" in each.summary for each in untrusted.value.errors)
-    download_on_host(
-        here, hub, listing, str(tmp_path / "got"), told=lambda _: None, outside=outside
+        source = HubSource(hub, needed(hub.listing(MODEL, None)), say=print)
+        manifest = source.manifest("Tiny")
+    with pytest.raises(StepFailed, match="certificate verify failed") as untrusted:
+        read_by_a_relay(here, manifest, source.read_by("gpu1", NOTHING, entrusted=False), tmp_path)
+    assert "packages.ca" in str(untrusted.value.hint)
+    read = read_by_a_relay(
+        here, manifest, source.read_by("gpu1", outside, entrusted=False), tmp_path
     )
-    for path, data in FILES.items():
-        assert (tmp_path / "got" / path).read_bytes() == data
+    assert read == FILES

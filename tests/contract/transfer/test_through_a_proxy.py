@@ -20,11 +20,13 @@ from clusterctl.inventory.model import Host
 from clusterctl.inventory.outside import Outside, outside_of
 from clusterctl.steps.host_proxy import HostProxy
 from clusterctl.steps.package_manager import Apt
-from clusterctl.transfer.weights.downloads import HostTransport, download_on_host
+from clusterctl.transfer.weights.host_transport import HostTransport
 from clusterctl.transfer.weights.hub import hub_session, needed
+from clusterctl.transfer.weights.hub_source import HubSource
 from clusterctl.transfer.weights.huggingface import HuggingFace
 from clusterctl.transport.command import Wire
 from clusterctl.transport.local import LocalTransport
+from tests.contract.transfer.hosts_here import read_by_a_relay
 from tests.fakes.host import FakeHost, fake_view
 from tests.fakes.http_proxy import FakeProxy, running_proxy
 from tests.fakes.hubs import FakeHubs, running_hubs
@@ -71,9 +73,10 @@ def test_a_host_asks_a_hub_through_the_proxy_and_the_cluster_without_it(
         hub.listing(MODEL, None)
     assert "packages.proxy" in str(refused.value.hint)
     with hub_session(HostTransport(here, way)):
-        listing = needed(hub.listing(MODEL, None))
-    download_on_host(here, hub, listing, str(tmp_path / "got"), told=lambda _: None, outside=way)
-    assert (tmp_path / "got/model.safetensors").read_bytes() == FILES["model.safetensors"]
+        source = HubSource(hub, needed(hub.listing(MODEL, None)), say=print)
+        manifest = source.manifest("Tiny")
+    read = read_by_a_relay(here, manifest, source.read_by("gpu1", way, entrusted=False), tmp_path)
+    assert read == FILES
     assert set(proxy.asked) == {"hub.invalid"}, "127.0.0.1, where the weights are, needs none"
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.commands.model_pull import DownloadProgress, hub_model, note_unhashed
+from clusterctl.commands.model_pull import hub_model, note_unhashed
 from clusterctl.containers.drivers import driver_for
-from clusterctl.engine.events import Event, Note, StepProgress
+from clusterctl.engine.events import Event, Note
 from clusterctl.errors import UsageError
 from clusterctl.facts.model import ImageFacts
 from clusterctl.transfer.chain_link import LinkProgress
+from clusterctl.transfer.relay.upstream import HUB
 from clusterctl.transfer.weights.hub import HubFile, Listing
 from clusterctl.transfer.weights.receiver import WeightsReceiver
 from clusterctl.units import GIB
@@ -41,19 +42,13 @@ def test_a_model_of_a_hub_gets_the_name_that_serve_looks_for() -> None:
             LinkProgress("a", 3 * GIB, 4 * GIB, 0, 2**29, ("source",)),
             "3.0 of 4.0 GiB, 512.0 MiB/s, 2 s left, from this machine",
         ),
+        (LinkProgress("a", GIB, 4 * GIB, 0, 0, (HUB,)), "1.0 of 4.0 GiB, from the hub"),
         (LinkProgress("a", 0, 0, 0, 0.0, (), "gpu1: timed out"), "0.0 of 4.0 GiB, gpu1: timed out"),
         (LinkProgress("a", 9 * GIB, 9 * GIB, 0, 1.0, ()), "4.0 of 4.0 GiB"),
     ],
 )
 def test_one_line_says_how_far_a_host_is(progress: LinkProgress, text: str) -> None:
     assert WeightsReceiver.describe(progress, 4 * GIB) == text
-
-
-def test_one_line_says_how_far_a_download_is() -> None:
-    listing, told = Listing("hf", "Org/Tiny", "c", (HubFile("w", 4 * GIB, "u"),)), list[Event]()
-    DownloadProgress(listing, "hf", told.append)(2 * GIB)
-    (came,) = (event.text for event in told if isinstance(event, StepProgress))
-    assert came.startswith("2.00 of 4.00 GiB here, ")
 
 
 def test_a_file_whose_hash_no_hub_publishes_is_named() -> None:

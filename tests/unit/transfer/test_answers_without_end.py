@@ -11,7 +11,7 @@ import pytest
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
 from clusterctl.inventory.model import Host
 from clusterctl.transfer.registry_image import RegistryImage
-from clusterctl.transfer.weights.downloads import HostTransport
+from clusterctl.transfer.weights.host_transport import HostTransport
 from clusterctl.transfer.weights.hub import hub_session
 from clusterctl.transfer.weights.huggingface import HuggingFace
 from clusterctl.transport.local import LocalTransport

@@ -18,11 +18,9 @@ from clusterctl.transfer.reaching import make_directory, open_file
 from clusterctl.transfer.relay.fetching import Holdings
 from clusterctl.transfer.relay.stored import PartFile, Stored
 from clusterctl.transfer.relay.upstream import Upstreams
-from clusterctl.transfer.weights import downloads
 from clusterctl.transfer.weights.comparison import hash_now, look_at
 from clusterctl.transfer.weights.hashing import hashes
 from clusterctl.transfer.weights.on_host import INCOMING, look_at_models, script
-from clusterctl.transport import python
 from clusterctl.transport.local import LocalTransport
 from tests.fakes.image_archives import sha256
 
@@ -171,39 +169,6 @@ def test_the_models_directory_may_be_a_link_of_the_administrator(home: Path) -> 
     done = run_script("settle", staged, models / "org" / "m", stdin="manifest\n{}\n")
     assert done.returncode == 0, done.stderr
     assert (home / "org" / "m" / ".clusterctl-model.json").exists()
-
-
-def download(staged: Path) -> subprocess.CompletedProcess[bytes]:
-    """What `model pull --on` runs on the host, for a file that is empty."""
-    files = [["http://127.0.0.1:9/", "config.json", 0, "", ""]]
-    argument = {"headers": {}, "piece": 0, "directory": str(staged), "files": files}
-    argument |= {"ca": "", "proxy": {}}
-    argv = [sys.executable, *python.argv(("python3",))[1:]]
-    sent = downloads.PROGRAM.sent(argument)
-    return subprocess.run(argv, input=sent, capture_output=True, check=False)
-
-
-def test_a_downloadss_through_no_link_either(home: Path) -> None:
-    victim = home.parent / "victim"
-    victim.mkdir()
-    (victim / "config.json.part").write_text("the host's own")
-    incoming = home / INCOMING
-    staged = incoming / "m.0"
-    assert run_script("prepare", staged).returncode == 0
-    assert download(staged).returncode == 0
-    assert (staged / "config.json").read_bytes() == b""
-    incoming.rename(home / "away")
-    incoming.symlink_to(victim)
-    assert download(staged).returncode == 1
-    assert run_script("rename", staged, incoming / "m.1").returncode == 1
-    incoming.unlink()
-    incoming.mkdir()
-    os.chown(incoming, USER, USER)
-    staged.symlink_to(victim)
-    done = download(staged)
-    assert done.returncode == 1
-    assert b"belongs to another user: remove it" in done.stderr
-    assert [path.read_text() for path in victim.iterdir()] == ["the host's own"]
 
 
 SECRET = b"the host's own"

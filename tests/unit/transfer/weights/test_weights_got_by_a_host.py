@@ -1,25 +1,27 @@
-"""A host that asks hubs and downloads by itself: its program, on this machine's own Python."""
+"""A host that asks hubs and reads files from them: its program, on this machine's own Python."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+import hashlib
+import json
+from collections.abc import Iterator
 
 import pytest
 
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
-from clusterctl.transfer.weights import host_fetch
-from clusterctl.transfer.weights.downloads import HostTransport, download_on_host
-from clusterctl.transfer.weights.hashing import Hashed, hash_file
-from clusterctl.transfer.weights.hub import Hub, Listing, hub_session, needed
+from clusterctl.inventory.outside import NOTHING
+from clusterctl.transfer.relay.hub import TRIES, TRYING, Hub
+from clusterctl.transfer.relay.upstream import HUB, UpstreamFailed, UpstreamStats
+from clusterctl.transfer.relay.web import opener
+from clusterctl.transfer.weights.host_transport import HostTransport
+from clusterctl.transfer.weights.hub import Hub as ModelHub
+from clusterctl.transfer.weights.hub import Listing, hub_session, needed
+from clusterctl.transfer.weights.hub_source import HubSource
 from clusterctl.transfer.weights.huggingface import HuggingFace
 from clusterctl.transfer.weights.modelscope import ModelScope
 from clusterctl.transport.local import LocalTransport
 from tests.fakes.hubs import TOKEN, FakeHubs, running_hubs
 from tests.unit.transfer.weights.conftest import safetensors
-
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="hosts are worked on as root")
 
 MODEL = "Org/Tiny-1B"
 FILES = {
@@ -35,92 +37,97 @@ def hubs() -> Iterator[FakeHubs]:
         yield running
 
 
-def listed(hub: Hub, here: LocalTransport) -> Listing:
+def listed(hub: ModelHub, here: LocalTransport) -> Listing:
     with hub_session(HostTransport(here)):
         return needed(hub.listing(MODEL, None))
 
 
-def got(hub: Hub, here: LocalTransport, listing: Listing, directory: Path) -> Mapping[str, Hashed]:
-    told: list[int] = []
-    found = download_on_host(here, hub, listing, str(directory), told=told.append)
-    assert told[-1] == listing.size
-    return found
+class Reading:
+    """Files that a relay reads, and what it tells of them."""
+
+    def __init__(self, hub: ModelHub, here: LocalTransport) -> None:
+        listing = listed(hub, here)
+        self.source = HubSource(hub, listing, say=lambda _: None)
+        with hub_session(HostTransport(here)):
+            self.manifest = self.source.manifest("Tiny-1B")
+        self.web = self.source.read_by("gpu1", NOTHING, entrusted=True)
+        self.told: list[tuple[str, ...]] = []
+        self.now = 0.0
+        headers, urls = dict(self.web.headers), dict(self.web.urls)
+        stats, through = UpstreamStats(HUB), opener("", {})
+        self.hub = Hub(stats, self.say, through, headers, urls, lambda: self.now)
+
+    def say(self, *words: str) -> None:
+        self.told.append(words)
+
+    def read(self, path: str, start: int = 0) -> bytes:
+        """The bytes that come, until the upstream fails."""
+        blob = next(file.blob for file in self.manifest.files if file.path == path)
+        return b"".join(self.hub.pieces(blob.hex, start, blob.size - start, 1.0))
+
+    def error(self) -> ClusterctlError:
+        (name, digest, said), *_ = self.told
+        assert name == "unserved"
+        return self.web.unserved(digest, json.loads(said))
 
 
 @pytest.mark.parametrize("token", [None, TOKEN])
-def test_a_host_lists_and_downloads(
-    token: str | None, hubs: FakeHubs, here: LocalTransport, tmp_path: Path
-) -> None:
+def test_a_host_lists_and_reads(token: str | None, hubs: FakeHubs, here: LocalTransport) -> None:
     for hub in (HuggingFace(hubs.endpoint, token or False), ModelScope(hubs.endpoint, token)):
-        listing = listed(hub, here)
-        directory = tmp_path / listing.hub
-        found = got(hub, here, listing, directory)
-        for path, data in FILES.items():
-            assert (directory / path).read_bytes() == data
-            assert found[path] == hash_file(directory / path)
+        reading = Reading(hub, here)
+        for file in reading.manifest.files:
+            assert file.sha256 == hashlib.sha256(FILES[file.path]).hexdigest()
+            assert reading.read(file.path) == FILES[file.path]
+        assert reading.hub.name == HUB
+        assert not reading.told
 
 
-def test_a_download_goes_on_where_it_broke_off(
-    hubs: FakeHubs, here: LocalTransport, tmp_path: Path
-) -> None:
-    hub = HuggingFace(hubs.endpoint, False)
-    listing = listed(hub, here)
+@pytest.mark.parametrize("ranges", [True, False])
+def test_it_reads_from_any_byte_on(ranges: bool, hubs: FakeHubs, here: LocalTransport) -> None:
+    reading = Reading(HuggingFace(hubs.endpoint, False), here)
+    hubs.ranges = ranges
+    for path, data in FILES.items():
+        assert reading.read(path, 1) == data[1:]
+
+
+def test_what_came_before_a_connection_broke_is_kept(hubs: FakeHubs, here: LocalTransport) -> None:
+    reading = Reading(HuggingFace(hubs.endpoint, False), here)
     hubs.cut = {"model-1.safetensors": 40_000}
-    part = tmp_path / "got" / "model-2.safetensors.part"
-    part.parent.mkdir()
-    part.write_bytes(FILES["model-2.safetensors"][:20_000])
-    hubs.asked.clear()
-    got(hub, here, listing, tmp_path / "got")
-    ranged = {line.partition(" ")[2] for line in hubs.asked if "signed" in line}
-    assert ranged == {"", "bytes=40000-", "bytes=20000-"}
-    hubs.asked.clear()
-    got(hub, here, listing, tmp_path / "got")
-    assert hubs.asked == []
+    blob = next(file.blob for file in reading.manifest.files if file.path in hubs.cut)
+    came = bytearray()
+    pieces = map(came.extend, reading.hub.pieces(blob.hex, 0, blob.size, 1.0))
+    with pytest.raises(UpstreamFailed, match="the connection ended early"):
+        list(pieces)
+    assert came == FILES["model-1.safetensors"][:40_000]
+    assert not reading.told, "the relay asks again"
 
 
-def test_a_server_without_ranges_sends_all_of_it_again(
-    hubs: FakeHubs, here: LocalTransport, tmp_path: Path
-) -> None:
-    hub = HuggingFace(hubs.endpoint, False)
-    listing = listed(hub, here)
-    hubs.ranges = False
-    (tmp_path / "got").mkdir()
-    part = tmp_path / "got" / "model-1.safetensors.part"
-    part.write_bytes(FILES["model-1.safetensors"][:20_000])
-    got(hub, here, listing, tmp_path / "got")
-    whole = (tmp_path / "got" / "model-1.safetensors").read_bytes()
-    assert whole == FILES["model-1.safetensors"]
-
-
-def test_wrong_bytes_and_refusals_are_told_as_on_this_machine(
-    hubs: FakeHubs, here: LocalTransport, tmp_path: Path
-) -> None:
-    hub = HuggingFace(hubs.endpoint, False)
-    listing = listed(hub, here)
-    hubs.wrong = {"config.json": 2}
-    with pytest.raises(StepFailed, match=r"config.json did not arrive: it arrived twice"):
-        got(hub, here, listing, tmp_path / "got")
+def test_a_refusal_is_told_as_on_this_machine(hubs: FakeHubs, here: LocalTransport) -> None:
+    reading = Reading(HuggingFace(hubs.endpoint, False), here)
     hubs.gated = {MODEL}
-    with pytest.raises(RequirementsNotMet) as raised:
-        got(hub, here, listing, tmp_path / "other")
-    assert f"accept them at {hubs.endpoint}/{MODEL}" in str(raised.value.hint)
+    with pytest.raises(UpstreamFailed, match="HTTP status 403"):
+        reading.read("config.json")
+    error = reading.error()
+    assert isinstance(error, RequirementsNotMet)
+    assert f"accept them at {hubs.endpoint}/{MODEL}" in str(error.hint)
 
 
-def test_each_file_is_on_the_disk_before_it_counts_as_got(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_hub_that_goes_away_is_given_up_after_a_while(
+    hubs: FakeHubs, here: LocalTransport
 ) -> None:
-    """And not only when the tree is put in place, which says nothing meanwhile."""
-    synced: list[str] = []
-
-    def synced_file(file: int) -> None:
-        synced.append(str(Path(f"/proc/self/fd/{file}").readlink()))
-
-    monkeypatch.setattr(os, "fsync", synced_file)
-    path = tmp_path / "model.bin"
-    path.write_bytes(b"x" * 100)
-    whole, _ = host_fetch.File("unused", str(path), 100, "", "").fetch({}, 64)
-    assert whole == hash_file(path).sha256
-    assert synced == [f"{path}.part"]
+    reading = Reading(HuggingFace(hubs.endpoint, False), here)
+    hubs.busy = {"model-1.safetensors": 2 * TRIES + 2}
+    for _ in range(TRIES):
+        with pytest.raises(UpstreamFailed, match="HTTP status 503"):
+            reading.read("model-1.safetensors")
+    assert not reading.told
+    assert reading.read("model-2.safetensors") == FILES["model-2.safetensors"]
+    for _ in range(TRIES):
+        reading.now += TRYING / 2
+        with pytest.raises(UpstreamFailed):
+            reading.read("model-1.safetensors")
+    assert isinstance(reading.error(), StepFailed)
+    assert "status 503" in reading.error().summary
 
 
 def test_no_way_to_the_hub_is_the_hosts_trouble(here: LocalTransport) -> None:
