@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -120,13 +120,24 @@ def serve(
     from clusterctl.cli.session import confirm, session
     from clusterctl.commands.serve import run
     from clusterctl.errors import CHANGES_PENDING, UsageError
-    from clusterctl.ray_cluster.topology import base_url
     from clusterctl.serving.config_file import read_config_file
     from clusterctl.serving.request import Options, read_request
     from clusterctl.serving.vllm_flags import parse_arguments
 
-    sizes = (dp, ep, gpu_share, idle)
-    given = Options(model, tp, pp, name, port, stall_timeout, replicas, on, {}, *sizes)
+    given = Options(
+        model=model,
+        tensor_parallel=tp,
+        pipeline_parallel=pp,
+        name=name,
+        port=port,
+        stall_timeout=stall_timeout,
+        replicas=replicas,
+        on=on,
+        data_parallel=dp,
+        expert_parallel=ep,
+        gpu_share=gpu_share,
+        idle=idle,
+    )
     file = read_config_file(config) if config else ()
     request = read_request(given, file, parse_arguments(arguments or ()))
     with session("serve", inventory, quiet=as_json) as opened:
@@ -152,32 +163,48 @@ def serve(
                 )
 
         served = run(opened, request, agree=agree)
-    plan, proof, location = served.plan, served.proof, served.plan.location
     if as_json:
-        document = {
-            "service": plan.document.service,
-            "endpoint": f"{plan.endpoint.url}/v1",
-            "changed": served.changed,
-            "ranks": [asdict(rank) for rank in proof.ranks],
-            "answer": asdict(proof.answer),
-            "replicas": [
-                {
-                    "name": each.document.name,
-                    "host": each.layout.hosts[0],
-                    "endpoint": f"{base_url(each.document.host, each.document.port)}/v1",
-                    "ranks": [asdict(rank) for rank in served.proofs[each.document.name].ranks],
-                    "ready_seconds": served.proofs[each.document.name].ready_seconds,
-                }
-                for each in plan.replicas
-            ],
-            "ready_seconds": proof.ready_seconds,
-            "random_weights": bool(location and location.random_weights),
-            "predicted": plan.fit.plan.to_json() if plan.fit else None,
-            "reported": served.outcome.to_json() if served.outcome else [],
-            "notices": list(served.notices),
-        }
-        print(pretty(document))
-        return
+        print(pretty(_document(served)))
+    else:
+        _print(served)
+
+
+def _document(served: Served) -> dict[str, Any]:
+    """Return the result for --json."""
+    from clusterctl.ray_cluster.topology import base_url
+
+    plan, proof, location = served.plan, served.proof, served.plan.location
+    replicas = []
+    for each in plan.replicas:
+        document, own = each.document, served.proofs[each.document.name]
+        replicas.append(
+            {
+                "name": document.name,
+                "host": each.layout.hosts[0],
+                "endpoint": f"{base_url(document.host, document.port)}/v1",
+                "ranks": [asdict(rank) for rank in own.ranks],
+                "ready_seconds": own.ready_seconds,
+            }
+        )
+    return {
+        "service": plan.document.service,
+        "endpoint": f"{plan.endpoint.url}/v1",
+        "changed": served.changed,
+        "ranks": [asdict(rank) for rank in proof.ranks],
+        "answer": asdict(proof.answer),
+        "replicas": replicas,
+        "ready_seconds": proof.ready_seconds,
+        "random_weights": bool(location and location.random_weights),
+        "predicted": plan.fit.plan.to_json() if plan.fit else None,
+        "reported": served.outcome.to_json() if served.outcome else [],
+        "notices": list(served.notices),
+    }
+
+
+def _print(served: Served) -> None:
+    from clusterctl.ray_cluster.topology import base_url
+
+    plan, proof, location = served.plan, served.proof, served.plan.location
     print(f"{plan.document.service} is served at {plan.endpoint.url}/v1")
     for url in plan.other_urls:
         print(f"  also at     {url}/v1")
