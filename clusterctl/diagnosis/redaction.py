@@ -106,6 +106,10 @@ _OPEN_VARIABLES = re.compile(
 )
 """Variables whose values are shown; those of any other may be secret."""
 
+_USE_OF_KEYS = "keys"
+"""In clusterctl's own documents: how much the named keys were used (KeyUse), which nobody needs to
+read, and which says who the users are. It has no secrets."""
+
 _ENVIRONMENTS = {"env", "environment", "environ"}
 
 LEAST_SECRET = 8
@@ -158,6 +162,8 @@ def _keep_counts(match: re.Match[str]) -> str:
 def document_without_secrets(value: Any, key: str = "", *, own: bool = False) -> Any:
     """Return a JSON value without secrets. `own`: it is clusterctl's document, in which `text` is
     not a user's."""
+    if own and key == _USE_OF_KEYS:
+        return []
     if _SECRET_KEY.match(key):
         return _hidden(value, key)
     if isinstance(value, dict):
@@ -197,7 +203,9 @@ def _hidden(value: Any, key: str) -> Any:
 
 
 def _secrets_in(value: Any, key: str = "") -> Iterator[str]:
-    """Yield the values in a JSON document that are secret by name."""
+    """Yield the values in a document of clusterctl that are secret by name."""
+    if key == _USE_OF_KEYS:
+        return
     if isinstance(value, dict):
         named = str(value.get("name") or "")
         for name, each in value.items():

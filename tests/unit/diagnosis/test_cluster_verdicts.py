@@ -15,7 +15,7 @@ from clusterctl.diagnosis.bundle import write_bundle
 from clusterctl.diagnosis.cluster import Asked, causes_of
 from clusterctl.diagnosis.verdict import Cause
 from clusterctl.errors import UsageError
-from clusterctl.node.documents import NodeState, ServiceState, to_json
+from clusterctl.node.documents import GatewayState, KeyUse, NodeState, ServiceState, to_json
 from clusterctl.reporting.diagnosis_view import cause_lines
 from clusterctl.transport.log_ends import ENGINE_LINES
 
@@ -43,8 +43,9 @@ def host(
     and states."""
     states = [ServiceState(name, state, NOW - 60) for name, state in services]
     state = NodeState(
-        "h", "worker", NOW - seen, "1", "up", NOW - 600, 0, vllm_version="0.25.1", services=states
-    )
+        "h", "worker", NOW - seen, "1", "up", NOW - 600, 0, vllm_version="0.25.1", services=states,
+        gateway=GatewayState(keys=[KeyUse("alice", 5, 70, 30, "2026-11-22", 100)]),
+    )  # fmt: skip
     return {
         "state.json": to_json(state),
         "time.json": json.dumps(NOW),
