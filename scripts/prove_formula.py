@@ -1,6 +1,6 @@
 """Compares the memory formulas with vLLM's own code, architecture by architecture.
 
-    python -m scripts.prove_formula CONFIGS ANSWERS [--ask PYTHON]
+    python -m scripts.prove_formula CONFIGS ANSWERS [--ask PYTHON] [--cpu]
 
 CONFIGS has a directory with config.json (and hf_quant_config.json, if there is one) for each model,
 named ORG--NAME, or ORG--NAME+mtp to ask with the model's own drafter. With --ask, the vLLM of that
@@ -8,6 +8,10 @@ Python is asked for each model that has no file in ANSWERS yet, on the meta devi
 (clusterctl/planning/ask_vllm.py); a machine without a driver needs a C compiler. Then
 clusterctl/planning/proven.json is written: per architecture how far weights and tokens of the KV
 cache are off; and tests/unit/planning/asked_models.json, what vLLM said of the catalogue's models.
+
+With --cpu, PYTHON has a vLLM for CPUs, and what is known of other architectures is kept. Weights
+and groups of the cache are the same there, as encoders and Whisper have them; kernels that decide
+about blocks are not.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from clusterctl.planning import ask_vllm
 from clusterctl.planning.asked_plan import described
 from clusterctl.planning.engine_answer import EngineAnswer, read_answer
 from clusterctl.planning.hardware import GpuModel, parse_gpus
+from clusterctl.planning.kv_cache import CPU_BLOCK
 from clusterctl.planning.memory import plan_memory
 from clusterctl.planning.options import parse_options
 from clusterctl.planning.placement import seat_ranks, sites_of
@@ -45,8 +50,8 @@ ASKED = Path(__file__).parents[1] / "tests/unit/planning/asked_models.json"
 
 SIZES = (1, 8)  # Of tensor parallelism
 _CACHE = 64 * GIB
-_FLAGS = (f"--kv-cache-memory-bytes={_CACHE}", "--max-num-batched-tokens=8192",
-          "--max-num-seqs=256")  # fmt: skip
+_FLAGS = [f"--kv-cache-memory-bytes={_CACHE}", "--max-num-batched-tokens=8192",
+          "--max-num-seqs=256"]  # fmt: skip
 _WITH_DRAFTER = '--speculative-config={"method":"mtp","num_speculative_tokens":1}'
 _AT_ONCE = 100  # Questions to one process, which imports vLLM once
 
@@ -56,15 +61,20 @@ def main() -> int:
     arguments.add_argument("configs", type=Path)
     arguments.add_argument("answers", type=Path)
     arguments.add_argument("--ask", metavar="PYTHON")
+    arguments.add_argument("--cpu", action="store_true")
     asked = arguments.parse_args()
+    if asked.cpu:
+        _FLAGS.append(f"--block-size={CPU_BLOCK}")
     if asked.ask:
         asked.answers.mkdir(parents=True, exist_ok=True)
-        ask_all(asked.ask, asked.configs, asked.answers)
+        ask_all(asked.ask, asked.configs, asked.answers, cpu=asked.cpu)
     rows = list(compared(asked.configs, asked.answers))
     for row in rows:
         print(f"{row['model']:60} TP {row['tp']} {row['architecture']:40} "
               f"weights {row['weights_off']:+8.2%} tokens {row['tokens_off']:+8.2%}")  # fmt: skip
-    PROVEN.write_text(dumped(rows))
+    PROVEN.write_text(dumped(rows, json.loads(PROVEN.read_text()) if asked.cpu else None))
+    if asked.cpu:
+        return 0
     ASKED.write_text(said_of_catalogue(rows))
     return 0
 
@@ -77,7 +87,7 @@ def gpu_of(directory: Path) -> GpuModel:
 # --- asking ---------------------------------------------------------------------------------------
 
 
-def ask_all(python: str, configs: Path, answers: Path) -> None:
+def ask_all(python: str, configs: Path, answers: Path, *, cpu: bool) -> None:
     """Ask for each model and size that has no answer yet, and write one file for each."""
     waiting: dict[str, list[dict[str, Any]]] = {}
     for size in SIZES:
@@ -87,24 +97,25 @@ def ask_all(python: str, configs: Path, answers: Path) -> None:
                 waiting.setdefault(gpu.name, []).append(question(directory, size))
     environment = dict(os.environ)
     with tempfile.TemporaryDirectory() as stub:
-        if not Path("/dev/nvidiactl").exists():
+        if not cpu and not Path("/dev/nvidiactl").exists():
             make_driver_stub(python, Path(stub))
             given = environment.get("LD_LIBRARY_PATH")
             environment["LD_LIBRARY_PATH"] = f"{stub}:{given}" if given else stub
         for name, questions in waiting.items():
+            gpu_asked = None if cpu else parse_gpus(name)[0]
             for first in range(0, len(questions), _AT_ONCE):
-                ask_some(python, parse_gpus(name)[0], questions[first : first + _AT_ONCE], answers,
-                         environment)  # fmt: skip
+                some = questions[first : first + _AT_ONCE]
+                ask_some(python, gpu_asked, some, answers, environment)
 
 
 def ask_some(
     python: str,
-    gpu: GpuModel,
+    gpu: GpuModel | None,
     questions: list[dict[str, Any]],
     answers: Path,
     environment: dict[str, str],
 ) -> None:
-    asked = {"gpu": described(gpu), "questions": questions}
+    asked = {"gpu": described(gpu) if gpu else None, "questions": questions}
     with subprocess.Popen(
         [python, ask_vllm.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, env=environment, text=True,
@@ -168,7 +179,7 @@ def compared(configs: Path, answers: Path) -> Iterator[dict[str, Any]]:
         except ValueError as failed:
             print(f"{file.stem}: {failed}")
             continue
-        if is_usable(configs / name) and answer.refusal is None and answer.groups:
+        if is_usable(configs / name) and answer.refusal is None:
             yield row_of(configs / name, int(size), answer)
 
 
@@ -232,21 +243,26 @@ def quantization_of(directory: Path) -> str:
     return str(found.get("quant_algo") or found.get("quant_method") or "")
 
 
-def dumped(rows: list[dict[str, Any]]) -> str:
+def dumped(rows: list[dict[str, Any]], known: dict[str, Any] | None = None) -> str:
     """Return JSON with a line for each architecture: how far its worst comparison is off, and what
-    was compared, as MODEL with its quantisation and TP sizes."""
+    was compared, as MODEL with its quantisation and TP sizes. `known`: the document before, of
+    which other architectures are kept, while these were asked of a vLLM for CPUs."""
     architectures: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         architectures.setdefault(row["architecture"], []).append(row)
-    lines = []
-    for name, found in sorted(architectures.items()):
+    kept = known["architectures"] if known else {}
+    rest = {name: row for name, row in kept.items() if name not in architectures}
+    versions = sorted({row["vllm"] for row in rows})
+    of = f" (vLLM {', '.join(versions)} for CPUs)" if known else ""
+    lines = [f'  "{name}": {json.dumps(row)}' for name, row in rest.items()]
+    for name, found in architectures.items():
         compared: dict[str, list[str]] = {}
         for row in found:
             named = "defaults" if row["model"].startswith("default/") else row["model"]
             model = f"{named} {row['quantization']}".strip()
             compared.setdefault(model, []).append(str(row["tp"]))
         worst = {key: max(abs(row[key]) for row in found) for key in ("weights_off", "tokens_off")}
-        told = "; ".join(f"{model} TP {', '.join(sizes)}" for model, sizes in compared.items())
+        told = "; ".join(f"{model} TP {', '.join(sizes)}" for model, sizes in compared.items()) + of
         lines.append(f'  "{name}": {json.dumps(worst | {"compared": told})}')
     about = (
         "made by scripts/prove_formula.py: do not edit. Weights of a rank and tokens in a KV cache "
@@ -255,11 +271,11 @@ def dumped(rows: list[dict[str, Any]]) -> str:
     )
     head = {
         "note": about,
-        "vllm": sorted({row["vllm"] for row in rows}),
+        "vllm": known["vllm"] if known else versions,
         "date": f"{datetime.now(UTC).date()}",
     }
     top = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
-    return "{\n" + top + ' "architectures": {\n' + ",\n".join(lines) + "\n }\n}\n"
+    return "{\n" + top + ' "architectures": {\n' + ",\n".join(sorted(lines)) + "\n }\n}\n"
 
 
 def said_of_catalogue(rows: list[dict[str, Any]]) -> str:

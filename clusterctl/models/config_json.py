@@ -51,7 +51,8 @@ def describe(config: Config, name: str = "", *, whole: bool = True) -> ModelShap
 
     outer = _whole(config)
     blind = tower is None and isinstance(outer.get("vision_config"), Mapping)
-    ears = _ears(outer.get("audio_config"), text)
+    hears = config if traits.crosses else outer.get("audio_config")
+    ears = _ears(hears, text, joined=traits.crosses)
     deaf = ears is None and isinstance(outer.get("audio_config"), Mapping)
 
     guesses = (
@@ -70,7 +71,10 @@ def describe(config: Config, name: str = "", *, whole: bool = True) -> ModelShap
             f"quantisation {stored.unknown!r} is computed from its bits alone",
         ),
         (deaf, "the audio encoder is not counted: its sizes are not in config.json"),
-        (both_ways, "it attends in both directions: the KV cache planned for it stays empty"),
+        (
+            both_ways and not encoder,
+            "it attends in both directions: the KV cache planned for it stays empty",
+        ),
         (
             text.get("compress_ratios"),
             "activations beside compressed attention are estimated from three starts",
@@ -102,10 +106,26 @@ def describe(config: Config, name: str = "", *, whole: bool = True) -> ModelShap
         per_layer_vocab=first(text, "vocab_size_per_layer_input") if per_layer else 0,
         multimodal=any(outer.get(key) for key in ("vision_config", "audio_config")),
         encoder=encoder,
+        tables=_tables_of_encoder(text) if encoder and family else (),
+        scores=_scores(config) if encoder else 0,
         both_ways=both_ways,
         assumptions=tuple(sentence for applies, sentence in guesses if applies),
         typed=not whole or bool(config.get("model_type")),
     )
+
+
+def _tables_of_encoder(text: Config) -> tuple[int, ...]:
+    """Return the rows of BERT's tables beside the vocabulary."""
+    return (longest_context(text)[0], first(text, "type_vocab_size") or 1)
+
+
+def _scores(config: Config) -> int:
+    """Return the elements of the classifier of a BERT-like model, and of the matrix before it."""
+    if not architecture_of(config).endswith("ForSequenceClassification"):
+        return 0
+    hidden, labels = first(config, "hidden_size"), config.get("id2label")
+    count = len(labels) if isinstance(labels, Mapping) else first(config, "num_labels") or 2
+    return (hidden + 1) * (hidden + count)
 
 
 def _attends_both_ways(named: str, text: Config) -> bool:
@@ -159,12 +179,27 @@ _OTHER_KEYS = {
     "moe_intermediate_size": ("expert_ffn_hidden_size",),
 }
 
+# Whisper's names for its decoder, whose width is the encoder's
+_DECODER_KEYS = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "decoder_layers",
+    "num_attention_heads": "decoder_attention_heads",
+    "intermediate_size": "decoder_ffn_dim",
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "max_target_positions",
+}
+
 _LAYER_LISTS = ("layer_types", "layers_block_type", "hybrid_override_pattern")
 
 
 def _language_part(config: Config) -> dict[str, Any]:
     """Return the section for the language model, with the usual keys. Raises UsageError."""
     text = dict(_section(config) or config)
+    if architecture_of(config) == "WhisperForConditionalGeneration":
+        # `num_hidden_layers` is the encoder's there
+        text = {key: text[old] for key, old in _DECODER_KEYS.items() if old in text} | {
+            key: text[key] for key in ("dtype", "torch_dtype", "tie_word_embeddings") if key in text
+        }
     for part in ("attn_config", "ffn_config"):  # DBRX
         if isinstance(text.get(part), Mapping):
             text = {**text[part], **text}
@@ -283,8 +318,9 @@ def _whole(config: Config) -> Config:
     return thinker if isinstance(thinker, Mapping) else config
 
 
-def _ears(audio: object, text: Config) -> Tower | None:
-    """Return the audio encoder, which is built like Whisper's."""
+def _ears(audio: object, text: Config, *, joined: bool = False) -> Tower | None:
+    """Return the audio encoder, which is built like Whisper's. `joined`: the decoder reads it as it
+    is."""
     if not isinstance(audio, Mapping):
         return None
     hidden = first(audio, "d_model", "hidden_size")
@@ -299,7 +335,9 @@ def _ears(audio: object, text: Config) -> Tower | None:
         gated=False,
         patch=0,
         positions=first(audio, "max_source_positions"),
-        projection=3 * hidden**2 + hidden * text["hidden_size"],  # a convolution, and to the text
+        # A convolution, and what leads to the text; Whisper's own has the one before it, too
+        projection=3 * hidden**2
+        + hidden * (3 * first(audio, "num_mel_bins") if joined else text["hidden_size"]),
         divided=_divided(str(audio.get("model_type", ""))),
     )
 

@@ -117,6 +117,19 @@ _ARCHITECTURES: tuple[tuple[Family, str], ...] = (
         "MambaForCausalLM Mamba2ForCausalLM FalconMambaForCausalLM",
     ),
     (Family(states=True, both_mixers=True), "FalconH1ForCausalLM"),
+    (
+        Family(qkv_bias=True, out_bias=True, norms=4, tied=True, gated_mlp=False, mlp_bias=True,
+            rotary=False,),
+        """
+        BertModel BertForSequenceClassification RobertaModel RobertaForSequenceClassification
+        XLMRobertaModel XLMRobertaForSequenceClassification
+        """,
+    ),
+    (
+        Family(qkv_bias=True, out_bias=True, norms=6, tied=True, gated_mlp=False, mlp_bias=True,
+            positions=True, crosses=True,),
+        "WhisperForConditionalGeneration",
+    ),
 )  # fmt: skip
 
 FAMILIES: dict[str, Family] = {

@@ -48,6 +48,8 @@ class Family:
     expanded: bool = False  # latent attention whose cache has keys and values
     text_only: bool = False  # without the vision encoder that config.json describes
     positions: bool = False  # a learned vector for each position, in place of rotary tables
+    mlp_bias: bool = False
+    crosses: bool = False  # each layer attends to what an encoder made, too (Whisper)
 
 
 def positive(value: object) -> bool:
@@ -168,6 +170,7 @@ def _layer(text: Config, traits: Family, index: int, kind: str) -> DecoderLayer:
         norms=1 if traits.one_block else traits.norms + more,
         per_layer_input=text.get("hidden_size_per_layer_input") or 0,
         state=state,
+        cross=attention if traits.crosses else None,
     )
 
 
@@ -378,7 +381,7 @@ def _feed_forward(
             width = -(-width // step) * step
         doubled = bool(text.get("use_double_wide_mlp")) and index >= _shared_from(text)
         width = (width or 4 * text["hidden_size"]) * (2 if doubled else 1)
-        return Mlp(width, gated=gated, bias=bool(text.get("mlp_bias"))), experts
+        return Mlp(width, gated=gated, bias=bool(text.get("mlp_bias", traits.mlp_bias))), experts
     shared = _shared_width(text)
     return (Mlp(shared, gated=gated) if shared else None), experts
 

@@ -138,6 +138,7 @@ class DecoderLayer:
     per_layer_input: int = 0  # Gemma's per-layer embeddings: width of that input
     state: State | None = None
     stored: tuple[tuple[Part, Quantization | None], ...] = ()
+    cross: Attention | None = None  # to the output of an encoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +220,8 @@ class ModelShape:
     per_layer_vocab: int = 0  # rows of Gemma's per-layer embedding table
     multimodal: bool = False  # takes images, audio or video too
     encoder: bool = False  # like BERT: generates nothing, has no KV cache
+    tables: tuple[int, ...] = ()  # rows of further tables of embeddings: positions, kinds of text
+    scores: int = 0  # elements of a classifier, in float32
     attention_free: bool = False  # states alone, as in Mamba
     both_ways: bool = False  # attends in both directions, as encoders do
     assumptions: tuple[str, ...] = ()
@@ -248,6 +251,26 @@ class ModelShape:
     def states(self) -> tuple[State, ...]:
         """The state of every layer that keeps one, in order."""
         return tuple(layer.state for layer in self.layers if layer.state)
+
+    @property
+    def crosses(self) -> bool:
+        """Whether it has an encoder and a decoder, as Whisper."""
+        return any(layer.cross for layer in self.layers)
+
+    @property
+    def unplanned(self) -> bool:
+        """Whether it is an encoder whose layers are not known: BERT's alone are."""
+        return self.encoder and not self.tables
+
+    @property
+    def on_one_gpu(self) -> bool:
+        """Whether one GPU is offered for it: it is small, and vLLM does not split it into
+        stages."""
+        return self.encoder or self.crosses
+
+    @property
+    def most_stages(self) -> int:
+        return 1 if self.on_one_gpu else len(self.layers)
 
     @property
     def is_latent(self) -> bool:

@@ -153,7 +153,7 @@ def _layouts(request: PlanRequest, plan: FitPlan) -> Iterator[_Layout]:
     cuts = [
         (tp, pp)
         for tp in possible_tp(request.shape, most)
-        for pp in range(1, min(most // tp, len(request.shape.layers)) + 1)
+        for pp in range(1, min(most // tp, request.shape.most_stages) + 1)
         if (tp, pp) != (now.tp, now.pp) and tp * pp >= now.tp * now.pp
     ]
     for tp, pp in sorted(cuts, key=lambda cut: (cut[0] * cut[1], cut[1])):

@@ -223,6 +223,8 @@ def memory_notes(report: FitReport, launch: Launch, request: PlanRequest) -> tup
         f"memory ({verdict}): {plan.kv_cache_tokens:,} tokens of KV cache, "
         f"{plan.max_concurrency:,.1f} requests of {plan.settings.max_model_len:,} tokens at once"
     ]
+    if request.shape.encoder:
+        notes[0] = f"memory ({verdict}): {limit.reason}, and an encoder has no KV cache"
     if len({(rank.host, rank.gpu) for rank in plan.ranks}) > 1 and limit.unused_gib > 0.1:
         notes[0] += f"; limited by rank {limit.rank} ({limit.host}, {limit.gpu})"
     if report.doubts:

@@ -37,7 +37,8 @@ class CacheRules:
     tokens that a drafter proposes in a step. `whole`: windows keep all tokens (before the hybrid
     cache, or with --disable-hybrid-kv-cache-manager). `shared_context`: ranks that divide the
     tokens of a request among them (decode context parallel). `sparse_rows`: latents that sparse
-    attention reads have their scales next to them (`fp8_ds_mla`).
+    attention reads have their scales next to them (`fp8_ds_mla`). `encoded`: tokens that a request
+    may have from an encoder, as many as a batch has (`max_num_encoder_input_tokens`).
     """
 
     block_size: int
@@ -48,6 +49,7 @@ class CacheRules:
     whole: bool = False
     shared_context: int = 1
     sparse_rows: bool = False
+    encoded: int = 0
 
 
 def state_step(block_size: int, *, latent: bool, exported: bool) -> int:
@@ -61,17 +63,18 @@ def state_step(block_size: int, *, latent: bool, exported: bool) -> int:
 @dataclass(frozen=True, slots=True)
 class CacheNeed:
     """The cache of one layer: bytes per token and its reach (window or chunk) in tokens, or the
-    bytes of its state."""
+    bytes of its state. `encoded`: tokens of an encoder, which it keeps in place of its own."""
 
     token_bytes: int
     window: int | None = None
     chunk: int | None = None
     state_bytes: int = 0
+    encoded: int = 0
 
     def reaches_as(self, other: CacheNeed) -> bool:
         """Return whether both layers keep the same tokens."""
-        return (self.window, self.chunk, self.state_bytes) == (
-            other.window, other.chunk, other.state_bytes
+        return (self.window, self.chunk, self.state_bytes, self.encoded) == (
+            other.window, other.chunk, other.state_bytes, other.encoded
         )  # fmt: skip
 
 
@@ -93,6 +96,8 @@ class Group:
         """
         if self.need.state_bytes:
             return self.state_blocks
+        if self.need.encoded:
+            return -(-self.need.encoded // self.block_size)
         if self.need.window:
             kept = min(self.need.window - 1 + in_flight, length)
             return -(-kept // self.block_size) + 1
@@ -170,6 +175,9 @@ def _needs_of(layer: DecoderLayer, tp: int, rules: CacheRules) -> Iterator[Cache
         rows = rules.sparse_rows
         size = int(attention_bytes(attention, tp, rules.element_bytes, sparse_rows=rows))
         yield CacheNeed(size, attention.window, attention.chunk)
+    if layer.cross:
+        size = int(attention_bytes(layer.cross, tp, rules.element_bytes))
+        yield CacheNeed(size, encoded=rules.encoded)
 
 
 # An index key in fp8, and its scale (v1/attention/backends/mla/indexer.py).

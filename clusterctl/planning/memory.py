@@ -273,7 +273,9 @@ def _with_own_lessons(seat: RankSeat, settings: Settings) -> RankSeat:
 
 @lru_cache(maxsize=256)
 def cache_plan(shape: ModelShape, rules: CacheRules, tp: int) -> CachePlan:
-    """Return the groups of the KV cache, which many layouts share."""
+    """Return the groups of the KV cache, which many layouts share; none for an encoder."""
+    if shape.encoder:
+        return CachePlan((), 0, (0,) * len(shape.layers))
     if any(attention.compressed for attention in shape.attentions):
         return plan_compressed_cache(shape.layers, rules.shared_context)
     return plan_cache(needs_of(shape.layers, tp, rules), rules)
@@ -412,7 +414,8 @@ def _judge(case: _Case, ranks: tuple[RankMemory, ...]) -> FitPlan:
         more = -poorest.kv_cache_gib
         reason = f"weights and overhead exceed what vLLM may use by {more:.2f} GiB"
     else:
-        reason = f"{poorest.kv_cache_gib:.2f} GiB are left there for the KV cache"
+        use = " for the KV cache" if case.cache.groups else ""
+        reason = f"{poorest.kv_cache_gib:.2f} GiB are left there{use}"
     unused = [
         max(0.0, rank.kv_cache_gib - blocks * block)
         for rank, block in zip(ranks, block_gib, strict=True)
@@ -450,6 +453,8 @@ def _block_compared(case: _Case, rank: RankMemory) -> int:
 def _longest(case: _Case, ranks: Sequence[RankMemory], blocks: int) -> int:
     """Return the longest request that vLLM starts with."""
     settings = case.settings
+    if case.shape.encoder and any(rank.kv_cache_gib < 0 for rank in ranks):
+        return 0
     if case.rules.compares_whole_model:
         sizes = [(_block_compared(case, rank), rank) for rank in ranks if rank.layers]
         whole = [int(rank.kv_cache_gib * GIB) // size for size, rank in sizes if size]

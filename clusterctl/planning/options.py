@@ -314,7 +314,9 @@ def settle(
     wanted = shape.context if length is None or length == AUTO_LENGTH else length
     default = default_batch(rules, head, wanted, tp * pp)
     requests = options.max_num_seqs or default.requests
-    tokens = options.max_num_batched_tokens or max(default.tokens, requests)
+    # The text of an encoder has to fit into one step.
+    least = max(requests, wanted if shape.encoder else 0)
+    tokens = options.max_num_batched_tokens or max(default.tokens, least)
     storage = requested(options.quantization, shape.quantization)
     if storage and storage.method == "mxfp4" and rules.triton_mxfp4 and head.is_hopper:
         storage = replace(storage, padded=False)
@@ -335,7 +337,7 @@ def settle(
         automatic_length=length == AUTO_LENGTH,
         utilization=options.utilization or rules.utilization,
         batch=Batch(tokens, min(requests, tokens)),
-        cache=_cache_rules(shape, options, rules, head, block_size),
+        cache=_cache_rules(shape, options, rules, head, block_size, tokens),
         in_flight=tokens * batches,
         quantization=storage,
         second_runner=second,
@@ -344,7 +346,12 @@ def settle(
 
 
 def _cache_rules(
-    shape: ModelShape, options: ServeOptions, rules: Rules, head: GpuModel, block_size: int
+    shape: ModelShape,
+    options: ServeOptions,
+    rules: Rules,
+    head: GpuModel,
+    block_size: int,
+    batched: int,
 ) -> CacheRules:
     """Return what these options and this release determine about the cache."""
     caching = options.prefix_caching
@@ -371,6 +378,7 @@ def _cache_rules(
         shared_context=options.shared_context,  # Ranks that divide prompts each hold the whole
         # vLLM takes that layout for a dtype that is asked for, not for the checkpoint's own.
         sparse_rows=options.kv_cache_dtype.startswith("fp8"),
+        encoded=batched if shape.crosses else 0,
     )
 
 

@@ -200,7 +200,9 @@ def activation_gib(
         held = tokens * shape.hidden * 2  # hidden states stay allocated while sampling
         held += kept if rules.keeps_workspace else 0
         requests = min(batch.requests, tokens)
-        peaks.append(held + _sampler_peak(shape, requests, sampler, gpu.multiprocessors))
+        if not shape.encoder:
+            held += _sampler_peak(shape, requests, sampler, gpu.multiprocessors)
+        peaks.append(held)
     if stage.has_embedding and shape.tower and shape.tower.merged and not rules.engine_v0:
         peaks.append(_picture_peak(shape.tower, stage.tp))
     if compiles and stage.has_embedding and not shape.tower:

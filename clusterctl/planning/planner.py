@@ -119,10 +119,10 @@ def _requests_that_start(request: PlanRequest, found: FitPlan) -> int | None:
 
 def _planned(request: PlanRequest) -> FitReport:
     shape, hardware = request.shape, request.hardware
-    if shape.encoder:
+    if shape.unplanned:
         raise UsageError(
-            f"{shape.architecture} is an encoder, which has no KV cache and generates nothing: its "
-            "memory besides the weights is unknown here",
+            f"{shape.architecture} is an encoder whose layers are not known here, so its memory is "
+            "not planned",
             hint="clusterctl serve gives it one GPU, and vLLM says whether it fits",
         )
     options = request.options
@@ -281,6 +281,8 @@ def propose(request: PlanRequest) -> tuple[Proposal, ...]:
 def _tensor_sizes(request: PlanRequest) -> list[int]:
     """Return the powers of two that vLLM accepts. It accepts 3, 5, 6 and 7 too, which are
     untested."""
+    if request.shape.on_one_gpu:
+        return [1]
     total = sum(len(site.gpus) for site in request.sites)
     sizes = possible_tp(request.shape, total, by_number=request.options.expert_parallel)
     if not sizes and request.shape.assumptions:  # Widths may have another meaning
@@ -293,7 +295,7 @@ def _stages(request: PlanRequest, tp: int) -> Iterator[FitPlan]:
     options = request.options
     copies, prefill = options.dp or 1, options.split_prefill
     total = sum(len(site.gpus) for site in request.sites) // (copies * prefill)
-    for pp in range(1, min(total // tp, len(request.shape.layers), _MOST_STAGES) + 1):
+    for pp in range(1, min(total // tp, request.shape.most_stages, _MOST_STAGES) + 1):
         if room_for_copies(request.hardware.free, tp * pp * prefill) < copies:
             continue
         # A given partition applies to its own number of stages; others are offered without it.
@@ -504,7 +506,8 @@ def _proposal(request: PlanRequest, plan: FitPlan) -> Proposal:
     quantization = plan.settings.quantization
     batched = plan.settings.batch.tokens
     speed = speed_of(request.shape, placement, quantization, request.network, plan.options, batched)
-    if _exchanges_over_network(request, placement):
+    # The model of the speed is of answers that are generated from a text.
+    if _exchanges_over_network(request, placement) or request.shape.on_one_gpu:
         speed = Speed(())
     return Proposal(plan, speed, "; ".join(parts), _unproven(request))
 

@@ -111,7 +111,7 @@ class Question:
         start."""
         try:
             shape = self.shape
-            if shape is None or shape.encoder or not self.hardware.sites:
+            if shape is None or shape.unplanned or not self.hardware.sites:
                 return None
             request = self.to_plan(shape)
             _ = request.options

@@ -215,6 +215,7 @@ def weight_bytes(
                 sizes.append(tensor.size)
     if stage.has_head:
         sizes.append(shape.hidden * 2)
+        sizes += [shape.scores * 4] if shape.scores else []
         if not shape.tied:
             rows = vocabulary_rows(shape.vocab, stage.tp)
             sizes += (tensor.size for tensor in matrix(rows, shape.hidden, shape.head_stored))
@@ -277,6 +278,8 @@ def _mixer_and_mlp(layer: DecoderLayer, cut: _Cut) -> Iterator[Tensor]:
         yield from _compressed(layer, layer.attention, layer.attention.compressed, cut)
     elif layer.attention:
         yield from _heads(layer, layer.attention, cut)
+    if layer.cross:
+        yield from _heads(layer, layer.cross, cut)
     if layer.mlp:
         part: Part = "shared" if layer.experts else "mlp"
         width = cut.part(layer.mlp.width)
@@ -429,6 +432,8 @@ def _tables(shape: ModelShape, stage: PipelineStage) -> Iterator[Tensor]:
         for encoder in filter(None, (shape.tower, shape.ears)):
             yield from _tower(encoder, shape.hidden, stage.tp)
         yield _vocabulary(shape, stage)
+        for rows in shape.tables:
+            yield Tensor(vocabulary_rows(rows, stage.tp) * shape.hidden * 2)
         if shape.per_layer_vocab:
             width = sum(layer.per_layer_input for layer in shape.layers)
             yield Tensor(vocabulary_rows(shape.per_layer_vocab, stage.tp) * width * 2)
@@ -440,7 +445,8 @@ def _tables(shape: ModelShape, stage: PipelineStage) -> Iterator[Tensor]:
 
 
 def _vocabulary(shape: ModelShape, stage: PipelineStage) -> Tensor:
-    return Tensor(vocabulary_rows(shape.vocab, stage.tp) * shape.hidden * 2)
+    ranks = 1 if shape.crosses else stage.tp  # Whisper's is whole everywhere
+    return Tensor(vocabulary_rows(shape.vocab, ranks) * shape.hidden * 2)
 
 
 def vocabulary_rows(vocab: int, tp: int) -> int:

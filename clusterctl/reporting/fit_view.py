@@ -76,10 +76,16 @@ def _totals(document: Document) -> list[str]:
     batch = f"{document['max_num_seqs']} requests, {document['max_num_batched_tokens']} tokens"
     least, most = document["kv_cache_tokens_range"]
     between = f" ({least:,} to {most:,})" if document["verdict"] == "unproven" else ""
+    cache = (
+        f"{document['kv_cache_tokens']:,} tokens{between}, {document['max_concurrency']:,.2f} "
+        f"requests of {document['max_model_len']:,} tokens at once"
+    )
+    if document["longest_context"] and not most:
+        cache = (
+            f"none, as it generates nothing; texts of up to {document['max_model_len']:,} tokens"
+        )
     lines = [
-        f"KV cache: {document['kv_cache_tokens']:,} tokens{between}, "
-        f"{document['max_concurrency']:,.2f} "
-        f"requests of {document['max_model_len']:,} tokens at once",
+        f"KV cache: {cache}",
         f"limited by rank {limit['rank']} ({limit['host']}, {limit['gpu']}): "
         f"{limit['reason']}{rest}",
         f"{document['verdict']} ({error}--gpu-memory-utilization "

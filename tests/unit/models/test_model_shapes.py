@@ -13,10 +13,13 @@ from clusterctl.models.catalogue import CatalogueEntry
 from clusterctl.models.config_json import describe
 from clusterctl.models.shape import ModelShape, Quantization, RotaryTable
 from clusterctl.planning.kv_cache import CacheRules, needs_of, plan_cache
-from clusterctl.planning.placement import sites_of
+from clusterctl.planning.memory import cache_plan, plan_memory
+from clusterctl.planning.options import parse_options
+from clusterctl.planning.placement import seat_ranks, sites_of
 from clusterctl.planning.planner import plan
 from clusterctl.planning.problems import possible_tp
 from clusterctl.planning.report import Hardware, PlanRequest
+from clusterctl.planning.rules import rules_for
 from clusterctl.planning.weights import PipelineStage, weight_bytes
 from clusterctl.units import GIB
 from tests.fakes.catalogue import SHAPED, config_of
@@ -245,17 +248,52 @@ NOMIC: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    "config",
-    [BERT, {**BERT, "architectures": ["XLMRobertaForSequenceClassification"]}, NOMIC],
-)
-def test_an_encoder_is_named_in_place_of_numbers_that_are_not_its_own(
-    config: dict[str, Any],
-) -> None:
-    found = describe(config)
+def test_an_encoder_whose_layers_are_not_known_is_named_in_place_of_numbers() -> None:
+    found = describe(NOMIC)
     assert (found.encoder, found.both_ways, found.heads) == (True, True, 12)
-    with pytest.raises(UsageError, match=f"{config['architectures'][0]} is an encoder"):
+    with pytest.raises(UsageError, match="NomicBertModel is an encoder whose layers are not known"):
         plan(PlanRequest(found, Hardware(sites_of("H100"))))
+
+
+@pytest.mark.parametrize("name", ["BertModel", "XLMRobertaForSequenceClassification"])
+def test_an_encoder_like_bert_is_planned_on_one_gpu_without_a_cache(name: str) -> None:
+    shape = describe({**BERT, "architectures": [name]})
+    assert (shape.encoder, shape.both_ways, shape.assumptions) == (True, True, ())
+
+    found = plan(PlanRequest(shape, Hardware(sites_of("4xT4", 2)))).plan
+    assert (found.placement.tp, found.placement.pp, found.verdict) == (1, 1, "fits")
+    assert (found.kv_cache_tokens, found.longest_context) == (0, 512)
+    assert found.limited_by.reason.endswith("GiB are left there")
+
+
+def test_an_encoder_that_does_not_fit_is_refused() -> None:
+    huge = describe(
+        {**BERT, "hidden_size": 12288, "intermediate_size": 49152, "num_hidden_layers": 9}
+    )
+
+    found = plan(PlanRequest(huge, Hardware(sites_of("T4")))).plan
+    assert (found.fits, found.verdict, found.longest_context) == (False, "does not fit", 0)
+
+
+# GiB of weights, and groups of the cache, as vLLM 0.32 for CPUs made them on the meta device
+@pytest.mark.parametrize(
+    ("alias", "weights", "pages"),
+    [("whisper-large-v3", 2.87752, 32), ("whisper-large-v3-turbo", 1.50895, 4)],
+)
+def test_whisper_keeps_its_own_tokens_and_those_of_its_encoder(
+    alias: str, weights: float, pages: int
+) -> None:
+    shape = describe(config_of(f"openai/{alias}"))
+    rules, placement = rules_for("0.32.0"), seat_ranks(sites_of("H100"), 1, 1)
+    flags = ["--block-size=128", "--max-num-batched-tokens=2048"]
+    found = plan_memory(shape, placement, parse_options(flags), rules)
+
+    assert found.ranks[0].weights_gib == pytest.approx(weights, rel=0.0005)
+    cache = cache_plan(shape, found.settings.cache, 1)
+    assert [(len(group.layers), group.blocks_for(448, 0)) for group in cache.groups] == [
+        (pages, 4), (pages, 16)
+    ]  # fmt: skip
+    assert cache.block_bytes(0, pages) == pages * 655360
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,11 @@ def test_config_json_tells_the_supervisor_what_to_ask_first(
     assert document.kind == kind
 
 
-def test_a_model_of_speech_gets_one_gpu_and_it_is_said_that_its_memory_is_not_planned() -> None:
+def test_whisper_gets_one_gpu_and_its_memory_is_planned() -> None:
     plan = cluster_with(WHISPER).prepare()
 
     assert plan.layout.hosts == ("gpu1",)
-    assert any("has an encoder and a decoder" in note for note in plan.notes)
+    assert any("requests of 448 tokens at once" in note for note in plan.notes)
     assert cluster_with(WHISPER).prepare(tp=2).layout.ranks == 2
 
 
