@@ -140,6 +140,8 @@ class Launch:
 
 def least_step(shape: ModelShape | None, version: Version | None) -> int:
     """Return the fewest batched tokens with which that release starts the model by default."""
+    if shape and shape.crosses and shape.ears:
+        return shape.ears.positions  # A sound is taken whole
     whole = shape is not None and shape.multimodal and _knows(version, WHOLE_IMAGES_SINCE)
     return _IMAGE_TOKENS if whole else 1
 
@@ -249,7 +251,7 @@ def engine_arguments(launch: Launch) -> tuple[Argument, ...]:
 
 def _reads_text_alone(shape: ModelShape | None) -> bool:
     """Whether it is known that a model takes no pictures, sound or video."""
-    if shape is None or shape.multimodal:
+    if shape is None or shape.multimodal or shape.crosses:
         return False
     return shape.encoder or shape.architecture in FAMILIES
 

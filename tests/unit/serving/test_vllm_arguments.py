@@ -149,6 +149,7 @@ def test_an_old_vllm_gets_no_flag_that_it_does_not_know() -> None:
         ("qwen3-vl-8b", ("--allowed-media-domains", "a.org"), (0, 33, 0), "a.org"),
         ("qwen3-vl-8b", (), (0, 11, 0), None),
         ("qwen3-8b", (), (0, 33, 0), None),
+        ("whisper-large-v3", (), (0, 33, 0), "none-is-allowed.invalid"),
         (None, (), (0, 33, 0), "none-is-allowed.invalid"),  # Nothing is known about it
     ],
 )
