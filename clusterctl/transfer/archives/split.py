@@ -8,8 +8,7 @@ The program does not interpret an archive's files. It reports each, one JSON lis
     ["at", COUNT]                               bytes read so far, at most once a second
     ["end"]                                     without it, the output is incomplete
 
-CODEC is gzip, zstd or - (none). The tar is read block by block: `tarfile` takes a damaged header
-for the end of the archive, and reads a header of any size into memory.
+CODEC is gzip, zstd or - (none).
 """
 
 import contextlib
@@ -24,8 +23,16 @@ import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 CHUNK = 1 << 20
-BLOCK = tarfile.BLOCKSIZE
 LARGEST_TEXT = 4 << 20  # size limit of a JSON file or an extended header, in bytes
+
+# Types of headers whose content is about the next one.
+LONG_HEADERS = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
 
 DIGITS = frozenset("0123456789abcdef")
 MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -40,96 +47,41 @@ class BrokenArchive(Exception):
     """The stream is not a valid and complete tar."""
 
 
-class TarStream:
-    """A tar that is read once, from front to back."""
+class Member(tarfile.TarInfo):
+    """A header of the archive. tarfile takes a damaged one for the end of the archive, and reads
+    one of any size into memory: here both are errors."""
+
+    @classmethod
+    def frombuf(cls, buf: Any, encoding: str, errors: str) -> "Member":
+        if len(buf) < tarfile.BLOCKSIZE:
+            raise BrokenArchive("the archive is truncated")
+        try:
+            member = super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if not bytes(buf).strip(b"\0"):
+                raise  # the end
+            raise BrokenArchive(
+                f"this is not a tar archive, or a header is damaged: {error}"
+            ) from None
+        if member.size < 0 or (member.type in LONG_HEADERS and member.size > LARGEST_TEXT):
+            raise BrokenArchive(f"one of its headers is damaged: {member.size} bytes")
+        return member
+
+
+class Progress:
+    """A stream that tells how much of it was read."""
 
     def __init__(self, read: Read, tell: Tell) -> None:
         self._read, self._tell = read, tell
         self._count, self._told = 0, time.monotonic()
 
-    def exactly(self, size: int) -> bytes:
-        parts, missing = [], size
-        while missing:
-            chunk = self._read(min(missing, CHUNK))
-            if not chunk:
-                raise BrokenArchive(f"the archive is truncated after {self._count} bytes")
-            parts.append(chunk)
-            missing -= len(chunk)
-            self._count += len(chunk)
-            if time.monotonic() - self._told >= 1:
-                self._told = time.monotonic()
-                self._tell(["at", self._count])
-        return b"".join(parts)
-
-    def body(self, size: int) -> Iterator[bytes]:
-        """Yield a member's bytes, then skip the padding after them."""
-        left = size
-        while left:
-            chunk = self.exactly(min(left, CHUNK))
-            left -= len(chunk)
-            yield chunk
-        self.exactly(-size % BLOCK)
-
-    def whole(self, size: int) -> bytes:
-        if size > LARGEST_TEXT:
-            raise BrokenArchive(f"one of its headers is too large: {size} bytes")
-        return b"".join(self.body(size))
-
-    def drain(self) -> None:
-        while self._read(CHUNK):
-            pass
-
-
-def members(stream: TarStream) -> Iterator[tarfile.TarInfo]:
-    """Yield every member of a POSIX (ustar, pax) or GNU tar; its body must be read before the next
-    member."""
-    extended: Dict[str, str] = {}
-    while True:
-        block = stream.exactly(BLOCK)
-        if not block.strip(b"\0"):
-            return
-        try:
-            member = tarfile.TarInfo.frombuf(block, "utf-8", "replace")
-        except tarfile.HeaderError as error:
-            raise BrokenArchive(
-                f"this is not a tar archive, or a header is damaged: {error}"
-            ) from None
-        if member.size < 0:
-            raise BrokenArchive("one of its headers is damaged: a negative size")
-        if member.type == tarfile.XHDTYPE:
-            extended.update(pax_records(stream.whole(member.size)))
-        elif member.type in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
-            text = stream.whole(member.size).rstrip(b"\0").decode("utf-8", "replace")
-            extended["path" if member.type == tarfile.GNUTYPE_LONGNAME else "linkpath"] = text
-        elif member.type == tarfile.XGLTYPE:
-            stream.whole(member.size)
-        else:
-            member.name = normal(extended.get("path", member.name))
-            member.linkname = extended.get("linkpath", member.linkname)
-            member.size = count(extended["size"]) if "size" in extended else member.size
-            extended = {}
-            yield member
-
-
-def pax_records(data: bytes) -> Dict[str, str]:
-    """Parse pax records: lines of `LENGTH KEY=VALUE`."""
-    found = {}
-    while data:
-        length = count(data.partition(b" ")[0].decode("ascii", "replace"))
-        if not length:
-            raise BrokenArchive("one of its headers is damaged: an empty record")
-        record = data[:length].partition(b" ")[2]
-        key, _, value = record.rstrip(b"\n").partition(b"=")
-        found[key.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
-        data = data[length:]
-    return found
-
-
-def count(text: str) -> int:
-    """Parse a number of bytes in a pax header. Raises BrokenArchive."""
-    if not text.isdecimal():
-        raise BrokenArchive(f"one of its headers is damaged: {text[:20]!r} is not a number")
-    return int(text)
+    def read(self, size: int) -> bytes:
+        chunk = self._read(size)
+        self._count += len(chunk)
+        if time.monotonic() - self._told >= 1:
+            self._told = time.monotonic()
+            self._tell(["at", self._count])
+        return chunk
 
 
 def normal(name: str) -> str:
@@ -147,27 +99,40 @@ class Splitter:
         self._directory, self._keep, self._tell = directory, keep, tell
 
     def split(self, read: Read) -> None:
-        stream = TarStream(read, self._tell)
-        for member in members(stream):
-            if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE):
-                self._file(stream, member)
-            elif member.issym():
-                target = os.path.join(os.path.dirname(member.name), member.linkname)
-                self._tell(["link", member.name, normal(target)])
-            elif member.islnk():
-                self._tell(["link", member.name, normal(member.linkname)])
-            else:
-                for _ in stream.body(member.size):
-                    pass
-        stream.drain()
+        stream: Any = Progress(read, self._tell)
+        try:
+            with tarfile.open(
+                mode="r|",
+                fileobj=stream,
+                bufsize=CHUNK,
+                tarinfo=Member,
+                encoding="utf-8",
+                errors="replace",
+            ) as tar:
+                for member in tar:
+                    self._member(tar, member)
+        except tarfile.TarError as error:
+            raise BrokenArchive(f"the archive is truncated or damaged: {error}") from error
+        while read(CHUNK):
+            pass
         self._tell(["end"])
 
-    def _file(self, stream: TarStream, member: tarfile.TarInfo) -> None:
-        body = stream.body(member.size)
+    def _member(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        if member.size < 0:
+            raise BrokenArchive("one of its headers is damaged: a negative size")
+        name = normal(member.name)
+        if member.issym():
+            self._tell(["link", name, normal(os.path.join(os.path.dirname(name), member.linkname))])
+        elif member.islnk():
+            self._tell(["link", name, normal(member.linkname)])
+        elif file := tar.extractfile(member):
+            self._file(name, member.size, iter(lambda: file.read(CHUNK), b""))
+
+    def _file(self, name: str, size: int, body: Iterator[bytes]) -> None:
         first = next(body, b"")
-        digits = named_digest(member.name)
-        row = [member.name, member.size]
-        if member.size <= LARGEST_TEXT and first[:1] in (b"{", b"["):
+        digits = named_digest(name)
+        row = [name, size]
+        if size <= LARGEST_TEXT and first[:1] in (b"{", b"["):
             data = first + b"".join(body)
             kept = digits is not None
             digits = hashlib.sha256(data).hexdigest()
@@ -175,8 +140,6 @@ class Splitter:
                 os.rename(self._receive(data, iter(()))[1], os.path.join(self._directory, digits))
             self._tell(["text", *row, digits, kept, data.decode("utf-8", "surrogateescape")])
         elif digits and not self._wants(digits, first):
-            for _ in body:
-                pass
             self._tell(["file", *row, digits, False, codec(first)])
         else:
             digits, part = self._receive(first, body)
