@@ -58,6 +58,9 @@ def create(
             tokens_per_day=of_tokens,
             models=models.split(",") if models else (),
         )
+    for model in models.split(",") if models else ():
+        if model not in followed.served:
+            print(f"note: nothing is served as {model} now", file=sys.stderr)
     print(pretty({"name": name, "key": key}) if as_json else key)
     _note(followed)
 

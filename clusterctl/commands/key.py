@@ -33,6 +33,7 @@ class KeysInEffect:
 
     gateway: GatewayState
     away: tuple[str, ...]  # Hosts with a gateway that neither answer nor are in Ray
+    served: frozenset[str]  # Models and adapters that requests may name now
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,9 @@ def _change(
             if host not in followed
         )
         away = tuple(host for host in transports if host not in alive.transports)
-        return KeysInEffect(followed[head.host.name], away)
+        listed = [service.listed for service in survey.services.values() if service.listed]
+        names = (name for each in listed for name in (*each.served_names, *each.adapters))
+        return KeysInEffect(followed[head.host.name], away, frozenset(names))
 
 
 def _read(inventory: Inventory, head: Transport) -> tuple[KeysDocument, bytes | None]:
