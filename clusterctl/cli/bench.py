@@ -53,7 +53,7 @@ def bench(
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measure tokens/s and latencies of services, next to estimates."""
+    """Measure speed, in the unit of the kind of model, and latencies of services."""
     from clusterctl.cli.session import session
     from clusterctl.commands.bench import run
     from clusterctl.reporting.bench_view import bench_lines

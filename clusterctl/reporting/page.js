@@ -79,12 +79,14 @@ const lines = new Map();
 for (const one of last.values()) {
   const open = one.load.rate !== null;
   const name = `${one.service}, vLLM ${one.versions.vllm}, ${one.load.prompt} in ${one.load.output} out`;
-  const key = JSON.stringify([name, one.fingerprint, open]);
-  if (!lines.has(key)) lines.set(key, { name: plain(name), open, points: [] });
+  const unit = one.figures.unit ?? "tokens";
+  const key = JSON.stringify([name, one.fingerprint, open, unit]);
+  if (!lines.has(key)) lines.set(key, { name: plain(name), open, unit, points: [] });
   lines.get(key).points.push([open ? one.load.rate : one.load.concurrency, one.figures]);
 }
-for (const open of [false, true]) {
-  const chosen = [...lines.values()].filter((line) => line.open === open);
+const units = unique([...lines.values()].map((line) => line.unit));
+for (const [open, unit] of [false, true].flatMap((open) => units.map((unit) => [open, unit]))) {
+  const chosen = [...lines.values()].filter((line) => line.open === open && line.unit === unit);
   if (!chosen.length) continue;
   const axis = open ? "requests/s" : "requests at once";
   const curves = (of, name, dash) => chosen.map((line, index) => {
@@ -97,10 +99,16 @@ for (const open of [false, true]) {
     xaxis: { title: { text: axis }, type: "log",
       tickvals: unique(chosen.flatMap((line) => line.points.map((point) => point[0]))) }, yaxis: { rangemode: "tozero" } });
   const kind = open ? "rate" : "at-once";
-  draw("bench", `bench-${kind}-tokens`, curves((f) => f.tokens_per_s, "", "solid"), layout("Tokens/s generated"));
-  for (const [key, title] of [["ttft_ms", "Time to the first token, ms"], ["tpot_ms", "Time per output token, ms"]])
-    draw("bench", `bench-${kind}-${key}`, [...curves((f) => f[key].p50, ", p50", "solid"),
-      ...curves((f) => f[key].p95, ", p95", "dot")], layout(title));
+  const per = chosen[0].points[0][1].per ?? "s";
+  const speed = unit === "tokens" ? (f) => f.tokens_per_s : (f) => f.units_per_s * (per === "min" ? 60 : 1);
+  const title = unit === "tokens" ? "Tokens/s generated" : plain(`${unit}/${per}`);
+  draw("bench", `bench-${kind}-${unit.replace(/\W/g, "-")}`, curves(speed, "", "solid"), layout(title));
+  const latencies = unit === "tokens"
+    ? [["ttft_ms", "", "Time to the first token, ms"], ["tpot_ms", "", "Time per output token, ms"]]
+    : [["e2el_ms", `-${unit.replace(/\W/g, "-")}`, plain(`Time of an answer, ms (${unit})`)]];
+  for (const [key, more, about] of latencies)
+    draw("bench", `bench-${kind}-${key}${more}`, [...curves((f) => f[key].p50, ", p50", "solid"),
+      ...curves((f) => f[key].p95, ", p95", "dot")], layout(about));
 }
 if (!lines.size) nothing("bench", "Nothing was measured yet: clusterctl bench --sweep");
 

@@ -34,6 +34,11 @@ def measured(concurrency: int, tokens: float) -> dict[str, Any]:
 
 
 TOKENS = [90.5, 310.0, 920.25, 2600.0]
+PAGES = {
+    **measured(8, 60.0),
+    "service": "ocr",
+    "figures": {"unit": "pages", "per": "min", "units_per_s": 0.5, "e2el_ms": percentiles(900.0)},
+}
 REPORT: dict[str, Any] = {
     "cluster": "demo", "time": 1.8e9, "healthy": False, "problems": [f"gpu2: {EVIL}"],
     "versions": {"Ray": "2.60.0", "vLLM": "0.32.0"}, "image": "i", "fabric": None,
@@ -52,7 +57,9 @@ REPORT: dict[str, Any] = {
          "predicted": {"weights": 70.5, "KV cache": 40.2},
          "reported": {"weights": 71.5, "KV cache": None}},
     ],
-    "bench": [measured(at, tokens) for at, tokens in zip((1, 4, 16, 64), TOKENS, strict=True)],
+    "bench": [
+        *(measured(at, tokens) for at, tokens in zip((1, 4, 16, 64), TOKENS, strict=True)), PAGES
+    ],
     "timeline": [
         {"time": 1.8e9 + 60 * at, "host": "gpu1", "subject": EVIL, "kind": kind, "text": EVIL}
         for at, kind in enumerate(("phase", "recovered", "fault", "fault", "version"))
@@ -116,7 +123,8 @@ def test_the_console_has_no_error_and_all_is_drawn(browsed: tuple[Charts, str]) 
     assert ("body", {"data-drawn": "yes"}) in charts.elements
     assert list(charts.found) == [
         "pairs-0", "pairs-1", "memory-bars",
-        "bench-at-once-tokens", "bench-at-once-ttft_ms", "bench-at-once-tpot_ms", "timeline-events",
+        "bench-at-once-tokens", "bench-at-once-ttft_ms", "bench-at-once-tpot_ms",
+        "bench-at-once-pages", "bench-at-once-e2el_ms-pages", "timeline-events",
     ]  # fmt: skip
 
 
