@@ -11,7 +11,7 @@ from clusterctl.reporting.text import below_itself, columns, each_below_itself
 
 Document = Mapping[str, Any]
 
-_HEADS = ("rank", "host", "GPU", "weights", "activations", "runtime", "graphs", "KV cache")
+_HEADS = ("rank", "host", "GPU", "weights", "activations", "runtime", "graphs")
 _SIZES = ("weights_gib", "activation_gib", "runtime_gib", "cuda_graphs_gib", "kv_cache_gib")
 _SAME = ("host", "gpu", "layers", *_SIZES)
 
@@ -33,7 +33,8 @@ def fit_lines(document: Document, *, width: int | None = None) -> list[str]:
             loaded = one["speed"].get("tokens_per_s_64")
             speed = f"{loaded:,.0f}" if loaded else "-"
             cells = [speed] if timed else []
-            rows.append([_layout(one), f"{one['kv_cache_tokens']:,}", *cells, one["reason"]])
+            tokens = "-" if _without_cache(document) else f"{one['kv_cache_tokens']:,}"
+            rows.append([_layout(one), tokens, *cells, one["reason"]])
         estimates = " (speeds are estimates)" if timed else ""
         lines += [f"layouts that fit, best first{estimates}:", *columns(rows, width=width)]
     return [*lines, *each_below_itself("note: ", document["notes"], width)]
@@ -44,7 +45,8 @@ def plan_lines(document: Document, *, width: int | None = None) -> list[str]:
     copies = f", {document['dp']} replicas" if document["dp"] > 1 else ""
     layout = f"TP {document['tp']}, PP {document['pp']}{copies}"
     split = len(set(document["layer_partition"])) > 1
-    rows = [[*_HEADS, "layers"] if split else list(_HEADS)]
+    last = "unused" if _without_cache(document) else "KV cache"
+    rows = [[*_HEADS, last, "layers"] if split else [*_HEADS, last]]
     numbered = enumerate(document["ranks"])
     for _, group in groupby(numbered, key=lambda pair: [pair[1][key] for key in _SAME]):
         numbers, (rank, *_) = zip(*group, strict=True)
@@ -67,6 +69,12 @@ def plan_lines(document: Document, *, width: int | None = None) -> list[str]:
     ]
 
 
+def _without_cache(document: Document) -> bool:
+    """Whether its model generates nothing, so that it keeps no keys and values."""
+    _, most = document["kv_cache_tokens_range"]
+    return bool(document["longest_context"]) and not most
+
+
 def _totals(document: Document) -> list[str]:
     limit = document["limited_by"]
     unused = limit["unused_gib"]
@@ -80,7 +88,7 @@ def _totals(document: Document) -> list[str]:
         f"{document['kv_cache_tokens']:,} tokens{between}, {document['max_concurrency']:,.2f} "
         f"requests of {document['max_model_len']:,} tokens at once"
     )
-    if document["longest_context"] and not most:
+    if _without_cache(document):
         cache = (
             f"none, as it generates nothing; texts of up to {document['max_model_len']:,} tokens"
         )
