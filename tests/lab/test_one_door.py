@@ -57,7 +57,7 @@ def test_four_kinds_answer_behind_one_door(
     keys = [
         operator.ok("key", "create", *words).stdout.strip()
         for words in (("web",), ("notebooks", "--requests", "600/min"),
-                      ("batch", "--tokens", "5M/day"))
+                      ("batch", "--tokens", "5M/day", "--models", "whisper,sql"))
     ]  # fmt: skip
 
     kinds = {each.json["service"]: each.json["answer"]["kind"] for each in served}
@@ -112,3 +112,14 @@ def test_four_kinds_answer_behind_one_door(
     )
     assert spoken.status_code == 200, spoken.text
     assert "text" in spoken.json()
+
+    # The same key is for one of the adapters, and neither for the other nor for their model.
+    for model, status in {"sql": 200, "support": 403, "chat": 403}.items():
+        answer = httpx2.post(
+            f"{door}/completions",
+            headers={"Authorization": f"Bearer {keys[2]}"},
+            json={"model": model, "prompt": "Hello", "max_tokens": 4},
+            timeout=60,
+            trust_env=False,
+        )
+        assert answer.status_code == status, (model, answer.text)
