@@ -172,17 +172,9 @@ class Chain:
 
     def problem(self, host: str) -> ClusterctlError | None:
         """Return the error that stops the transfer to `host`; None if there is none."""
-        supervisor = self._supervisors[host]
-        if supervisor.lost is not None:
-            return supervisor.lost
-        for refusal in supervisor.refused.values():
-            return StepFailed(
-                f"cannot write received data to disk: {refusal}",
-                host=host,
-                hint=f"clusterctl exec --limit {host} -- df -h",
-            )
-        for each in self._supervisors.values():
-            if each.link.web and (error := each.unserved or each.lost):
+        heads = (each for each in self._supervisors.values() if each.link.web)
+        for supervisor in (self._supervisors[host], *heads):
+            if error := supervisor.problem:
                 return error
         return self._source.problem
 

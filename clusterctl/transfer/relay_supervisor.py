@@ -246,6 +246,17 @@ class RelaySupervisor:
         return self._relay is not None or self.lost is not None
 
     @property
+    def problem(self) -> ClusterctlError | None:
+        """Why its host gets no more; None if there is no such reason."""
+        for refusal in self.refused.values():
+            return StepFailed(
+                f"cannot write received data to disk: {refusal}",
+                host=self.link.host,
+                hint=f"clusterctl exec --limit {self.link.host} -- df -h",
+            )
+        return self.lost or self.unserved
+
+    @property
     def as_upstream(self) -> tuple[str, ...]:
         """The relay's entry in a list of upstreams: host, address, port, and how often it was
         started, so that a restarted relay counts as new. () while it cannot be reached."""

@@ -1,5 +1,9 @@
 """Registry logins, from where `docker login` and `podman login` keep them: files or credential
-helpers. Never from argv."""
+helpers. Never from argv.
+
+docker.auth, of Docker's own client, is not used: it waits for a helper without a deadline, leaves
+its stderr on the terminal, and knows only one wording of "no login".
+"""
 
 from __future__ import annotations
 

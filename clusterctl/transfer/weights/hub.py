@@ -230,38 +230,24 @@ FILE = {"clusterctl.file": True}
 def _limit(answer: httpx2.Response) -> None:
     """Limit the bytes read from a response: a server or a proxy may send one that never ends."""
     leave_unread(answer)
-    if answer.is_success and answer.request.extensions.keys() >= FILE.keys():
+    is_file = answer.is_success and answer.request.extensions.keys() >= FILE.keys()
+    if is_file or answer.has_redirect_location:
         return
-    if not isinstance(answer.stream, httpx2.SyncByteStream) or answer.has_redirect_location:
+    if not isinstance(answer.stream, httpx2.SyncByteStream):
         return
-    if not answer.is_success:
-        answer.stream = _Limited(answer.stream, LARGEST_REFUSAL)
-    else:
-        answer.stream = _Limited(answer.stream, LARGEST_LISTING, answer.request.url.host)
-
-
-class _Limited(httpx2.SyncByteStream):
-    """The first `most` bytes of a response. With `server`, a longer one raises StepFailed."""
-
-    def __init__(self, stream: httpx2.SyncByteStream, most: int, server: str = "") -> None:
-        self._stream, self._most, self._server = stream, most, server
-
-    def __iter__(self) -> Iterator[bytes]:
-        left = self._most
-        for piece in self._stream:
-            if self._server and len(piece) > left:
-                raise StepFailed(
-                    f"{self._server} sent more than {self._most >> 20} MiB, "
-                    "too much for a list of a model's files",
-                    hint="check HF_ENDPOINT and MODELSCOPE_ENDPOINT",
-                )
-            yield piece[:left]
-            left -= len(piece)
-            if left <= 0 and not self._server:
-                return
-
-    def close(self) -> None:
-        self._stream.close()
+    most, data = LARGEST_LISTING if answer.is_success else LARGEST_REFUSAL, bytearray()
+    for piece in answer.stream:
+        data += piece
+        if len(data) > most:
+            break
+    answer.stream.close()
+    if answer.is_success and len(data) > most:
+        raise StepFailed(
+            f"{answer.request.url.host} sent more than {most >> 20} MiB, "
+            "too much for a list of a model's files",
+            hint="check HF_ENDPOINT and MODELSCOPE_ENDPOINT",
+        )
+    answer.stream = httpx2.ByteStream(bytes(data[:most]))
 
 
 def refusal_of_file(

@@ -13,6 +13,7 @@ from clusterctl.commands.model_pull import FromHub, HubModel
 from clusterctl.inventory.model import Inventory
 from clusterctl.transfer.weights.delivery import Destination
 from clusterctl.transfer.weights.receiver import Supply
+from clusterctl.transfer.weights.staging import staging_path
 from tests.contract.transfer.hosts_here import Cluster
 from tests.fakes.hubs import COMMIT, TOKEN, FakeHubs, running_hubs
 
@@ -212,3 +213,18 @@ def test_what_the_hub_refuses_a_host_ends_the_run_of_all(
     assert len(outcome.set_aside) == 2
     for error in outcome.set_aside.values():
         assert f"accept them at {hubs.endpoint}/{MODEL}" in str(error.hint)
+
+
+def test_a_full_disk_of_the_host_that_reads_ends_the_run_of_all(
+    hubs: FakeHubs, cluster: Cluster, stack: ExitStack
+) -> None:
+    supply = found(cluster, stack, on="h1")
+    assert supply.fetch
+    supply = supply.fetch()
+    in_the_way = staging_path(supply.manifest, "") + "/model.bin.part"
+    (cluster.own("h1") / in_the_way[1:]).mkdir(parents=True)
+    outcome, _ = cluster.push(supply)
+    assert outcome.set_aside.keys() == {"h1", "h2"}
+    for error in outcome.set_aside.values():
+        assert "cannot write received data to disk" in str(error)
+        assert "--limit h1" in str(error.hint)
