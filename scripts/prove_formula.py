@@ -7,11 +7,12 @@ named ORG--NAME, or ORG--NAME+mtp to ask with the model's own drafter. With --as
 Python is asked for each model that has no file in ANSWERS yet, on the meta device and without a GPU
 (clusterctl/planning/ask_vllm.py); a machine without a driver needs a C compiler. Then
 clusterctl/planning/proven.json is written: per architecture how far weights and tokens of the KV
-cache are off; and tests/unit/planning/asked_models.json, what vLLM said of the catalogue's models.
+cache are off; clusterctl/planning/answers.json, what vLLM said of the catalogue's models for which
+the formulas are not proven; and tests/unit/planning/asked_models.json, of those for which they are.
+What these have of the same release stays, unless it was asked again: one new model can be added.
 
-With --cpu, PYTHON has a vLLM for CPUs, and what is known of other architectures is kept. Weights
-and groups of the cache are the same there, as encoders and Whisper have them; kernels that decide
-about blocks are not.
+With --cpu, PYTHON has a vLLM for CPUs. Weights and groups of the cache are the same there, as
+encoders and Whisper have them; kernels that decide about blocks are not.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, cast
@@ -34,6 +35,7 @@ from clusterctl.models.config_files import read_config
 from clusterctl.models.config_json import describe
 from clusterctl.models.shape import ModelShape
 from clusterctl.planning import ask_vllm
+from clusterctl.planning.answers import ANSWERS
 from clusterctl.planning.asked_plan import described
 from clusterctl.planning.engine_answer import EngineAnswer, read_answer
 from clusterctl.planning.hardware import GpuModel, parse_gpus
@@ -41,7 +43,7 @@ from clusterctl.planning.kv_cache import CPU_BLOCK
 from clusterctl.planning.memory import plan_memory
 from clusterctl.planning.options import parse_options
 from clusterctl.planning.placement import seat_ranks, sites_of
-from clusterctl.planning.proof import DRAFTED, PROVEN, PROVEN_WITHIN
+from clusterctl.planning.proof import DRAFTED, PROVEN, PROVEN_WITHIN, is_proven
 from clusterctl.planning.rules import rules_for
 from clusterctl.units import GIB
 
@@ -49,8 +51,11 @@ from clusterctl.units import GIB
 ASKED = Path(__file__).parents[1] / "tests/unit/planning/asked_models.json"
 
 SIZES = (1, 8)  # Of tensor parallelism
+_OTHER_SIZES = (2, 4)  # For models of which vLLM's answers are kept
+_BY_LENGTH = {"FullAttention", "MLAAttention"}  # Caches that steps of another size do not change
 _CACHE = 64 * GIB
-_FLAGS = [f"--kv-cache-memory-bytes={_CACHE}", "--max-num-batched-tokens=8192",
+_BATCH = 8192
+_FLAGS = [f"--kv-cache-memory-bytes={_CACHE}", f"--max-num-batched-tokens={_BATCH}",
           "--max-num-seqs=256"]  # fmt: skip
 _WITH_DRAFTER = '--speculative-config={"method":"mtp","num_speculative_tokens":1}'
 _AT_ONCE = 100  # Questions to one process, which imports vLLM once
@@ -65,17 +70,23 @@ def main() -> int:
     asked = arguments.parse_args()
     if asked.cpu:
         _FLAGS.append(f"--block-size={CPU_BLOCK}")
+    asked.answers.mkdir(parents=True, exist_ok=True)
+    directories = sorted(file.parent for file in asked.configs.glob("*/config.json"))
     if asked.ask:
-        asked.answers.mkdir(parents=True, exist_ok=True)
-        ask_all(asked.ask, asked.configs, asked.answers, cpu=asked.cpu)
+        ask_all(asked.ask, directories, asked.answers, SIZES, cpu=asked.cpu)
     rows = list(compared(asked.configs, asked.answers))
     for row in rows:
         print(f"{row['model']:60} TP {row['tp']} {row['architecture']:40} "
               f"weights {row['weights_off']:+8.2%} tokens {row['tokens_off']:+8.2%}")  # fmt: skip
-    PROVEN.write_text(dumped(rows, json.loads(PROVEN.read_text()) if asked.cpu else None))
+    PROVEN.write_text(dumped(rows, json.loads(PROVEN.read_text()), cpu=asked.cpu))
     if asked.cpu:
         return 0
-    ASKED.write_text(said_of_catalogue(rows))
+    ASKED.write_text(said_of_catalogue(rows, json.loads(ASKED.read_text())))
+
+    others = [each for each in directories if needs_answers(each)]
+    if asked.ask:
+        ask_all(asked.ask, others, asked.answers, _OTHER_SIZES, cpu=False)
+    ANSWERS.write_text(kept(others, asked.answers, json.loads(ANSWERS.read_text())))
     return 0
 
 
@@ -87,11 +98,13 @@ def gpu_of(directory: Path) -> GpuModel:
 # --- asking ---------------------------------------------------------------------------------------
 
 
-def ask_all(python: str, configs: Path, answers: Path, *, cpu: bool) -> None:
+def ask_all(
+    python: str, directories: Sequence[Path], answers: Path, sizes: Sequence[int], *, cpu: bool
+) -> None:
     """Ask for each model and size that has no answer yet, and write one file for each."""
     waiting: dict[str, list[dict[str, Any]]] = {}
-    for size in SIZES:
-        for directory in sorted(file.parent for file in configs.glob("*/config.json")):
+    for size in sizes:
+        for directory in directories:
             if not answer_file(answers, directory, size).exists():
                 gpu = gpu_of(directory)
                 waiting.setdefault(gpu.name, []).append(question(directory, size))
@@ -243,18 +256,65 @@ def quantization_of(directory: Path) -> str:
     return str(found.get("quant_algo") or found.get("quant_method") or "")
 
 
-def dumped(rows: list[dict[str, Any]], known: dict[str, Any] | None = None) -> str:
+def needs_answers(path: Path) -> bool:
+    """Return whether this directory, or file of the catalogue, is of a model of the catalogue for
+    which the formulas are not proven."""
+    hub_id = path.name.removesuffix(".json").replace("--", "/")
+    if not config_file(hub_id).exists():
+        return False
+    shape = describe(read_config(path), hub_id)
+    return bool(shape.assumptions) or not is_proven(shape.architecture)
+
+
+def kept(directories: Sequence[Path], answers: Path, before: dict[str, Any]) -> str:
+    """Return JSON with a line for each model: what `clusterctl.planning.answers` reads. `before`:
+    earlier answers, which stay if they are of the same release, and still needed."""
+    table, releases = {}, set()
+    for directory in directories:
+        by_tp, kinds = {}, set[str]()
+        for size in sorted((*SIZES, *_OTHER_SIZES)):
+            file = answer_file(answers, directory, size)
+            try:
+                answer = read_answer(file.read_text())
+            except (OSError, ValueError) as failed:
+                print(f"{file.stem}: {failed}")
+                continue
+            if answer.refusal is None and answer.groups:
+                kinds |= {group.kind for group in answer.groups}
+                releases.add(answer.vllm)
+                by_tp[str(size)] = {
+                    "weights_gib": round(answer.weights_gib[0], 4),
+                    "hosted_gib": round(answer.hosted_gib[0], 2),
+                    "block_bytes": answer.block_bytes[0],
+                    "requests": [[each.length, each.blocks] for each in answer.requests],
+                    "states": any(group.keeps_state for group in answer.groups),
+                }
+        if by_tp:
+            batch = None if kinds <= _BY_LENGTH else _BATCH
+            row = {"gpu": gpu_of(directory).name, "batch": batch, "by_tp": by_tp}
+            table[directory.name.replace("--", "/")] = row
+    (release,) = releases or {before["vllm"]}
+    old = before["models"] if before["vllm"] == release else {}
+    table = {name: row for name, row in old.items() if needs_answers(config_file(name))} | table
+    lines = [f'  "{name}": {json.dumps(row)}' for name, row in sorted(table.items())]
+    head = {"note": "made by scripts/prove_formula.py: do not edit", "vllm": release,
+            "date": f"{datetime.now(UTC).date()}"}  # fmt: skip
+    top = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
+    return "{\n" + top + ' "models": {\n' + ",\n".join(lines) + "\n }\n}\n"
+
+
+def dumped(rows: list[dict[str, Any]], before: dict[str, Any], *, cpu: bool = False) -> str:
     """Return JSON with a line for each architecture: how far its worst comparison is off, and what
-    was compared, as MODEL with its quantisation and TP sizes. `known`: the document before, of
-    which other architectures are kept, while these were asked of a vLLM for CPUs."""
+    was compared, as MODEL with its quantisation and TP sizes. `before`: an earlier table, of which
+    what was not compared now stays, if it is of the same release, or these were asked of a vLLM for
+    CPUs."""
     architectures: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         architectures.setdefault(row["architecture"], []).append(row)
-    kept = known["architectures"] if known else {}
-    rest = {name: row for name, row in kept.items() if name not in architectures}
-    versions = sorted({row["vllm"] for row in rows})
-    of = f" (vLLM {', '.join(versions)} for CPUs)" if known else ""
-    lines = [f'  "{name}": {json.dumps(row)}' for name, row in rest.items()]
+    releases = sorted({row["vllm"] for row in rows})
+    of = f" (vLLM {', '.join(releases)} for CPUs)" if cpu else ""
+    releases = before["vllm"] if cpu else releases
+    table = dict(before["architectures"]) if before.get("vllm") == releases else {}
     for name, found in architectures.items():
         compared: dict[str, list[str]] = {}
         for row in found:
@@ -262,8 +322,16 @@ def dumped(rows: list[dict[str, Any]], known: dict[str, Any] | None = None) -> s
             model = f"{named} {row['quantization']}".strip()
             compared.setdefault(model, []).append(str(row["tp"]))
         worst = {key: max(abs(row[key]) for row in found) for key in ("weights_off", "tokens_off")}
-        told = "; ".join(f"{model} TP {', '.join(sizes)}" for model, sizes in compared.items()) + of
-        lines.append(f'  "{name}": {json.dumps(worst | {"compared": told})}')
+        told = {model: f"{model} TP {', '.join(sizes)}{of}" for model, sizes in compared.items()}
+        earlier = table.get(name, {"compared": ""})
+        older = {
+            each.partition(" TP ")[0]: each for each in earlier["compared"].split("; ") if each
+        }
+        if older.keys() - told:  # Models that were not compared now
+            told = older | told
+            worst = {key: max(off, earlier[key]) for key, off in worst.items()}
+        table[name] = worst | {"compared": "; ".join(told.values())}
+    lines = [f'  "{name}": {json.dumps(each)}' for name, each in sorted(table.items())]
     about = (
         "made by scripts/prove_formula.py: do not edit. Weights of a rank and tokens in a KV cache "
         "of 64 GiB, by the formula against vLLM's own code on the meta device; defaults: those of "
@@ -271,16 +339,16 @@ def dumped(rows: list[dict[str, Any]], known: dict[str, Any] | None = None) -> s
     )
     head = {
         "note": about,
-        "vllm": known["vllm"] if known else versions,
+        "vllm": releases,
         "date": f"{datetime.now(UTC).date()}",
     }
     top = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
-    return "{\n" + top + ' "architectures": {\n' + ",\n".join(sorted(lines)) + "\n }\n}\n"
+    return "{\n" + top + ' "architectures": {\n' + ",\n".join(lines) + "\n }\n}\n"
 
 
-def said_of_catalogue(rows: list[dict[str, Any]]) -> str:
-    """Return JSON with a line for each model: vLLM's GiB of weights and tokens by TP size."""
-    said: dict[str, dict[str, list[float]]] = {}
+def said_of_catalogue(rows: list[dict[str, Any]], said: dict[str, dict[str, list[float]]]) -> str:
+    """Return JSON with a line for each model: vLLM's GiB of weights and tokens by TP size, with
+    those that were said before."""
     for row in rows:
         if config_file(row["model"]).exists() and abs(row["weights_off"]) <= PROVEN_WITHIN:
             said.setdefault(row["model"], {})[str(row["tp"])] = row["said"]

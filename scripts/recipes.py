@@ -68,6 +68,8 @@ _CLASSES = ("hopper", "blackwell")
 _OTHER_MAKERS = ("amd/", "Eco-Tech/")  # Checkpoints for other GPUs than NVIDIA's
 _LARGEST_CONFIG = 100_000  # Bytes; one that names every layer of a large model has megabytes
 
+_OTHER_EXPERT = re.compile(r"\bexperts\.[1-9]")
+
 # What in a config.json has nothing to do with sizes
 _NO_SIZES = frozenset(
     {
@@ -221,10 +223,11 @@ def add_configs(model: dict[str, Any], configs: Path) -> None:
 
 
 def sizes_of(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what affects memory. Experts of a layer are stored alike: the first speaks for all."""
     return {
         key: sizes_of(value) if isinstance(value, dict) else value
         for key, value in config.items()
-        if key not in _NO_SIZES and value is not None
+        if key not in _NO_SIZES and value is not None and not _OTHER_EXPERT.search(key)
     }
 
 

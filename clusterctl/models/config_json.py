@@ -252,17 +252,17 @@ def _tower(config: Config, text: Config, stored: StoredModules) -> Tower | None:
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
         return None
-    hidden = first(vision, "embed_dim", "hidden_size", "vt_hidden_size")
+    hidden = first(vision, "embed_dim", "hidden_size", "vt_hidden_size", "mm_embed_dim")
     layers = first(vision, "num_hidden_layers", "depth", "vt_num_hidden_layers")
-    if not hidden or not layers:
+    kind = str(vision.get("model_type", ""))
+    if not hidden or not (layers or kind.startswith(_NO_LAYERS)):
         return None
-    patch = first(vision, "patch_size") or 14
+    patch = first(vision, "model_patch_size", "patch_size") or 14
     image = first(vision, "image_size")
     merged = first(vision, "spatial_merge_size")  # Qwen's
     inner = first(vision, "qkv_hidden_size")
     projection, width = _projection(config, hidden, text["hidden_size"]), 0
     joining = 0
-    kind = str(vision.get("model_type", ""))
     if kind.startswith(("glm4v", "glm_ocr")):
         out = first(vision, "out_hidden_size")
         width = out if kind.startswith("glm4v") else 0
@@ -282,7 +282,7 @@ def _tower(config: Config, text: Config, stored: StoredModules) -> Tower | None:
         heads=first(vision, "num_attention_heads", "num_heads") or 16,
         gated=kind.startswith(("gemma4", "pixtral")) or vision.get("hidden_act") == "silu",
         patch=patch,
-        positions=2 * first(vision, "position_embedding_size")
+        positions=2 * first(vision, "position_embedding_size", "mm_posemb_size")
         or first(vision, "num_position_embeddings")
         or (0 if {"rope_parameters", "rope_theta"} & vision.keys() else (image // patch) ** 2),
         merged=merged,
@@ -295,6 +295,8 @@ def _tower(config: Config, text: Config, stored: StoredModules) -> Tower | None:
         stored=stored.beside if merged else None,
     )
 
+
+_NO_LAYERS = "gemma4_unified"  # Patches and frames of sound are projected, and that is all
 
 # Of towers that vLLM does not divide over the ranks as a whole
 _DIVIDED: dict[str, Divided] = {
@@ -320,25 +322,29 @@ def _whole(config: Config) -> Config:
 
 def _ears(audio: object, text: Config, *, joined: bool = False) -> Tower | None:
     """Return the audio encoder, which is built like Whisper's. `joined`: the decoder reads it as it
-    is."""
+    is. Gemma's is a conformer, whose second feed-forward, convolution and projection of positions
+    are counted with the first one."""
     if not isinstance(audio, Mapping):
         return None
     hidden = first(audio, "d_model", "hidden_size")
     layers = first(audio, "encoder_layers", "num_hidden_layers")
-    if not hidden or not layers:
+    kind = str(audio.get("model_type", ""))
+    if not hidden or not (layers or kind.startswith(_NO_LAYERS)):
         return None
+    usual = (10 if kind == "gemma4_audio" else 4) * hidden
+    subsampling = 3 * hidden**2 if layers else 0
     return Tower(
         hidden=hidden,
         layers=layers,
-        mlp_width=first(audio, "encoder_ffn_dim", "intermediate_size") or 4 * hidden,
+        mlp_width=first(audio, "encoder_ffn_dim", "intermediate_size") or usual,
         heads=first(audio, "encoder_attention_heads", "num_attention_heads") or 16,
         gated=False,
         patch=0,
         positions=first(audio, "max_source_positions"),
         # A convolution, and what leads to the text; Whisper's own has the one before it, too
-        projection=3 * hidden**2
+        projection=subsampling
         + hidden * (3 * first(audio, "num_mel_bins") if joined else text["hidden_size"]),
-        divided=_divided(str(audio.get("model_type", ""))),
+        divided=_divided(kind),
     )
 
 

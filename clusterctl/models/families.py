@@ -81,7 +81,7 @@ _ARCHITECTURES: tuple[tuple[Family, str], ...] = (
         _GEMMA,
         """
         Gemma3ForCausalLM Gemma3ForConditionalGeneration Gemma4ForCausalLM
-        Gemma4ForConditionalGeneration
+        Gemma4ForConditionalGeneration Gemma4UnifiedForConditionalGeneration
         """,
     ),
     (

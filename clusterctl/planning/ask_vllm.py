@@ -27,7 +27,7 @@ import tempfile
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 POOL = 1 << 42  # Bytes of a cache so large that whole blocks do not matter
 
@@ -46,22 +46,15 @@ SHARED = (
 
 
 class AskedStart(TypedDict):
-    """A start to compute.
-
-    files       the small files of the model: config.json and what lies beside it
-    directory   where they are, if `files` is empty
-    arguments   flags of `vllm serve`
-    ranks       those to build
-    room        bytes that each stage has for weights and KV cache; empty if unknown
-    """
+    """A start to compute."""
 
     id: str
-    directory: str
-    files: dict[str, str]
-    arguments: list[str]
+    directory: str  # Where the files are, if `files` is empty
+    files: dict[str, str]  # The small ones of the model: config.json and what lies beside it
+    arguments: list[str]  # Flags of `vllm serve`
     env: dict[str, str]
-    ranks: list[int]
-    room: list[int]
+    ranks: list[int]  # Those to build
+    room: list[int]  # Bytes that each stage has for weights and KV cache; empty if unknown
 
 
 def main() -> None:
@@ -70,12 +63,10 @@ def main() -> None:
     hide_gpus()
     if asked["gpu"]:
         describe_gpu(asked["gpu"])
-    for module in ("vllm.engine.arg_utils", "vllm.model_executor.models.registry"):
-        importlib.import_module(module)
-    if len(asked["questions"]) > 1:
-        for module in SHARED:
-            with contextlib.suppress(Exception):
-                importlib.import_module(module)
+    shared = SHARED if len(asked["questions"]) > 1 else ()
+    for module in ("vllm.engine.arg_utils", "vllm.model_executor.models.registry", *shared):
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
 
     for question in asked["questions"]:
         child = os.fork()
@@ -95,9 +86,8 @@ def answered(question: AskedStart) -> dict[str, Any]:
         for name, text in question["files"].items():
             Path(directory, Path(name).name).write_text(text)
         try:
-            return said | answer(
-                question, directory if question["files"] else question["directory"]
-            )
+            place = directory if question["files"] else question["directory"]
+            return said | answer(question, place)
         except (Exception, SystemExit) as refused:
             import traceback
 
@@ -108,10 +98,10 @@ def answered(question: AskedStart) -> dict[str, Any]:
 def answer(question: AskedStart, directory: str) -> dict[str, Any]:
     """Build the ranks and divide a cache.
 
-    Returns `stages` (per rank: runs of [bytes, count] in the order of creation), `layers` (kinds of
-    caches and their number), `groups` (of the KV cache), `block_bytes` (per rank), `requests`
-    ([length, blocks of a request]), the scheduler's limits, and `memory_refusal` (None if `room` is
-    enough).
+    Returns `stages` (per rank: runs of [bytes, count] in the order of creation), `hosted` (bytes of
+    tables in the host's memory, per rank), `groups` (of the KV cache), `block_bytes` (per rank),
+    `requests` ([length, blocks of a request]), the scheduler's limits, and `memory_refusal` (None
+    if `room` is enough).
     """
     config = engine_config(directory, question["arguments"])
     ranks = []
@@ -122,6 +112,7 @@ def answer(question: AskedStart, directory: str) -> dict[str, Any]:
     said: dict[str, Any] = {
         "architecture": config.model_config.architecture,
         "stages": [rank.runs for rank in ranks],
+        "hosted": [rank.hosted for rank in ranks],
         "max_model_len": config.model_config.max_model_len,
         "max_num_seqs": config.scheduler_config.max_num_seqs,
         "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
@@ -206,11 +197,8 @@ def describe_gpu(gpu: dict[str, Any]) -> None:
     }
     for name, value in known.items():
         setattr(torch.cuda, name, functools.partial(_constant, value))
-    for owner, names in (
-        (torch.accelerator, ("device_count", "current_stream", "synchronize", "empty_cache")),
-    ):
-        for name in names:
-            setattr(owner, name, functools.partial(_constant, known.get(name)))
+    for name in ("device_count", "current_stream", "synchronize", "empty_cache"):
+        setattr(torch.accelerator, name, functools.partial(_constant, known.get(name)))
     torch.accelerator.current_device_index = functools.partial(_constant, 0)
     torch.accelerator.set_device_index = functools.partial(_constant, None)
     torch.accelerator.get_memory_info = functools.partial(_constant, known["mem_get_info"])
@@ -221,6 +209,7 @@ def describe_gpu(gpu: dict[str, Any]) -> None:
     _empty_what_does_not_load()
     describe_platform(major, minor, gpu)
     describe_to_triton(gpu)
+    keep_in_host_memory()
 
 
 def shared_memory(capability: int) -> int:
@@ -339,11 +328,18 @@ def describe_to_triton(gpu: dict[str, Any]) -> None:
         def get_current_stream(self, device: int = 0) -> int:
             return 0
 
-        def get_device_capability(self, device: int = 0) -> tuple[int, int]:
-            major, minor = divmod(gpu["capability"], 10)
-            return major, minor
+        def get_device_capability(self, device: int = 0) -> Any:
+            return divmod(gpu["capability"], 10)
 
     driver.set_active(Described())
+
+
+def keep_in_host_memory() -> None:
+    """Let tables of n-grams believe that a GPU reads the host's memory, where they stay."""
+    from vllm.utils import platform_utils, torch_utils
+
+    platform_utils.is_uva_available = functools.partial(_constant, True)
+    torch_utils.get_accelerator_view_from_cpu_tensor = lambda tensor: tensor
 
 
 # --- the engine's configuration and its ranks -----------------------------------------------------
@@ -413,11 +409,12 @@ def become(config: Any, rank: int) -> None:
         state.initialize_model_parallel(**sizes, backend="fake")
 
 
-class BuiltRank:
-    """What a rank holds: runs of equal tensors as [bytes, count], and each layer's cache."""
+class BuiltRank(NamedTuple):
+    """What a rank holds."""
 
-    def __init__(self, runs: list[list[int]], caches: dict[str, Any]) -> None:
-        self.runs, self.caches = runs, caches
+    runs: list[list[int]]  # Of equal tensors, as [bytes, count]
+    caches: dict[str, Any]  # Of each layer
+    hosted: int  # Bytes of tables that stay in the host's memory
 
 
 def build(config: Any) -> BuiltRank:
@@ -434,22 +431,24 @@ def build(config: Any) -> BuiltRank:
     before = torch.get_default_dtype()
     torch.set_default_dtype(config.model_config.dtype)
     try:
-        with on_meta(), current(config), torch.no_grad():
+        with on_meta() as pinned, current(config), torch.no_grad():
             model = initialize_model(config)
             drafter = drafter_for(config, model)
     finally:
         torch.set_default_dtype(before)
+    hosted = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in pinned}
     storages = {}
     parts = [part for part in (model, drafter) if part is not None]
     tensors = [(part.parameters(), part.buffers()) for part in parts]
     for tensor in itertools.chain.from_iterable(itertools.chain.from_iterable(tensors)):
         storage = tensor.untyped_storage()
-        storages[storage._cdata] = storage.nbytes()  # Shared ones, such as tied heads, once
+        if storage._cdata not in hosted:
+            storages[storage._cdata] = storage.nbytes()  # Shared ones, such as tied heads, once
     runs = [[size, len(list(run))] for size, run in itertools.groupby(storages.values())]
     with current(config):
         # Hybrids align the blocks of attention with a page of state.
         current_platform.update_block_size_for_backend(config)
-        return BuiltRank(runs, layer_caches(config))
+        return BuiltRank(runs, layer_caches(config), sum(hosted.values()))
 
 
 def drafter_for(config: Any, model: Any) -> Any:
@@ -474,17 +473,17 @@ def drafter_for(config: Any, model: Any) -> Any:
 
 
 @contextlib.contextmanager
-def on_meta() -> Iterator[None]:
-    """Create all tensors on the meta device, even those that request CUDA by name or index."""
+def on_meta() -> Iterator[list[Any]]:
+    """Create all tensors on the meta device, even those that request CUDA by name or index, or the
+    host's pinned memory. Yields a list that gets the latter."""
     import torch
     from torch.overrides import TorchFunctionMode
 
     meta = torch.device("meta")
+    pinned: list[Any] = []
 
     def is_gpu(value: Any) -> bool:
-        if isinstance(value, torch.device):
-            return bool(value.type == "cuda")
-        return isinstance(value, str) and value.partition(":")[0] == "cuda"
+        return isinstance(value, torch.device | str) and str(value).startswith("cuda")
 
     class OnMeta(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(
@@ -493,15 +492,17 @@ def on_meta() -> Iterator[None]:
             kwargs = dict(kwargs or {})
             if function is torch.Tensor.cuda:
                 return args[0].to(meta)
-            kwargs.pop("pin_memory", None)
             device = kwargs.get("device")
+            if kwargs.pop("pin_memory", False) and str(device).startswith("cpu"):
+                pinned.append(function(*args, **kwargs | {"device": meta}))
+                return pinned[-1]
             if isinstance(device, int) or is_gpu(device):
                 kwargs["device"] = meta
             args = tuple(meta if is_gpu(each) else each for each in args)
             return function(*args, **kwargs)
 
     with meta, OnMeta():
-        yield
+        yield pinned
 
 
 def layer_caches(config: Any) -> dict[str, Any]:

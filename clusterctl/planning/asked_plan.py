@@ -13,7 +13,7 @@ from typing import Any
 
 from clusterctl.planning.engine_answer import EngineAnswer
 from clusterctl.planning.hardware import GpuModel
-from clusterctl.planning.memory import FitPlan, RankMemory, Verdict
+from clusterctl.planning.memory import FitPlan, RankMemory, Verdict, limit_of
 from clusterctl.planning.placement import PARTITION
 from clusterctl.planning.report import PlanRequest
 from clusterctl.serving.vllm_flags import render, without
@@ -24,6 +24,8 @@ _DECIDED = ("max-model-len", "tensor-parallel-size", "pipeline-parallel-size", "
 
 # Loading changes weights after they are created: up to 2 % in what was compared with logs.
 _LOADED = 0.02
+
+_WORTH_SAYING = 0.1  # GiB
 
 
 def question_for(
@@ -83,6 +85,8 @@ def as_asked(plan: FitPlan, answer: EngineAnswer) -> FitPlan:
     needed = max(answer.blocks_for(length) + 1, plan.settings.batch.requests if states else 0)
     if not answer.requests:  # A model that caches nothing
         needed = 0
+    sizes = answer.block_bytes or (0,) * plan.placement.pp
+    block_gib = [sizes[rank.stage] / GIB for rank in ranks]
     verdict: Verdict = "may not fit"
     if least >= needed:
         verdict = "fits"
@@ -100,6 +104,19 @@ def as_asked(plan: FitPlan, answer: EngineAnswer) -> FitPlan:
         state_blocks=(least, most) if states else None,
         fits=blocks >= needed,
         verdict=verdict,
+        limited_by=limit_of(ranks, blocks, block_gib),
+        notes=(*plan.notes, *_hosted(plan, answer)),
+    )
+
+
+def _hosted(plan: FitPlan, answer: EngineAnswer) -> tuple[str, ...]:
+    """Tell of tables that ranks read in their host's memory, such as those of n-grams."""
+    each = max(answer.hosted_gib, default=0.0)
+    if each < _WORTH_SAYING:
+        return ()
+    return (
+        f"each rank also keeps tables of {each:.1f} GiB in its host's memory, "
+        f"{each * plan.placement.tp * plan.placement.pp:.0f} GiB in all",
     )
 
 

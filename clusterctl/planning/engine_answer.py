@@ -47,6 +47,7 @@ class EngineAnswer:
     vllm: str
     architecture: str = ""
     weights_gib: tuple[float, ...] = ()  # Per rank asked for
+    hosted_gib: tuple[float, ...] = ()  # Tables in the host's memory, likewise
     groups: tuple[CacheGroup, ...] = ()
     block_bytes: tuple[int, ...] = ()  # Per rank asked for
     requests: tuple[BlocksAt, ...] = ()  # By length
@@ -101,6 +102,7 @@ def read_answer(text: str) -> EngineAnswer:
             vllm=version,
             architecture=str(found["architecture"]),
             weights_gib=tuple(_weights_gib(runs, version) for runs in found["stages"]),
+            hosted_gib=tuple(each / GIB for each in found.get("hosted", ())),
             groups=tuple(
                 CacheGroup(
                     layers=int(group["layers"]),

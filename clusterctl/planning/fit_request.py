@@ -136,7 +136,14 @@ def entry_of(model: str) -> CatalogueEntry | None:
 # What editions of a precision have in config.json, but for what they leave unquantised
 _USUAL: dict[str, dict[str, object]] = {
     "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "mxfp8": {"quant_method": "modelopt", "quant_algo": "MXFP8"},
     "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16},
+    "fp4": {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16},
+    "mxfp4": {"quant_method": "modelopt", "quant_algo": "MXFP4"},
+    "int8": {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"all": {"weights": {"num_bits": 8, "type": "int"}}},
+    },
     "int4": {"quant_method": "awq", "bits": 4, "group_size": 128},
 }
 

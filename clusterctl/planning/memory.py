@@ -408,19 +408,6 @@ def _judge(case: _Case, ranks: tuple[RankMemory, ...]) -> FitPlan:
         verdict = "does not fit"
     elif states and states[0] < settings.batch.requests and verdict == "fits":
         verdict = "may not fit"
-    index = min(range(len(ranks)), key=lambda i: (ranks[i].blocks, ranks[i].kv_cache_gib))
-    poorest = ranks[index]
-    if poorest.kv_cache_gib <= 0:
-        more = -poorest.kv_cache_gib
-        reason = f"weights and overhead exceed what vLLM may use by {more:.2f} GiB"
-    else:
-        use = " for the KV cache" if case.cache.groups else ""
-        reason = f"{poorest.kv_cache_gib:.2f} GiB are left there{use}"
-    unused = [
-        max(0.0, rank.kv_cache_gib - blocks * block)
-        for rank, block in zip(ranks, block_gib, strict=True)
-    ]
-    del unused[index]
     return FitPlan(
         model=case.shape.name,
         architecture=case.shape.architecture,
@@ -434,13 +421,31 @@ def _judge(case: _Case, ranks: tuple[RankMemory, ...]) -> FitPlan:
         longest_context=longest,
         fits=fits,
         verdict=verdict,
-        limited_by=Limit(index, poorest.host, poorest.gpu, reason, sum(unused)),
+        limited_by=limit_of(ranks, blocks, block_gib),
         partition=tuple(stage.last - stage.first for stage in case.stages),
         least_tokens=_tokens_if_off(case, ranks, settings.max_model_len, -1),
         most_tokens=_tokens_if_off(case, ranks, settings.max_model_len, 1),
         state_blocks=states,
         notes=(*case.rules.notes, *case.shape.assumptions, *_adapters_note(case, ranks)),
     )
+
+
+def limit_of(ranks: Sequence[RankMemory], blocks: int, block_gib: Sequence[float]) -> Limit:
+    """Return the rank that limits all to that many blocks, of `block_gib` on each rank."""
+    index = min(range(len(ranks)), key=lambda i: (ranks[i].blocks, ranks[i].kv_cache_gib))
+    poorest = ranks[index]
+    if poorest.kv_cache_gib <= 0:
+        more = -poorest.kv_cache_gib
+        reason = f"weights and overhead exceed what vLLM may use by {more:.2f} GiB"
+    else:
+        use = " for the KV cache" if any(block_gib) else ""
+        reason = f"{poorest.kv_cache_gib:.2f} GiB are left there{use}"
+    unused = [
+        max(0.0, rank.kv_cache_gib - blocks * block)
+        for rank, block in zip(ranks, block_gib, strict=True)
+    ]
+    del unused[index]
+    return Limit(index, poorest.host, poorest.gpu, reason, sum(unused))
 
 
 def _block_compared(case: _Case, rank: RankMemory) -> int:

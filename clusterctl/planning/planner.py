@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from clusterctl.errors import ClusterctlError, DoesNotFit, UsageError, raise_all
 from clusterctl.models.shape import ModelShape
 from clusterctl.planning.advice import advise
+from clusterctl.planning.answers import as_stored, stored_for
 from clusterctl.planning.memory import OF_THE_MODEL, FitPlan, best_split
 from clusterctl.planning.placement import (
     PARTITION,
@@ -332,6 +333,7 @@ def best_seated(request: PlanRequest, tp: int, pp: int, partition: tuple[int, ..
         others = [site for site in request.sites if site not in order]
         placement = _replicated(seat_ranks(order, tp, pp), [*order, *others], options.dp)
         candidate = best_split(request.shape, placement, options, request.rules)
+        candidate = as_stored(candidate, request)
         if candidate.verdict == "fits" and _starts(request, candidate):
             return candidate
         found.append(candidate)
@@ -350,7 +352,7 @@ def _starts(request: PlanRequest, plan: FitPlan) -> bool:
     """Return whether nothing but memory can keep vLLM from starting with that plan."""
     problems = predict_problems(request.shape, plan, request.rules, request.arguments)
     fatal = any(one.fatal and one.name not in OF_MEMORY for one in problems)
-    return not fatal or bool(_doubts(request))
+    return not fatal or bool(_doubts(request, plan))
 
 
 def _replicated(placement: Placement, sites: Sequence[Site], asked: int | None) -> Placement:
@@ -374,7 +376,8 @@ def _replicated(placement: Placement, sites: Sequence[Site], asked: int | None) 
 def fits_on(request: PlanRequest, placement: Placement) -> bool:
     """Return whether a replica may be started on these GPUs."""
     found = best_split(request.shape, placement, request.options, request.rules)
-    return found.verdict != "does not fit" or bool(_doubts(request))
+    found = as_stored(found, request)
+    return found.verdict != "does not fit" or bool(_doubts(request, found))
 
 
 def _as_served(request: PlanRequest) -> FitPlan | None:
@@ -396,9 +399,11 @@ def _as_served(request: PlanRequest) -> FitPlan | None:
     return None
 
 
-def _unproven(request: PlanRequest) -> tuple[str, ...]:
+def _unproven(request: PlanRequest, plan: FitPlan) -> tuple[str, ...]:
     """Return why the figures are not a verdict: what this model, release or flag needs was not
     compared with vLLM."""
+    if stored_for(plan, request):
+        return ()
     options, architecture = request.options, request.shape.architecture
     found = [*request.shape.assumptions]
     if not found and not is_proven(architecture) and architecture not in _STARTED:
@@ -429,9 +434,9 @@ def _unproven(request: PlanRequest) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _doubts(request: PlanRequest) -> tuple[str, ...]:
+def _doubts(request: PlanRequest, plan: FitPlan) -> tuple[str, ...]:
     """Return why the forecast is too uncertain to refuse a start; empty if it is reliable."""
-    doubts = [*_unproven(request)]
+    doubts = [*_unproven(request, plan)]
     if request.hardware.env.get(LONGER, "0") not in ("0", ""):
         doubts.append(f"{LONGER} allows a longer context than the model's own")
     quantized = bool(request.shape.quantization or request.options.quantization)
@@ -464,7 +469,7 @@ def _report(request: PlanRequest, found: FitPlan, notes: Sequence[str]) -> FitRe
         **vars(_proposal(request, found)),
         problems=predict_problems(request.shape, found, request.rules, request.arguments),
         advice=advise(request, found),
-        doubts=_doubts(request),
+        doubts=_doubts(request, found),
         notes=tuple(notes),
     )
 
@@ -509,7 +514,7 @@ def _proposal(request: PlanRequest, plan: FitPlan) -> Proposal:
     # The model of the speed is of answers that are generated from a text.
     if _exchanges_over_network(request, placement) or request.shape.on_one_gpu:
         speed = Speed(())
-    return Proposal(plan, speed, "; ".join(parts), _unproven(request))
+    return Proposal(plan, speed, "; ".join(parts), _unproven(request, plan))
 
 
 def one_service(report: FitReport, request: PlanRequest) -> FitReport:

@@ -53,9 +53,9 @@ def test_an_architecture_is_as_far_off_as_its_worst_configuration() -> None:
         row | {"weights_off": 0.0, "tokens_off": 0.0, "model": "a/c", "quantization": ""},
     ]
 
-    found = json.loads(dumped(rows))["architectures"]["A"]
+    found = json.loads(dumped(rows, {}))["architectures"]
 
-    assert found == {
+    assert found["A"] == {
         "weights_off": 0.02,
         "tokens_off": 0.5,
         "compared": "a/b fp8 TP 1, 8; a/c TP 1",
@@ -72,3 +72,20 @@ def test_the_catalogues_models_still_agree_with_what_vllm_said(hub_id: str) -> N
 
         assert ours[0] == pytest.approx(weights, rel=PROVEN_WITHIN)
         assert ours[1] == pytest.approx(tokens, rel=0.0001)
+
+
+def test_what_was_not_compared_again_stays_and_is_as_far_off_as_before() -> None:
+    row = {"model": "a/b", "architecture": "A", "vllm": "9.9.9", "tp": 1, "quantization": "fp8",
+           "weights_off": 0.001, "tokens_off": 0.0}  # fmt: skip
+    old = {"weights_off": 0.01, "tokens_off": 0.0, "compared": "a/b fp8 TP 8"}
+    other = old | {"compared": "a/c TP 1"}
+
+    def table(vllm: str, row_of_a: dict[str, object]) -> dict[str, dict[str, object]]:
+        before = {"vllm": [vllm], "architectures": {"A": row_of_a, "B": old}}
+        found: dict[str, dict[str, object]] = json.loads(dumped([row], before))["architectures"]
+        return found
+
+    assert table("9.9.9", other)["A"] == other | {"compared": "a/c TP 1; a/b fp8 TP 1"}
+    assert table("9.9.9", old)["A"]["weights_off"] == 0.001
+    assert table("9.9.9", old)["B"] == old
+    assert set(table("9.9.8", old)) == {"A"}
