@@ -69,6 +69,11 @@ def _stored() -> dict[str, StoredAnswers]:
     }
 
 
+def is_answered(model: str) -> bool:
+    """Return whether there are answers about a model, for some plans."""
+    return model in _stored()
+
+
 def stored_for(plan: FitPlan, request: PlanRequest) -> StoredAnswers | None:
     """Return the answers that hold for this plan; None if there are none."""
     found, options = _stored().get(plan.model), plan.options

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from clusterctl.errors import ClusterctlError, DoesNotFit, UsageError, raise_all
 from clusterctl.models.shape import ModelShape
 from clusterctl.planning.advice import advise
-from clusterctl.planning.answers import as_stored, stored_for
+from clusterctl.planning.answers import as_stored, is_answered, stored_for
 from clusterctl.planning.memory import OF_THE_MODEL, FitPlan, best_split
 from clusterctl.planning.placement import (
     PARTITION,
@@ -514,7 +514,10 @@ def _proposal(request: PlanRequest, plan: FitPlan) -> Proposal:
     # The model of the speed is of answers that are generated from a text.
     if _exchanges_over_network(request, placement) or request.shape.on_one_gpu:
         speed = Speed(())
-    return Proposal(plan, speed, "; ".join(parts), _unproven(request, plan))
+    unproven = _unproven(request, plan)
+    if unproven and is_answered(plan.model):  # Others of the list may be proven
+        parts.append("unproven")
+    return Proposal(plan, speed, "; ".join(parts), unproven)
 
 
 def one_service(report: FitReport, request: PlanRequest) -> FitReport:
