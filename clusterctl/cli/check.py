@@ -13,6 +13,7 @@ from clusterctl.cli.guard import guarded, pretty
 
 if TYPE_CHECKING:
     from clusterctl.commands.check import Report
+    from clusterctl.network.pairs.model import HostLink
     from clusterctl.survey.promises import PromiseState
 
 
@@ -136,6 +137,22 @@ def _once(notes: Iterable[str], hosts: Collection[str]) -> list[str]:
     return [f"{', '.join(named)}: {text}" if named else text for text, named in sharing.items()]
 
 
+def _link_document(link: HostLink) -> dict[str, Any]:
+    """Return a link for --json; null where a value was not measured."""
+    trip, rate = link.round_trip, link.rate
+    return {
+        "from": link.sender.host,
+        "to": link.receiver.host,
+        "for": list(link.lane.purposes),
+        "from_nic": link.sender.nic,
+        "to_address": link.receiver.ip,
+        "leaves_by": link.route,
+        "closed_ports": sorted(port for port, word in link.tcp.items() if word != "ok"),
+        "round_trip_ms": None if trip is None else round(trip * 1000, 3),
+        "mbit_s": None if rate is None else round(rate),
+    }
+
+
 def _document(report: Report) -> dict[str, Any]:
     """Return the result for --json."""
     from dataclasses import asdict
@@ -158,22 +175,7 @@ def _document(report: Report) -> dict[str, Any]:
         },
         "ray": [asdict(node) for node in report.ray],
         "fabric": asdict(report.fabric) if report.fabric else None,
-        "pairs": [
-            {  # null where a value was not measured
-                "from": link.sender.host,
-                "to": link.receiver.host,
-                "for": list(link.lane.purposes),
-                "from_nic": link.sender.nic,
-                "to_address": link.receiver.ip,
-                "leaves_by": link.route,
-                "closed_ports": sorted(port for port, word in link.tcp.items() if word != "ok"),
-                "round_trip_ms": None
-                if link.round_trip is None
-                else round(link.round_trip * 1000, 3),
-                "mbit_s": None if link.rate is None else round(link.rate),
-            }
-            for link in report.links
-        ],
+        "pairs": [_link_document(link) for link in report.links],
         "notes": list(report.notes),
         "problems": error_document(Problems(report.errors))["problems"],
     }

@@ -199,10 +199,9 @@ def _with_answers(inventory: Inventory, ties: Sequence[Undecided], decide: Decid
             raise_all(ties)
         else:
             nics.update(answer.nics)
-    hosts = (
-        host.model_copy(update={"nics": Nics(nccl=nics[host.name], gloo=nics[host.name])})
-        if host.name in nics
-        else host
-        for host in inventory.hosts
-    )
-    return inventory.model_copy(update={"hosts": tuple(hosts)})
+
+    def with_answer(host: Host) -> Host:
+        nic = nics.get(host.name)
+        return host.model_copy(update={"nics": Nics(nccl=nic, gloo=nic)}) if nic else host
+
+    return inventory.model_copy(update={"hosts": tuple(map(with_answer, inventory.hosts))})

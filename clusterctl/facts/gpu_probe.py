@@ -50,12 +50,7 @@ def nvidia_report(answer: Answer, files: Files, paths: Sequence[str]) -> GpuRepo
         found = answer.read("rows of GPU memory", found, _with_rows, found, rows)
     if any(gpu.memory is None for gpu in found):
         memory = answer.read("memory", 0, parse_memory, files)
-        found = tuple(
-            replace(gpu, memory=memory, unified=True)
-            if gpu.memory is None and memory and set(gpu.model.lower().split()) & SHARING_MODELS
-            else gpu
-            for gpu in found
-        )
+        found = tuple(_with_shared(gpu, memory) for gpu in found)
     nodes = sorted(path for path in paths if _GPU_NODE.fullmatch(path))
     manager = answer.lines("fabric_manager")
     log = answer.lines("kernel_log")
@@ -146,20 +141,23 @@ def _known(word: str) -> str:
     return "" if word.startswith("[") or word == "N/A" else word
 
 
+def _with_shared(gpu: GpuFacts, memory: int) -> GpuFacts:
+    """Add the host's memory to a GPU that uses it, for which nvidia-smi prints none."""
+    shares = bool(set(gpu.model.lower().split()) & SHARING_MODELS)
+    if gpu.memory is None and memory and shares:
+        return replace(gpu, memory=memory, unified=True)
+    return gpu
+
+
 def _with_rows(gpus: Sequence[GpuFacts], section: Section) -> tuple[GpuFacts, ...]:
     """Add the state of bad memory rows from nvidia-smi's `bus, pending, failure` lines."""
     lines = ([word.strip() for word in line.split(",")] for line in section.lines)
     states = {words[0]: words[1:] for words in lines if len(words) == 3}
-    return tuple(
-        replace(
-            gpu,
-            remap_pending=states[gpu.pci_bus][0] == "Yes",
-            remap_failed=states[gpu.pci_bus][1] == "Yes",
-        )
-        if gpu.pci_bus in states
-        else gpu
-        for gpu in gpus
-    )
+    found = []
+    for gpu in gpus:
+        pending, failed = states.get(gpu.pci_bus, ("", ""))
+        found.append(replace(gpu, remap_pending=pending == "Yes", remap_failed=failed == "Yes"))
+    return tuple(found)
 
 
 def _parse_processes(lines: Sequence[str]) -> tuple[GpuProcess, ...]:

@@ -203,18 +203,17 @@ class FilesPresent:
         if not differing:
             return None
         names = ", ".join(PurePosixPath(file.path).name for file in differing)
-        disrupts = self._disrupts
-        return Change(
-            f"write {names}",
-            disruptive=disrupts is not None
-            and any(
-                disrupts(file, view.transport.read_file(file.path) or b"") for file in differing
-            ),
-        )
+        return Change(f"write {names}", disruptive=self._restarts(view, differing))
 
     def apply(self, view: HostView, _change: Change) -> None:
         for file, before in self._differing(view):
             view.transport.put(file.data, file.path, mode=file.mode, sudo=True, before=before)
+
+    def _restarts(self, view: HostView, files: Sequence[RemoteFile]) -> bool:
+        if self._disrupts is None:
+            return False
+        now = ((file, view.transport.read_file(file.path) or b"") for file in files)
+        return any(self._disrupts(file, content) for file, content in now)
 
     def _differing(self, view: HostView) -> list[tuple[RemoteFile, str]]:
         """Return the files that differ, with the digests of their current content."""

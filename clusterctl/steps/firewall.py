@@ -217,12 +217,12 @@ def ruleset(table: str, admission: Admission, ssh: Sequence[str], assigned: str)
         name: [str(it) for it in networks if it.version == version]
         for name, version in (("hosts4", 4), ("hosts6", 6))
     }
-    sets = "".join(
-        f"  set {name} {{\n    type {kind}\n    flags interval\n    auto-merge\n"
-        + (f"    elements = {{ {', '.join(both[name])} }}\n" if both[name] else "")
-        + "  }\n"
-        for name, kind in (("hosts4", "ipv4_addr"), ("hosts6", "ipv6_addr"))
-    )
+    sets = ""
+    for name, kind in (("hosts4", "ipv4_addr"), ("hosts6", "ipv6_addr")):
+        sets += f"  set {name} {{\n    type {kind}\n    flags interval\n    auto-merge\n"
+        if both[name]:
+            sets += f"    elements = {{ {', '.join(both[name])} }}\n"
+        sets += "  }\n"
     ports = ", ".join((*admission.ports, assigned))
     return f"""\
 table inet {table}

@@ -211,15 +211,13 @@ def with_rates(
     """Return the same links with the rates that receivers counted, from the answers to `rates`."""
     tried = {id(link) for _, link in planned.slots}
 
-    def rate(link: HostLink) -> float | None:
+    def rated(link: HostLink) -> HostLink:
+        if id(link) not in tried:
+            return link
         counted = answers.get(link.receiver.host) or {}
         number = held(table.lanes, link.receiver.host).index(table.lanes.index(link.lane))
         bits = counted.get((number, table.hosts.index(link.sender.host)))
-        return None if bits is None else bits / 1e6
+        rate = None if bits is None else bits / 1e6
+        return replace(link, rated=link.receiver.host in answers, rate=rate)
 
-    return [
-        replace(link, rated=link.receiver.host in answers, rate=rate(link))
-        if id(link) in tried
-        else link
-        for link in found
-    ]
+    return [rated(link) for link in found]
