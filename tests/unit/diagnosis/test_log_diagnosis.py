@@ -303,7 +303,7 @@ def test_no_bytes_are_too_strange(lines: list[bytes]) -> None:
 def test_an_error_carries_cause_fix_and_the_end_of_the_log() -> None:
     error = explain("chat", NO_KV_MEMORY_LOG.splitlines(), host="gpu1")
 
-    assert str(error).startswith("gpu1: chat did not start: the weights and the working memory")
+    assert str(error).startswith("gpu1: chat did not start: nothing of --gpu-memory-utilization")
     assert "--gpu-memory-utilization" in (error.hint or "")
     assert "No available memory for the cache blocks" in (error.detail or "")
 

@@ -187,7 +187,7 @@ def test_the_cause_is_read_from_the_log_and_not_from_its_last_lines() -> None:
 
     with pytest.raises(StepFailed) as raised:
         await_ready(DOCUMENT, reader([failed]), StageEvents("gpu1", events.append), log=lambda: log)
-    assert "the weights and the working memory leave nothing" in str(raised.value)
+    assert "is left for the KV cache: the weights" in str(raised.value)
     assert raised.value.detail == cause
 
     with pytest.raises(StepFailed, match="its log shows no failure"):
