@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from clusterctl.commands.adapter import ListedAdapter
+from clusterctl.commands.bench_start import MeasuredStart
 from clusterctl.diagnosis.verdict import Cause
 from clusterctl.inventory.schema import DRAFT
 from clusterctl.lab.lifecycle import HostStatus
@@ -610,7 +611,7 @@ OUTPUTS: dict[str, tuple[Any, ...]] = {
     "fit": (Fit,),
     "serve": (Served, ServePlan),
     "batch": (Batch,),
-    "bench": (list[Measured],),
+    "bench": (list[Measured], list[MeasuredStart]),
     "soak": (Soaked,),
     "status": (Status,),
     "restart": (Restarted, Changes),

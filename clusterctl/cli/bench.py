@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -50,10 +51,25 @@ def bench(
             "--runs", metavar="N", min=1, max=20, help="Runs per load; several show the noise."
         ),
     ] = 1,
+    start: Annotated[
+        bool,
+        typer.Option(
+            "--start", help="Restart one service cold and warm, and measure that by stages."
+        ),
+    ] = False,
+    yes: options.Yes = False,
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure speed, in the unit of the kind of model, and latencies of services."""
+    if start:
+        if rate or sweep or requests or len(services or ()) != 1:
+            raise UsageError(
+                "--start measures the start of one service, without loads",
+                hint="clusterctl bench SERVICE --start --runs 3",
+            )
+        _measure_start((services or [""])[0], runs, inventory, yes=yes, as_json=as_json)
+        return
     from clusterctl.cli.session import session
     from clusterctl.commands.bench import run
     from clusterctl.reporting.bench_view import bench_lines
@@ -77,6 +93,26 @@ def bench(
         print(pretty(documents))
     else:
         print("\n".join(bench_lines(documents, width=line_width(sys.stdout))))
+
+
+def _measure_start(
+    name: str, runs: int, inventory: options.Inventory, *, yes: bool, as_json: bool
+) -> None:
+    from clusterctl.cli.session import confirm, session
+    from clusterctl.commands.bench_start import run
+    from clusterctl.operations.restarting import RestartPlan
+    from clusterctl.reporting.bench_view import start_lines
+
+    with session("bench", inventory, quiet=as_json) as opened:
+
+        def agree(plan: RestartPlan) -> None:
+            question = f"This restarts {name} {2 * runs} times. Continue?"
+            if plan.interrupts and not confirm(question, yes=yes, progress=opened.progress):
+                raise UsageError(f"not confirmed: {name} would be unavailable", hint="add --yes")
+
+        found = run(opened, name, runs, agree=agree)
+    documents = [asdict(one) for one in found]
+    print(pretty(documents) if as_json else "\n".join(start_lines(documents)))
 
 
 def _rates(text: str | None) -> list[float]:

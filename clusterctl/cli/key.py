@@ -147,9 +147,9 @@ def rotate(
     """
     from clusterctl.cli.session import confirm, session, show_changes
     from clusterctl.commands.key import replace_own
-    from clusterctl.commands.restart import plan_restart
-    from clusterctl.commands.restart import run as restart
     from clusterctl.errors import UsageError
+    from clusterctl.operations.restarting import plan_restart
+    from clusterctl.operations.restarting import run as restart
 
     with session("key", inventory, quiet=as_json) as opened:
 

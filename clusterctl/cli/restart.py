@@ -10,7 +10,7 @@ from clusterctl.cli import options
 from clusterctl.cli.guard import guarded, pretty
 
 if TYPE_CHECKING:
-    from clusterctl.commands.restart import RestartPlan
+    from clusterctl.operations.restarting import RestartPlan
 
 
 @guarded
@@ -25,8 +25,8 @@ def restart(
 ) -> None:
     """Restart a service with the same settings, one replica at a time."""
     from clusterctl.cli.session import confirm, session, show_changes
-    from clusterctl.commands.restart import run
     from clusterctl.errors import UsageError
+    from clusterctl.operations.restarting import run
 
     with session("restart", inventory, quiet=as_json) as opened:
 

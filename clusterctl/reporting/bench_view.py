@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from clusterctl.reporting.escaping import one_line
@@ -42,6 +43,22 @@ def bench_lines(documents: Sequence[Document], *, width: int | None = None) -> l
         if earlier := one["earlier"]:
             notes.append(f"{name}: {_compared(earlier, one['figures'])}")
     return [*columns(shown, indent="", width=width), *map(one_line, notes)]
+
+
+def start_lines(documents: Sequence[Document]) -> list[str]:
+    """Return a row for each replica's cold and warm starts: medians of all runs, in seconds."""
+    stages = list(dict.fromkeys(stage for one in documents for stage in one["stages"]))
+    rows = [("replica", "start", "in all", *stages)]
+    for replica, cold in dict.fromkeys((one["replica"], one["cold"]) for one in documents):
+        same = [one for one in documents if (one["replica"], one["cold"]) == (replica, cold)]
+        every = [one["seconds"] for one in same]
+        spread = f" ({min(every):.1f} to {max(every):.1f})" if len(every) > 1 else ""
+        of_stages = [median(one["stages"].get(stage, 0.0) for one in same) for stage in stages]
+        whole = f"{median(every):.1f}{spread}"
+        took = (f"{seconds:.1f}" for seconds in of_stages)
+        rows.append((replica, "cold" if cold else "warm", whole, *took))
+    note = "seconds, from the start of vLLM; cold: nothing compiled, but files may be in memory"
+    return [*columns(rows, indent=""), note]
 
 
 def _unit(figures: Mapping[str, Any]) -> str:

@@ -42,6 +42,7 @@ class Proof:
     placement: str  # the hosts of the ranks, for display
     # From the start of vLLM to its first answer, as the supervisor measured it
     ready_seconds: float
+    stages: Mapping[str, float]  # Seconds of it by stage, in order
 
 
 def prove(
@@ -99,7 +100,9 @@ def prove(
     if document.adapters:
         _await_adapters(document, host, read)
     sink(StepFinished(host, title, "changed", time.monotonic() - started))
-    return Proof(answer, kind, tuple(ranks), describe(ranks), running.ready_seconds)
+    return Proof(
+        answer, kind, tuple(ranks), describe(ranks), running.ready_seconds, running.start
+    )
 
 
 def _await_adapters(

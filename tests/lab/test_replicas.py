@@ -342,6 +342,17 @@ def test_on_keeps_a_service_on_the_hosts_that_are_named(operator: Operator) -> N
     assert (asked.status, "no answers until" in asked.stdout) == (10, True), asked.text
 
 
+def test_a_start_is_measured_cold_and_warm(operator: Operator, on_host: OnHost) -> None:
+    before = pids(on_host)
+    measured = operator.ok("bench", "tiny", "--start", "--yes", "--json", timeout=1500).json
+    assert [one["cold"] for one in measured] == [True, False]
+    for one in measured:
+        assert one["replica"] in replicas(operator)
+        assert next(iter(one["stages"])) == "imports"
+        assert abs(sum(one["stages"].values()) - one["seconds"]) < 1.5, one
+    assert pids(on_host)["gpu2"] not in ("", before["gpu2"])
+
+
 def test_stop_ends_all_replicas(operator: Operator, on_host: OnHost) -> None:
     assert "gpu2 tiny@2  " in operator.ok("logs", "tiny", "-n", "3").stdout
     operator.ok("stop", "tiny")

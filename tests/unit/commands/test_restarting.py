@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.commands.restart import plan_restart, prepare_again, restarted
 from clusterctl.errors import RequirementsNotMet
 from clusterctl.node.documents import ServiceState
+from clusterctl.operations.restarting import plan_restart, prepare_again, restarted
 from tests.fakes.transport import starts
 from tests.unit.planning.test_prepared_service import Cluster
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from clusterctl import deadlines
-from clusterctl.commands.restart import again as restarted
 from clusterctl.engine.events import Event, Note, StepStarted
 from clusterctl.errors import StepFailed
 from clusterctl.facts.parse import Probe
@@ -29,6 +28,7 @@ from clusterctl.node.documents import (
     to_json,
 )
 from clusterctl.node.files import NodePaths
+from clusterctl.operations.restarting import again as restarted
 from clusterctl.serving import rollout
 from clusterctl.serving.arguments import Layout
 from clusterctl.serving.rollout import Rollout, gateway_let_go

@@ -1,4 +1,4 @@
-"""`restart`: restart a service as declared, one replica after the other."""
+"""A restart of a service as declared, one replica after the other."""
 
 from __future__ import annotations
 

@@ -1,0 +1,87 @@
+"""`bench --start`: restart a service, and measure by stages what its start takes, cold and warm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from clusterctl.errors import UsageError
+from clusterctl.node.documents import cache_dir
+from clusterctl.operations import restarting
+from clusterctl.operations.restarting import RestartPlan
+from clusterctl.operations.session import Session
+from clusterctl.planning.replicas import as_declared
+from clusterctl.survey.survey import Survey
+
+# What vLLM keeps of a start for the next one, as node_environment sets it
+CACHES = {"VLLM_CACHE_ROOT": "vllm", "TRITON_CACHE_DIR": "triton"}
+
+
+@dataclass(frozen=True)
+class MeasuredStart:
+    """What a start took, from that of vLLM's process to the first answer."""
+
+    replica: str
+    cold: bool  # Without anything that vLLM keeps of earlier starts; files may be in memory
+    seconds: float
+    stages: Mapping[str, float]  # Seconds, in order, as the supervisor reads vLLM's log
+
+
+def run(
+    session: Session, name: str, runs: int, *, agree: Callable[[RestartPlan], None]
+) -> list[MeasuredStart]:
+    """Restart the service or replica `name` cold and then warm, `runs` times.
+
+    `agree` shows what restarts, and raises if the user declines. Raises UsageError if a cold start
+    is not possible without loss for others, and what `restarting.run` raises.
+    """
+    measured: list[MeasuredStart] = []
+
+    def agree_and_clear(plan: RestartPlan) -> None:
+        hosts = hosts_to_clear(plan)
+        if not measured:
+            agree(plan)
+        for host in hosts:
+            clear(plan.survey, host)
+
+    for _ in range(runs):
+        for cold in (True, False):
+            before = agree_and_clear if cold else lambda _: None
+            proofs = restarting.run(session, name, agree=before)
+            measured += [
+                MeasuredStart(replica, cold, round(proof.ready_seconds, 1), proof.stages)
+                for replica, proof in proofs.items()
+            ]
+    return measured
+
+
+def hosts_to_clear(plan: RestartPlan) -> list[str]:
+    """Return the hosts of the replicas. Raises UsageError if others use the caches there, or if the
+    caches are elsewhere."""
+    survey, service = plan.survey, plan.replicas[0].document.service
+    hosts: set[str] = set()
+    for replica in plan.replicas:
+        hosts.update(as_declared(survey, replica).layout.hosts)
+        own = {**survey.inventory.env, **replica.document.env}
+        for host in hosts:
+            own.update(survey.inventory.host(host).env)
+        if moved := sorted(own.keys() & CACHES.keys()):
+            raise UsageError(
+                f"a cold start of {replica.name} is not known: {', '.join(moved)} is set",
+                hint=f"take {', '.join(moved)} out of `env`, and run clusterctl bootstrap",
+            )
+    for other in survey.replicas.values():
+        shared = hosts & set(as_declared(survey, other).layout.hosts)
+        if other.document.service != service and shared:
+            raise UsageError(
+                f"{other.name} on {min(shared)} would lose what it has compiled, too",
+                hint=f"clusterctl stop {other.document.service}, or measure on other hosts",
+            )
+    return sorted(hosts)
+
+
+def clear(survey: Survey, host: str) -> None:
+    caches = cache_dir(survey.inventory.cluster)
+    paths = [f"{caches}/{directory}" for directory in CACHES.values()]
+    removed = survey.transports[host].run(["rm", "-rf", "--", *paths], sudo=True)
+    removed.output("removing vLLM's caches", host)
