@@ -90,7 +90,8 @@ class GatewayBench:
 
     def follow(self) -> None:
         # Copies, as a file is read anew: what was told must not change with this list
-        self.gateway.follow(self.documents, KeysDocument([*self.keys]), dict(self.proofs))
+        documents, proofs = dict(self.documents), dict(self.proofs)
+        self.gateway.follow(documents, KeysDocument([*self.keys]), proofs)
 
     def state(self) -> GatewayState:
         return self.gateway.state

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -69,8 +70,8 @@ def a_stranger_on_a_replicas_port(bench: GatewayBench) -> None:
         with stranger:
             while True:
                 client, _ = stranger.accept()
-                client.sendall(b"220 mail\r\n")
-                client.close()
+                with client, suppress(OSError):  # Those that only look whether the port is open
+                    client.sendall(b"220 mail\r\n")
 
     threading.Thread(target=greet, daemon=True).start()
 
