@@ -18,18 +18,17 @@ READ = 1 << 20
 
 
 def hash_file(
-    file: Union[str, int], piece: int, told: Callable[[int], None], *more: Any
+    file: Union[str, int], piece: int, told: Callable[[int], None]
 ) -> tuple[str, list[str]]:
     """Return the SHA-256 of a file and of every `piece` bytes of it (of none if 0), in one read.
     `file`: its path, or a descriptor, which is closed.
 
-    `told` is called with the bytes of each read. The digests in `more` are updated with all bytes.
+    `told` is called with the bytes of each read.
     """
     whole, part, pieces, filled = hashlib.sha256(), hashlib.sha256(), [], 0
     with open(file, "rb", buffering=0) as opened:
         while data := opened.read(min(READ, piece - filled) if piece else READ):
-            for digest in (whole, *more):
-                digest.update(data)
+            whole.update(data)
             told(len(data))
             if piece:
                 part.update(data)
