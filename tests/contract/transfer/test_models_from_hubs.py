@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from clusterctl.commands.model_pull import FromHub, HubModel
+from clusterctl.engine.executor import execute
+from clusterctl.engine.plan import Stage
 from clusterctl.inventory.model import Inventory
+from clusterctl.transfer.transfer import Route, Transfer
 from clusterctl.transfer.weights.delivery import Destination
-from clusterctl.transfer.weights.receiver import Supply
+from clusterctl.transfer.weights.receiver import Supply, WeightsReceiver
 from clusterctl.transfer.weights.staging import staging_path
 from tests.contract.transfer.hosts_here import Cluster
 from tests.fakes.hubs import COMMIT, TOKEN, FakeHubs, running_hubs
@@ -228,3 +231,20 @@ def test_a_full_disk_of_the_host_that_reads_ends_the_run_of_all(
     for error in outcome.set_aside.values():
         assert "cannot write received data to disk" in str(error)
         assert "--limit h1" in str(error.hint)
+
+
+def test_a_host_that_only_reads_passes_on_and_keeps_nothing(
+    hubs: FakeHubs, cluster: Cluster, stack: ExitStack, tmp_path: Path
+) -> None:
+    supply = found(cluster, stack, on="h1")
+    assert supply.fetch
+    transports = {name: view.transport for name, view in cluster.views.items()}
+    route = Route(transports, lambda _: "127.0.0.1", cache=lambda _: str(tmp_path / "blobs"))
+    wanted = {"h2": cluster.views["h2"]}
+    receiver = WeightsReceiver(supply.fetch(), wanted, str(cluster.models), route)
+    with Transfer(receiver, route) as transfer:
+        stage = Stage("Model", ("h2",), (transfer,))
+        assert execute((stage,), wanted, cluster.events.append).changed == 1
+    assert (cluster.own("h2") / "Tiny" / "model.bin").read_bytes() == FILES["model.bin"]
+    assert list(cluster.own("h1").iterdir()) == []
+    assert list((tmp_path / "blobs").iterdir()) == []

@@ -97,7 +97,8 @@ def test_a_relay_gets_the_bytes_as_they_were(data: bytes, is_packed: bool) -> No
     got = b"".join(relay.source.pieces(blob.hex, begin, blob.size - begin, 60.0))
     relay.line.close()
     assert got == data[begin:]
-    assert relay.kinds == {wire.PACKED if is_packed else wire.DATA, wire.END}
+    # The end is sent after the last byte, which the reader does not wait for.
+    assert relay.kinds - {wire.END} == {wire.PACKED if is_packed else wire.DATA}
     assert shared.sent == relay.sent
     if is_packed and data is PLAIN:
         assert relay.sent < len(zlib.compress(PLAIN, 1)) * 2
