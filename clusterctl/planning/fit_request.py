@@ -135,6 +135,7 @@ def entry_of(model: str) -> CatalogueEntry | None:
 
 # What editions of a precision have in config.json, but for what they leave unquantised
 _USUAL: dict[str, dict[str, object]] = {
+    "bf16": {},
     "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
     "mxfp8": {"quant_method": "modelopt", "quant_algo": "MXFP8"},
     "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16},

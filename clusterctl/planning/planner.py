@@ -36,7 +36,7 @@ from clusterctl.planning.proof import is_proven
 from clusterctl.planning.report import FitReport, Hardware, PlanRequest, Proposal
 from clusterctl.planning.speed import Speed, speed_of
 from clusterctl.serving.arguments import Launch, engine_arguments
-from clusterctl.serving.vllm_flags import DEFAULT, Argument, last_value, lay_over
+from clusterctl.serving.vllm_flags import CATALOGUE, DEFAULT, Argument, last_value, lay_over
 
 if TYPE_CHECKING:
     from clusterctl.node.documents import ServiceDocument
@@ -411,7 +411,7 @@ def _unproven(request: PlanRequest, plan: FitPlan) -> tuple[str, ...]:
     found += [
         f"{argument.flag} overrides config.json"
         for argument in request.arguments
-        if argument.key in _CHANGES_THE_MODEL
+        if argument.key in _CHANGES_THE_MODEL and argument.origin != CATALOGUE
     ]
     if not options.cache_is_known:
         found.append(

@@ -20,6 +20,7 @@ from clusterctl.serving.release_flags import (
 )
 from clusterctl.serving.request import ServiceRequest
 from clusterctl.serving.vllm_flags import (
+    CATALOGUE,
     EXPERT_PARALLEL,
     TRUST,
     Argument,
@@ -246,7 +247,7 @@ def engine_arguments(launch: Launch) -> tuple[Argument, ...]:
     catalogued: tuple[str, ...] = ()
     if launch.entry:
         catalogued = launch.entry.tokens(launch.version, launch.capability)
-    return lay_over(defaults, parse_arguments(catalogued, origin="catalogue"), given)
+    return lay_over(defaults, parse_arguments(catalogued, origin=CATALOGUE), given)
 
 
 def _reads_text_alone(shape: ModelShape | None) -> bool:

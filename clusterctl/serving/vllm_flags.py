@@ -56,6 +56,7 @@ ON_BY_DEFAULT = frozenset(
 )
 
 COMMAND_LINE = "command line"
+CATALOGUE = "catalogue"  # Origin of flags that a model of the catalogue needs
 DEFAULT = "clusterctl"  # Origin of flags that nobody gave
 
 EXPERT_PARALLEL = "enable-expert-parallel"  # Split experts by number over all TP x DP ranks
