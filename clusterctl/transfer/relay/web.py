@@ -19,7 +19,8 @@ TIMEOUT = 30.0  # Seconds without a byte
 
 MOST = 10 << 20  # Bytes of the answer to a single request
 
-NETWORK = (OSError, HTTPException)  # Errors of a request
+# Errors of a request. ValueError: a redirect to what is no address
+NETWORK = (OSError, HTTPException, ValueError)
 
 
 class Redirects(urllib.request.HTTPRedirectHandler):
@@ -73,10 +74,12 @@ def main(argument: Optional[Dict[str, Any]]) -> None:
         try:
             answer: Any = through.open(request, timeout=TIMEOUT)
         except urllib.error.HTTPError as error:
+            if 300 <= error.code < 400:
+                raise urllib.error.URLError("its redirect leads nowhere") from error
             answer = error
         with answer:
             body = answer.read(MOST + 1)
-    except (*NETWORK, ValueError) as error:
+    except NETWORK as error:
         print(json.dumps({"failed": failure(url, error)}))
         return
     if answer.status == 200 and len(body) > MOST:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 
+import httpx2
 import pytest
 
 from clusterctl.errors import ClusterctlError, RequirementsNotMet, StepFailed
@@ -128,6 +129,21 @@ def test_a_hub_that_goes_away_is_given_up_after_a_while(
             reading.read("model-1.safetensors")
     assert isinstance(reading.error(), StepFailed)
     assert "status 503" in reading.error().summary
+
+
+@pytest.mark.parametrize("target", ["http://[::", "http://a..b", "file:///etc"])
+def test_a_redirect_that_leads_nowhere_is_a_failure_of_the_hub(
+    target: str, hubs: FakeHubs, here: LocalTransport
+) -> None:
+    reading = Reading(HuggingFace(hubs.endpoint, False), here)
+    hubs.storage = target
+    path = "model-1.safetensors"
+    with pytest.raises(UpstreamFailed, match=r"cannot be reached|status 302"):
+        reading.read(path)
+    digest = next(file.blob.hex for file in reading.manifest.files if file.path == path)
+    request = httpx2.Request("GET", reading.web.urls[digest])
+    with pytest.raises(StepFailed, match=r"127\.0\.0\.1.* cannot be reached: (?!I/O)"):
+        HostTransport(here).handle_request(request)
 
 
 def test_no_way_to_the_hub_is_the_hosts_trouble(here: LocalTransport) -> None:
