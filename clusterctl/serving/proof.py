@@ -100,9 +100,7 @@ def prove(
     if document.adapters:
         _await_adapters(document, host, read)
     sink(StepFinished(host, title, "changed", time.monotonic() - started))
-    return Proof(
-        answer, kind, tuple(ranks), describe(ranks), running.ready_seconds, running.start
-    )
+    return Proof(answer, kind, tuple(ranks), describe(ranks), running.ready_seconds, running.start)
 
 
 def _await_adapters(
