@@ -7,11 +7,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from functools import cache, lru_cache
+from datetime import timedelta
+from functools import cache
 from itertools import islice
 from typing import BinaryIO
 
+from clusterctl.diagnosis.line import LONGEST_LINE, plain, time_of, when
 from clusterctl.diagnosis.parts import running_in
 from clusterctl.diagnosis.rules import LEVELS, Pattern, Rule, rules, without_digits
 from clusterctl.diagnosis.unknown import (
@@ -21,15 +22,14 @@ from clusterctl.diagnosis.unknown import (
     Kind,
     Start,
     body_of,
+    broken_off,
+    crashed_in,
     failure_in,
     may_fail,
     overcome,
     warnings_before,
 )
 from clusterctl.node.attempt import stage_of
-
-LONGEST_LINE = 4000
-"""Characters searched per line: progress bars and dumps of settings are longer."""
 
 CONTEXT = 150
 """Lines before a line in which a rule looks for what must or must not be there: more than a
@@ -57,7 +57,7 @@ _READY = (
     b"Starting vLLM server on",
     b"Processed prompts: 100%",
 )
-_WORKS = b"Avg prompt throughput"
+_WORKS = (b"Avg prompt throughput", b"request completed")  # the second of Dynamo
 
 # A signal from outside ends a service: what its processes say of each other's end is no failure.
 _STOP = b"[shutdown] API server: shutdown triggered"
@@ -78,6 +78,11 @@ _GUESSES = re.compile(
     r"(?:possible reasons|(?:root|common) causes?)[^:]{0,40}?(?:include|\.|:)", re.IGNORECASE
 )
 
+# How a line ends whose message stands in the next one, and where the frames of a crash stand
+_ANNOUNCE = (":", " with error")
+_ADDS = ("what():", "Search for `hip")  # the second tells that an error of CUDA is one of ROCm
+_FRAMES_FOLLOW = 6  # lines
+
 _BLOCK = 4096  # lines
 _INDENTED = " " * 8  # deeper than the lines of a traceback
 
@@ -85,18 +90,10 @@ _DIGITS = b"0123456789"
 _MARKS = tuple(
     mark.translate(None, _DIGITS) for mark in (*_STARTS, *_READY, _STOP, *_ENGINE_STOPS, _RAY_RUNS)
 )
-_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 _RAY_PREFIX = re.compile(r"\([\w.:+ =-]*?pid=\d+, ip=([\w.:]+)\)")
 
 # What a log says may stand in a fix, which people give to a shell, if it is a number or a name.
 _WORD = re.compile(r"[\w.,:/@+-]+|a host")
-
-_TIME = re.compile(
-    r"(?:\d{4}-)?(?P<month>\d\d)-(?P<day>\d\d)[T ](?P<clock>\d\d:\d\d:\d\d)"
-    r"|\b(?P<name>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<date>\d{1,2}) "
-    r"(?P<hours>\d\d:\d\d:\d\d)"
-)
-_MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 
 
 @dataclass(frozen=True)
@@ -223,8 +220,19 @@ class _Search:
                 self._before.append(raw)
                 if shape not in self._silent:
                     self._look(number, raw, shape, there)
+        self._cut_short()
         self._end()
         return _timed(sorted((one for found in self._done.values() for one in found), key=_line))
+
+    def _cut_short(self) -> None:
+        """Keep the exception of a traceback in which the log ends, if nothing else failed."""
+        if any(self._current.values()) or self._done:
+            return
+        if text := broken_off(self._before):
+            failure = failure_in(text, [*self._before, text.encode()], self._start, alone=True)
+            if failure:
+                line = plain(self._before[-1])
+                self._found(self._number, line, failure.rule, failure.pattern, _Values())
 
     def _look(
         self, number: int, raw: bytes, shape: int, there: Sequence[tuple[str, Rule, Pattern]]
@@ -244,9 +252,10 @@ class _Search:
             text = _without_guesses(text)
         candidates = _candidates(text, there)
         known = _match(text, candidates, self._before, self._start.release)
-        if known is None and self._last and self._last.evidence.line == number - 1:
-            for whole in self._joined(text):
-                if known := self._continued(whole, there):
+        last = self._just_before(number)
+        if known is None and last:
+            for whole in _joined(last, text):
+                if known := self._together(last, whole, there):
                     number, text = number - 1, whole
                     break
         if known and overcome(text):
@@ -259,7 +268,7 @@ class _Search:
             alike = alike and known is not None
 
         if known is None:
-            if self._goes_on(number, text):
+            if (last and self._goes_on(last, text)) or self._crashed_in(text):
                 return
             if alike and len(self._silent) < _MOST_SHAPES and not _marked(raw):
                 self._silent.add(shape)
@@ -268,25 +277,19 @@ class _Search:
             self._met.add(shape)
         self._found(number, text, *known)
 
-    def _joined(self, text: str) -> Iterator[str]:
-        """Yield the last finding's line with this one, in which a terminal or a writer of long
-        values may have gone on with it; people who quote a log break its lines between words, too,
-        which is looked for after what no rule knows."""
-        if self._last is None:
-            return
-        unknown, more = not self._last.pattern.text, body_of(text)
-        if text.startswith(_INDENTED) or (unknown and more):
-            yield f"{self._last.evidence.text} {more}"
-        if unknown and more:
-            yield f"{self._last.evidence.text}{more}"
+    def _just_before(self, number: int) -> Finding | None:
+        """Return the last finding if it still counts and is of the line before."""
+        last = self._last
+        return last if last and last.evidence.line == number - 1 and self._counts(last) else None
 
-    def _continued(
-        self, whole: str, there: Sequence[tuple[str, Rule, Pattern]]
+    def _counts(self, finding: Finding) -> bool:
+        """Whether a finding still does: it may be of an earlier start, or overcome."""
+        return finding in self._current.get(finding.id, ())
+
+    def _together(
+        self, last: Finding, whole: str, there: Sequence[tuple[str, Rule, Pattern]]
     ) -> tuple[Rule, Pattern, _Values] | None:
         """Return what two lines show together, if that is another cause than the last."""
-        last = self._last
-        if last is None or not self._is_current(last):
-            return None
         among = there if last.pattern.text else _patterns()
         known = _match(whole, _candidates(whole, among), self._before, self._start.release)
         if known is None or known[0].id == last.id:
@@ -294,24 +297,32 @@ class _Search:
         self._current[last.id].remove(last)
         return known
 
-    def _goes_on(self, number: int, text: str) -> bool:
+    def _goes_on(self, last: Finding, text: str) -> bool:
         """Whether the line says what the unknown failure of the line before announced with a colon,
         which is then told with both."""
-        last = self._last
-        if last is None or last.evidence.line != number - 1:
-            return False
         if last.pattern.text or last.pattern.more_follows:
             return False
         more = body_of(text)
-        announced = last.evidence.text.endswith(":") or more.startswith("what():")
-        if not announced or not more:
+        announced = last.evidence.text.endswith(_ANNOUNCE) or more.startswith(_ADDS)
+        return bool(announced and more) and self._retold(last, f"{last.evidence.text} {more}")
+
+    def _crashed_in(self, text: str) -> bool:
+        """Whether the line is the innermost frame of the process that ended a few lines before,
+        which is then told with it."""
+        last = self._last
+        if last is None or last.pattern.text or self._number - last.evidence.line > _FRAMES_FOLLOW:
             return False
-        whole = f"{last.evidence.text} {more}"
+        if not crashed_in(last.evidence.text, text) or not self._counts(last):
+            return False
+        return self._retold(last, f"{last.evidence.text} {body_of(text)}")
+
+    def _retold(self, last: Finding, whole: str) -> bool:
+        """Tell the last finding with more than its line; false if that shows no failure."""
         failure = failure_in(whole, list(self._before)[:-1], self._start, alone=True)
-        if failure is None or not self._is_current(last):
+        if failure is None:
             return False
         self._current[last.id].remove(last)
-        self._found(number - 1, whole, failure.rule, failure.pattern, _Values())
+        self._found(last.evidence.line, whole, failure.rule, failure.pattern, _Values())
         return True
 
     def _mark(self, raw: bytes) -> None:
@@ -323,7 +334,7 @@ class _Search:
         self._stopped = self._stopped or _STOP in raw
         self._engine_stopped = self._engine_stopped or any(mark in raw for mark in _ENGINE_STOPS)
         serves = any(mark in raw for mark in _READY)
-        serves = serves or (_WORKS in raw and not self._start.serves)
+        serves = serves or (not self._start.serves and any(mark in raw for mark in _WORKS))
         if serves:
             self._start = self._served = replace(self._start, serves=True)
         if serves or _RAY_RUNS in raw:
@@ -392,7 +403,7 @@ class _Search:
 
     def _found(self, number: int, text: str, rule: Rule, pattern: Pattern, values: _Values) -> None:
         prefix = _RAY_PREFIX.search(text)
-        where, at = prefix.group(1) if prefix else self._host, _time(self._before)
+        where, at = prefix.group(1) if prefix else self._host, time_of(self._before)
         cause, fix = pattern.cause, pattern.fix
         if pattern.text:
             values |= {"host": where or "a host", "time": at[6:] or "an unknown time"}
@@ -403,7 +414,7 @@ class _Search:
             return
         if self._is_aftermath(rule, pattern):
             return
-        if self._last and self._last.id in pattern.instead and self._is_current(self._last):
+        if self._last and self._last.id in pattern.instead and self._counts(self._last):
             self._current[self._last.id].remove(self._last)
         if pattern.passing:
             self._waits = True
@@ -413,10 +424,6 @@ class _Search:
         self._last = Finding(rule, pattern, cause, fix, evidence, before, at)
         _keep(self._current, [self._last])
 
-    def _is_current(self, finding: Finding) -> bool:
-        """Whether a finding still counts: it may be of an earlier start, or overcome."""
-        return finding in self._current.get(finding.id, ())
-
     def _is_aftermath(self, rule: Rule, pattern: Pattern) -> bool:
         """Whether it only tells the end of a process that somebody brought about."""
         if self._engine_stopped and rule.id == "rank-died":
@@ -425,11 +432,11 @@ class _Search:
 
     def _lines_before(self, text: str, host: str) -> Iterator[Evidence]:
         lines = list(self._before)
-        failed = _time(lines)
+        failed = time_of(lines)
         for at in warnings_before(text, lines):
-            warned = _time(lines[: at + 1])
+            warned = time_of(lines[: at + 1])
             with suppress(ValueError):  # a line without a time, or with one that is none
-                if _written(failed) - _written(warned) > _JUST_BEFORE:
+                if when(failed) - when(warned) > _JUST_BEFORE:
                     continue
             number = self._number - len(lines) + 1 + at
             yield Evidence(self._file, number, plain(lines[at]).strip(), host)
@@ -444,6 +451,17 @@ def _there(joined: bytes) -> tuple[Sequence[tuple[str, Rule, Pattern]], bool]:
     # Any line stands for all that differ from it only in digits.
     small = without_digits(joined.decode("utf-8", "replace")).lower()
     return [each for each in _patterns() if each[0] in small], TRIGGER.search(small) is not None
+
+
+def _joined(last: Finding, text: str) -> Iterator[str]:
+    """Yield the last finding's line with this one, in which a terminal or a writer of long values
+    may have gone on with it; people who quote a log break its lines between words, too, which is
+    looked for after what no rule knows."""
+    unknown, more = not last.pattern.text, body_of(text)
+    if text.startswith(_INDENTED) or (unknown and more):
+        yield f"{last.evidence.text} {more}"
+    if unknown and more:
+        yield f"{last.evidence.text}{more}"
 
 
 def _without_guesses(text: str) -> str:
@@ -509,17 +527,12 @@ def _beginning(lines: Sequence[bytes], span: timedelta) -> int:
     last = None
     for at in range(len(lines) - 1, -1, -1):
         with suppress(ValueError):
-            written = _written(_time(lines[at : at + 1]))
+            written = when(time_of(lines[at : at + 1]))
             last = last or written
             passed = last - written
             if passed > span or passed < -_HALF_A_YEAR:
                 return at + 1
     return 0
-
-
-def plain(raw: bytes) -> str:
-    """Return a line as text, truncated, without colours and other control characters."""
-    return _ESCAPES.sub("", raw[: 4 * LONGEST_LINE].decode("utf-8", "replace"))[:LONGEST_LINE]
 
 
 class _Values(dict[str, str]):
@@ -559,25 +572,3 @@ def _match(
 def _patterns() -> tuple[tuple[str, Rule, Pattern], ...]:
     """Return all patterns in order, each with its anchor."""
     return tuple((each.anchor, rule, each) for rule in rules() for each in rule.seen)
-
-
-def _written(stamp: str) -> datetime:
-    """Return the time of a line, in a year that has all days, since logs have none. Raises
-    ValueError if there is none."""
-    return datetime.strptime(f"2024-{stamp}", "%Y-%m-%d %H:%M:%S")
-
-
-def _time(before: Sequence[bytes]) -> str:
-    """Return the time of the last line that has one."""
-    return next(filter(None, (_time_in(raw[:200]) for raw in reversed(before))), "")
-
-
-@lru_cache(maxsize=4 * CONTEXT)  # the same lines stand before many
-def _time_in(raw: bytes) -> str:
-    match = _TIME.search(plain(raw))
-    if match is None:
-        return ""
-    if match["name"]:
-        month = _MONTHS.index(match["name"]) // 3 + 1
-        return f"{month:02}-{int(match['date']):02} {match['hours']}"
-    return f"{match['month']}-{match['day']} {match['clock']}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -13,7 +14,10 @@ import yaml
 from clusterctl.node.attempt import stage_of
 
 # Frames that belong to no part: they call what the part gave them.
-_NEUTRAL = ("/torch/nn/", "/torch/utils/", "/torch/_ops", "/torch/_C", "<frozen", "<string>")
+_NEUTRAL = (
+    "/torch/nn/", "/torch/utils/", "/torch/_ops", "/torch/_C", "<frozen", "<string>", "tvm_ffi",
+)  # fmt: skip
+_PACKAGE = re.compile(r"(?:.*(?:site|dist)-packages/)?(?P<name>\w+)/.*\.pyx?i?")
 
 _BY_STAGE = {
     "ray": "starting ranks through Ray",
@@ -46,9 +50,9 @@ NO_PART, VLLM = Part("a program"), Part("vLLM")
 COMPILING = Part("a kernel that is compiled at the start")
 
 
-def part_of(paths: Sequence[str], module: str, line: str, message: str) -> Part:
-    """Return the part that raised an exception: `paths` of its traceback, innermost first, and the
-    path of its class.
+def part_of(paths: Sequence[str], module: str, line: str, message: str, code: str = "") -> Part:
+    """Return the part that raised an exception: `paths` of its traceback, innermost first, the path
+    of its class, and the innermost line of code.
 
     If that part calls all others, one further out, or the message, says more.
     """
@@ -64,10 +68,23 @@ def part_of(paths: Sequence[str], module: str, line: str, message: str) -> Part:
     if there and not there[0].of_all:
         return there[0]
 
-    told = [part for part in parts() if any(words in message for words in part.about)]
+    told = [part for part in parts() if any(words in message + code for words in part.about)]
     callers = [part for part in there if not part.calls]
+    telling = []  # vLLM runs in all parts, and PyTorch for one of them
+    if there and there[0].name != VLLM.name:
+        telling = [part for part in there if not part.of_all]
+    package = _package(own[0]) if own and not there else None
     of_line = None if there else _with_file(line)
-    return next(filter(None, (*callers, *told, *there, of_line)), NO_PART)
+    found = (*callers, package, *told, *telling, *there, of_line)
+    return next(filter(None, found), NO_PART)
+
+
+def _package(path: str) -> Part | None:
+    """Return the package of a file that is of no known part."""
+    if path == "<unknown>":
+        return Part("a compiled extension")
+    match = _PACKAGE.fullmatch(path)
+    return Part(f"the package {match['name']}") if match else None
 
 
 def _with_file(path: str) -> Part | None:

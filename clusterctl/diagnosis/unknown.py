@@ -23,11 +23,15 @@ _MOST_FLAGS = 4
 _MOST_OF_KEYS = 20  # lines in which pydantic lists what it refuses
 _MOST_BEFORE = 2  # lines before a failure that are shown
 
+# How the C library ends a process whose heap or stack is damaged
+_DAMAGED = (
+    r"double free|free\(\): invalid|corrupted size|stack smashing|malloc\(\): |corrupted double|"
+    r"free\(\): double"
+)
 TRIGGER = re.compile(
     r"error|exception|\.exc\.|\.empty|fatal|aborted|core dumped|segfault|segmentation fault|"
     r"panicked at|nccl warn|\.(?:h|cc|cu):\d* warn |assertion|cudbg_|cuda failure|failed|"
-    r"non-zero status|null value|terminate called|double free|free\(\): invalid|corrupted size|"
-    r"stack smashing|malloc\(\): |corrupted double|free\(\): double|, input_value="
+    rf"non-zero status|null value|terminate called|{_DAMAGED}|, input_value="
 )
 """Texts of which a line of a failure has one, in small letters."""
 
@@ -35,8 +39,9 @@ TRIGGER = re.compile(
 # before that, journald its host and process, and grep the number of the line
 _TAG = re.compile(r"\([^()]*\bpid=\d+[^()]*\)|\[rank\d+\]")
 _PREFIX = re.compile(
-    r"(?:\d+[:-](?=[(A-Z\[]))?"
-    r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]+ [\w.@/-]+(?:\[\d+\])?: )?"
+    r"(?:\d+[:-](?=[(A-Z\[]|\d{4}-))?"
+    r"(?:(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT[\d:.,]+[\d:+-]*) "
+    r"[\w.-]+ [\w.@/-]+(?:\[\d+\])?: )?"
     r"(?:\s*(?:\((?:[^()]*\bpid=\d+[^()]*|[A-Z]\w+)\)|\[[^\]]*\]:?|[\w.-]+ *\||\||"
     r"(?P<level>ERROR|CRITICAL|FATAL|WARNING|WARN|INFO|DEBUG):?(?=\s)|"
     r"\d{4}-\d\d-\d\d[T ][\d:.,]+\S*|\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?|\w+\.py:\d+\]?|-(?=\s)) ?)*"
@@ -57,12 +62,12 @@ _HARMLESS = frozenset({"INFO", "DEBUG", "WARNING", "WARN"})
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*")
 _MILD = re.compile(
     r"\b(?:INFO|DEBUG|WARN|WARNING|[A-Z]?[a-z]*Warning)\b|Exception ignored in|"
-    r"^(?:\([^()]*\)\s*)*[IW]\d{4} \d\d:"
+    r"(?:^|[\s\[:])[IW]\d{3,4} \d\d:\d\d"
 )
 # What Ray, NCCL and vLLM mark as an error and go on without, and how Slurm ends a log
 _NO_MATTER = re.compile(
     r"exporter agent|is over \d+% full|srun: error: .*Exited with|Cannot use FA version|"
-    r"ras/client_support"
+    r"ras/client_support|response failed classification="
 )
 _SOURCE = re.compile(r"\s*(?:raise|except|return|class|def|if|assert|from|import|with)\b")
 
@@ -96,9 +101,7 @@ _NATIVE = re.compile(
 )
 _DIED = re.compile(
     r"Segmentation fault|Segfault encountered|core dumped|Fatal Python error: |"
-    r"double free or corruption|free\(\): invalid|corrupted size vs|stack smashing detected|"
-    r"corrupted double-linked|malloc\(\): |free\(\): double|"
-    r"terminate called |panicked at|^Aborted\b|Check failed: |Assertion\b.* failed|"
+    rf"{_DAMAGED}|terminate called |panicked at|^Aborted\b|Check failed: |Assertion\b.* failed|"
     r"Assertion failed|LLVM ERROR|CUDBG_EXCEPTION|Cuda failure \d|CUDA error \d"
 )
 _BARE = re.compile(
@@ -118,7 +121,7 @@ _LEADS_OVER = re.compile(
     r"Traceback \(most|  File \"|WorkerProc (?:hit|failed)|EngineCore (?:failed|encountered)|"
     r"output_handler failed|Error executing method |\] {2,}\S"
 )
-_FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+_FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+)(?:,? in (?P<function>\S+))?')
 # As people shorten it in their notes
 _SHORT_FRAME = re.compile(r"(?P<path>[\w./-]+\.py):(?P<line>\d+) +(?:in )?(?P<function>[\w.<>]+)")
 _PACKAGES = re.compile(r".*(?:site|dist)-packages/")
@@ -140,7 +143,10 @@ _WRAPPERS = (
     "SystemExit", "CancelledError", "GeneratorExit", "ClientDisconnect", "BrokenPipeError",
     "ExceptionGroup", "ChildFailedError",
 )  # fmt: skip
-_WRAPPED = ("See root cause above", "validation error for", "validation errors for")
+_WRAPPED = (
+    "See root cause above", "validation error for", "validation errors for",
+    "failed in the TorchScript interpreter",
+)  # fmt: skip
 
 _REFUSALS = frozenset({
     "ValueError", "ValidationError", "NotImplementedError", "AssertionError", "TypeError",
@@ -157,6 +163,7 @@ _OF_REQUESTS = (
     "aiohttp",
 )
 _OF_THE_ENGINE = ("/v1/engine/core", "/worker/")
+_BROKEN_OFF = re.compile(r"assert\b|raise (?P<name>[\w.]+)\(")
 _FILLED = ("output:", "log:", "error:", "follows:")  # The lines below such an exception say why
 
 
@@ -321,9 +328,13 @@ def failure_in(
         return None
 
     frames = list(_frames(text, before)) if shown.kind is Kind.RAISED else []
+    crashed = _FRAME.search(text) if shown.kind is Kind.DIED else None
+    if crashed:
+        frames = [_Frame(crashed["path"], crashed["line"], crashed["function"] or "", "")]
+        shown = replace(shown, message=shown.message.partition(' File "')[0])
     paths = [frame.path for frame in frames]
     module = f"/{shown.raised.replace('.', '/')}" if "." in shown.raised else ""
-    part = part_of(paths, module, text, shown.message)
+    part = part_of(paths, module, text, shown.message, frames[0].source if frames else "")
     if part is NO_PART and shown.kind is Kind.COMPILED:
         part = COMPILING
     elif part is NO_PART and _OF_VLLM.search(text):
@@ -341,6 +352,24 @@ def failure_in(
     place = frames[0].place if frames else ""
     flags = _flags(NO_PART if identity == REFUSED else part, shown.message, start.arguments)
     return UnknownFailure(identity, shown, part, running, place, flags, start.changed)
+
+
+def crashed_in(end: str, text: str) -> bool:
+    """Whether a line is the innermost frame of the process whose end another line shows."""
+    return bool(_DIED.search(end) and not _FRAME.search(end) and _FRAME.search(text))
+
+
+def broken_off(before: Sequence[bytes]) -> str:
+    """Return the exception that was raised where a log ends inside of a traceback; empty if it does
+    not end there, or the line of code does not tell."""
+    lines = [raw.decode("utf-8", "replace").rstrip() for raw in before]
+    told = [line for line in lines if set(body_of(line)) - {"^", "~"}]
+    if len(told) < 2 or not _FRAME.search(told[-2]):
+        return ""
+    prefix, code = _PREFIX.match(told[-1]), _BROKEN_OFF.match(body_of(told[-1]))
+    if code is None:
+        return ""
+    return f"{told[-1][: prefix.end() if prefix else 0]}{code['name'] or 'AssertionError'}"
 
 
 def warnings_before(text: str, before: Sequence[bytes]) -> list[int]:
@@ -453,7 +482,10 @@ class _Frame:
 
     @property
     def place(self) -> str:
-        """The file, relative to the directory of packages, and the line."""
+        """The file, relative to the directory of packages, and the line; of code without a file,
+        the function."""
+        if self.path == "<unknown>":
+            return self.function
         return f"{_PACKAGES.sub('', self.path)}:{self.line}"
 
 
@@ -468,7 +500,7 @@ def _frames(text: str, before: Sequence[bytes]) -> Iterator[_Frame]:
         if "Traceback (most recent" in line or WRAPS in line or HANDLES in line:
             return
         if frame := _FRAME.search(line) or _SHORT_FRAME.fullmatch(line.strip()):
-            yield _Frame(frame["path"], frame["line"], frame["function"], source)
+            yield _Frame(frame["path"], frame["line"], frame["function"] or "", source)
         elif prefix := _PREFIX.match(line):
             code = line[prefix.end() :].strip()
             source = source if set(code) <= {"^", "~"} else code

@@ -1,0 +1,46 @@
+"""A line of a log: its text without colours, and its time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from functools import lru_cache
+
+LONGEST_LINE = 4000
+"""Characters searched per line: progress bars and dumps of settings are longer."""
+
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
+_TIME = re.compile(
+    r"(?:\d{4}-)?(?P<month>\d\d)-(?P<day>\d\d)[T ](?P<clock>\d\d:\d\d:\d\d)"
+    r"|\b(?P<name>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<date>\d{1,2}) "
+    r"(?P<hours>\d\d:\d\d:\d\d)"
+)
+_MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
+
+
+def plain(raw: bytes) -> str:
+    """Return a line as text, truncated, without colours and other control characters."""
+    return _ESCAPES.sub("", raw[: 4 * LONGEST_LINE].decode("utf-8", "replace"))[:LONGEST_LINE]
+
+
+def when(stamp: str) -> datetime:
+    """Return the time of a line, in a year that has all days, since logs have none. Raises
+    ValueError if there is none."""
+    return datetime.strptime(f"2024-{stamp}", "%Y-%m-%d %H:%M:%S")
+
+
+def time_of(before: Sequence[bytes]) -> str:
+    """Return the time of the last line that has one."""
+    return next(filter(None, (_time_in(raw[:200]) for raw in reversed(before))), "")
+
+
+@lru_cache(maxsize=600)  # the same lines stand before many
+def _time_in(raw: bytes) -> str:
+    match = _TIME.search(plain(raw))
+    if match is None:
+        return ""
+    if match["name"]:
+        month = _MONTHS.index(match["name"]) // 3 + 1
+        return f"{month:02}-{int(match['date']):02} {match['hours']}"
+    return f"{match['month']}-{match['day']} {match['clock']}"

@@ -1,0 +1,94 @@
+"""The part of a failure that no rule knows: by module, by program, by words, by frames of a crash."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterctl.diagnosis.verdict import Cause, diagnose
+
+
+def error(text: str) -> str:
+    return f"(EngineCore pid=7) ERROR 10-01 08:01:00 [core.py:1099] {text}"
+
+
+def first(*lines: str) -> Cause:
+    return diagnose(lines)[0]
+
+
+def test_an_unknown_failure_of_another_package_is_one_of_that_package() -> None:
+    frame = error(
+        '  File "/usr/lib/python3/dist-packages/oddkernels/moe/tiles.py", line 9, in pick'
+    )
+    cause = first(frame, error("    raise ValueError("), error("ValueError: block_size of 3"))
+
+    assert cause.cause.startswith("the package oddkernels failed: ValueError: block_size of 3")
+    assert "--block-size" not in cause.fix
+
+
+@pytest.mark.parametrize(
+    ("raised", "part"),
+    [
+        ("RuntimeError: HIP error: invalid image", "ROCm, below vLLM on AMD GPUs,"),
+        ("RuntimeError: NPU function error: aclrtSync, code is 7", "CANN, below vLLM on Ascend"),
+        ("RuntimeError: MUSA error: invalid image", "MUSA, below vLLM on GPUs of Moore Threads,"),
+        ("ValueError: Mismatched x on argument #2 when calling: `f(", "vLLM's call of a compiled"),
+        ("NotImplementedError: _C_cache_ops::copy: no kernel", "one of vLLM's own operators"),
+    ],
+)
+def test_what_lies_below_vllm_is_told_by_its_own_name(raised: str, part: str) -> None:
+    assert first(error(raised)).cause.startswith(part)
+
+
+def test_an_error_of_rocm_that_says_cuda_is_told_as_one_of_rocm() -> None:
+    cause = first(
+        error("torch.AcceleratorError: CUDA error: odd"), error("Search for `hipErrorOdd'")
+    )
+
+    assert cause.cause.startswith("ROCm, below vLLM on AMD GPUs, failed")
+
+
+def test_the_innermost_frame_after_a_crash_tells_its_part() -> None:
+    cause = first(
+        "Fatal Python error: Segmentation fault",
+        "",
+        "Current thread 0x00007f8840 (most recent call first):",
+        '  File "/usr/lib/python3/dist-packages/flashinfer/decode.py", line 7 in run',
+        '  File "/usr/lib/python3/dist-packages/vllm/v1/worker/gpu_worker.py", line 9 in step',
+    )
+
+    assert cause.cause.startswith("FlashInfer failed")
+    assert "(flashinfer/decode.py:7)" in cause.cause
+    assert cause.evidence[0].line == 1
+
+
+def test_a_log_that_ends_inside_of_a_traceback_shows_what_was_raised() -> None:
+    frame = (
+        '  File "/usr/lib/python3/dist-packages/vllm/v1/core/sched/scheduler.py", line 9, in run'
+    )
+    lines = [error("Traceback (most recent call last):"), error(frame)]
+    cause = first(*lines, error("    assert tokens >= 0"))
+
+    assert cause.cause.startswith("vLLM's scheduler failed: AssertionError: assert tokens >= 0")
+    assert cause.evidence[0].text.endswith("assert tokens >= 0")
+    assert not diagnose([*lines, error("    tokens = count()")])
+
+
+def test_a_warning_of_pytorchs_logger_is_no_failure_beside_one() -> None:
+    warned = (
+        "7:2026-10-01T08:00:00+0200 gpu1 vllm[7]: [rank3]:[W1001 08:00:00.7 NCCL.cpp:9] "
+        "Failed to check the flag, with error: Failed to recv"
+    )
+
+    assert not diagnose([warned])
+    cause = first("3:2026-10-01T08:00:00+0200 gpu1 vllm[7]: OddError: 7", warned)
+    assert "OddError: 7" in cause.cause
+
+
+def test_a_frontend_that_answers_requests_serves() -> None:
+    lines = [
+        "2026-10-01T08:00:00Z  INFO dynamo_llm::http: request completed status=success",
+        "2026-10-01T08:00:01Z ERROR dynamo_llm::watcher: error removing model error=Missing card",
+    ]
+
+    assert not diagnose(lines)
+    assert diagnose(lines[1:])
