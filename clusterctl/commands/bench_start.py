@@ -56,12 +56,18 @@ def run(
 
 
 def hosts_to_clear(plan: RestartPlan) -> list[str]:
-    """Return the hosts of the replicas. Raises UsageError if others use the caches there, or if the
-    caches are elsewhere."""
+    """Return the hosts of the replicas. Raises UsageError if others use the caches there, if the
+    caches are elsewhere, or if one replica would start with what another has just compiled."""
     survey, service = plan.survey, plan.replicas[0].document.service
     hosts: set[str] = set()
     for replica in plan.replicas:
-        hosts.update(as_declared(survey, replica).layout.hosts)
+        own_hosts = set(as_declared(survey, replica).layout.hosts)
+        if same := own_hosts & hosts:
+            raise UsageError(
+                f"{replica.name} would not start cold: another replica on {min(same)} starts first",
+                hint=f"clusterctl bench {replica.name} --start",
+            )
+        hosts |= own_hosts
         own = {**survey.inventory.env, **replica.document.env}
         for host in hosts:
             own.update(survey.inventory.host(host).env)

@@ -37,6 +37,15 @@ def test_nobody_else_loses_what_it_compiled() -> None:
     assert "clusterctl stop other" in str(caught.value.hint)
 
 
+def test_what_one_replica_compiled_makes_no_cold_start_of_the_next() -> None:
+    cluster = Cluster("nvidia")
+    plan = plan_restart(cluster.survey(cluster.prepare(tp=1)), "qwen")
+    twice = replace(plan, replicas=[*plan.replicas, *plan.replicas])
+    with pytest.raises(UsageError, match="another replica on gpu1 starts first") as caught:
+        hosts_to_clear(twice)
+    assert caught.value.hint == f"clusterctl bench {plan.replicas[0].name} --start"
+
+
 def test_a_cache_that_is_elsewhere_is_no_cold_start() -> None:
     cluster = Cluster("nvidia")
     plan = cluster.prepare(tp=1)
