@@ -269,6 +269,8 @@ def _tower(config: Config, text: Config, stored: StoredModules) -> Tower | None:
         context = first(vision if width else text, "intermediate_size")
         projection, joining = out * hidden * merged**2, out * (out + 3 * context)
         merged = 0
+    if kind.startswith(_NO_LAYERS):
+        patch, joining = 0, 3 * patch**2 * hidden
     if kind.startswith("paddleocr"):  # joins patches on each rank
         joined = hidden * merged**2
         projection, merged = joined * (joined + text["hidden_size"]), 0
@@ -300,6 +302,7 @@ _NO_LAYERS = "gemma4_unified"  # Patches and frames of sound are projected, and 
 
 # Of towers that vLLM does not divide over the ranks as a whole
 _DIVIDED: dict[str, Divided] = {
+    _NO_LAYERS: "mlp",
     "gemma4": "",
     "muse": "attention",
     "internvl": "mlp",
