@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from clusterctl.errors import UsageError
@@ -11,6 +11,7 @@ from clusterctl.operations import restarting
 from clusterctl.operations.restarting import RestartPlan
 from clusterctl.operations.session import Session
 from clusterctl.planning.replicas import as_declared
+from clusterctl.survey.services import Replica
 from clusterctl.survey.survey import Survey
 
 # What vLLM keeps of a start for the next one, as node_environment sets it
@@ -58,24 +59,19 @@ def run(
 def hosts_to_clear(plan: RestartPlan) -> list[str]:
     """Return the hosts of the replicas. Raises UsageError if others use the caches there, if the
     caches are elsewhere, or if one replica would start with what another has just compiled."""
-    survey, service = plan.survey, plan.replicas[0].document.service
+    survey = plan.survey
     hosts: set[str] = set()
     for replica in plan.replicas:
-        own_hosts = set(as_declared(survey, replica).layout.hosts)
-        if same := own_hosts & hosts:
+        own = set(as_declared(survey, replica).layout.hosts)
+        if same := own & hosts:
             raise UsageError(
                 f"{replica.name} would not start cold: another replica on {min(same)} starts first",
                 hint=f"clusterctl bench {replica.name} --start",
             )
-        hosts |= own_hosts
-        own = {**survey.inventory.env, **replica.document.env}
-        for host in hosts:
-            own.update(survey.inventory.host(host).env)
-        if moved := sorted(own.keys() & CACHES.keys()):
-            raise UsageError(
-                f"a cold start of {replica.name} is not known: {', '.join(moved)} is set",
-                hint=f"take {', '.join(moved)} out of `env`, and run clusterctl bootstrap",
-            )
+        _require_usual_caches(survey, replica, own)
+        hosts |= own
+
+    service = plan.replicas[0].document.service
     for other in survey.replicas.values():
         shared = hosts & set(as_declared(survey, other).layout.hosts)
         if other.document.service != service and shared:
@@ -84,6 +80,17 @@ def hosts_to_clear(plan: RestartPlan) -> list[str]:
                 hint=f"clusterctl stop {other.document.service}, or measure on other hosts",
             )
     return sorted(hosts)
+
+
+def _require_usual_caches(survey: Survey, replica: Replica, hosts: Iterable[str]) -> None:
+    env = {**survey.inventory.env, **replica.document.env}
+    for host in hosts:
+        env.update(survey.inventory.host(host).env)
+    if moved := ", ".join(sorted(env.keys() & CACHES.keys())):
+        raise UsageError(
+            f"a cold start of {replica.name} is not known: {moved} is set",
+            hint=f"take {moved} out of `env`, and run clusterctl bootstrap",
+        )
 
 
 def clear(survey: Survey, host: str) -> None:

@@ -20,11 +20,13 @@ def bench_lines(documents: Sequence[Document], *, width: int | None = None) -> l
     earlier measurements."""
     loads = list(dict.fromkeys(one["load"]["text"] for one in documents))
     ordered = sorted(documents, key=lambda one: loads.index(one["load"]["text"]))
+
     units = list(dict.fromkeys(_unit(one["figures"]) for one in ordered))
     own = [unit for unit in units if unit != "tokens/s"]  # Each with a column
     rows = [(*_HEADS[:2], *own, *_HEADS[2:]), *(_row(one, own) for one in ordered)]
     idle = [index for index in range(len(rows[0])) if all(row[index] == "-" for row in rows[1:])]
     shown = [[cell for index, cell in enumerate(row) if index not in idle] for row in rows]
+
     first = documents[0]["load"]
     out = f", {first['output']} out" if any(one["figures"]["ttft_ms"] for one in ordered) else ""
     texts = any(not one["figures"]["sent"] for one in ordered)
@@ -36,6 +38,7 @@ def bench_lines(documents: Sequence[Document], *, width: int | None = None) -> l
         notes.append(f"tokens/s of what is measured in {measured} are those read")
     sent = {one["service"]: one["figures"]["sent"] for one in ordered}
     notes += [f"{name}: {what}" for name, what in sent.items() if what]
+
     for one in ordered:
         name = f"{one['service']}, {one['load']['text']}"
         if failed := one["figures"]["failed"]:
@@ -88,6 +91,7 @@ def _compared(earlier: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
 
 def _row(one: Document, units: Sequence[str]) -> tuple[str, ...]:
     figures, predicted = one["figures"], one["predicted"]
+    own = {_unit(figures): _in_unit(figures, figures)}
     tokens = figures["tokens_per_s"]
     estimate = "-"
     if predicted is not None:
@@ -96,7 +100,7 @@ def _row(one: Document, units: Sequence[str]) -> tuple[str, ...]:
     return (
         one["load"]["text"],
         one["service"],
-        *(_in_unit(figures, figures) if _unit(figures) == unit else "-" for unit in units),
+        *(own.get(unit, "-") for unit in units),
         f"{tokens:,.1f}" if tokens else "-",
         estimate,
         *(_percentiles(figures[f"{name}_ms"]) for name in ("ttft", "tpot", "itl")),
