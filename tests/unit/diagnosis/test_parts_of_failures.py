@@ -1,4 +1,4 @@
-"""The part of a failure that no rule knows: by module, by program, by words, by frames of a crash."""
+"""The part of a failure that no rule knows: by module, program, words, frames of a crash."""
 
 from __future__ import annotations
 
