@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import shutil
 import subprocess
 from collections import Counter
 from typing import Any, Callable, Dict, List, NamedTuple
@@ -52,6 +53,8 @@ def _take_held(
     """Add actors on held GPUs to `seats`; none if too few others would be left for the bundles."""
     if not all("GPU" in bundle for bundle in bundles):
         return  # Of a data parallel replica, whose node vLLM chooses
+    if not shutil.which(_QUERY[0]):
+        return  # No GPUs here. The task below would take the worker that waits for a rank.
     nodes = Counter(node_ips)
     if not node_ips:
         with_gpus = [one for one in ray.nodes() if one["Alive"] and one["Resources"].get("GPU")]

@@ -11,30 +11,36 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence
 
-from clusterctl.node.documents import ServiceDocument
+if TYPE_CHECKING:
+    from clusterctl.node.documents import ServiceDocument
 
 # The variables, separated by commas, that vLLM sets to 1 in the runtime environment of ranks
-# (`ray_noset_device_env_vars` of its platforms); OFF starts no rank early.
+# (`ray_noset_device_env_vars` of its platforms); OFF, or none: ranks start when vLLM asks.
 RANK_VARIABLES = "CLUSTERCTL_RANK_VARIABLES"
 OFF = "off"
 
-FAILED = "no rank was started early"
+FAILED = "no worker was started early"
 
 _KEPT = 300  # Seconds in which Ray keeps the worker, however many are idle
 _TIMEOUT = 10.0  # For a raylet to answer
 
 
 def prestart_arguments(document: ServiceDocument, env: Mapping[str, str]) -> Optional[List[str]]:
-    """Return the arguments of `prestart` for the ranks of a service; None to start none early."""
+    """Return the arguments of `prestart` for a service; None if nothing is to start early."""
     variables, address = env.get(RANK_VARIABLES, OFF), env.get("RAY_ADDRESS", "")
     copies = document.gpus // (document.tensor_parallel * document.pipeline_parallel)
     # Data parallel engines are actors themselves, whose ranks have other runtime environments.
-    if variables == OFF or copies > 1 or not document.node_ips or not address:
+    if copies > 1 or not document.node_ips or not address:
         return None
-    ranks = (f"{ip}={count}" for ip, count in Counter(document.node_ips).items())
-    return ["--address", address, "--variables", variables, *ranks]
+    counts = Counter(document.node_ips)
+    if variables == OFF:
+        # One worker without a runtime environment: the first that Ray is asked for on each host
+        # looks for held GPUs (held_gpus.py).
+        variables, counts = "", Counter(counts.keys())
+    workers = (f"{ip}={count}" for ip, count in counts.items())
+    return ["--address", address, "--variables", variables, *workers]
 
 
 def prestart(address: str, variables: str, ranks: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""What a worker that Ray started before it has a job does: it imports vLLM for the rank to come.
+"""What a worker that Ray started before it has a job does: one for a rank imports vLLM.
 
 Every worker imports this module when it starts (RAY_preload_python_modules). All but those of
 `prestart` have a job then, and do nothing here.
@@ -13,6 +13,8 @@ import threading
 import time
 from typing import Any
 
+from clusterctl.node.prestart import OFF, RANK_VARIABLES
+
 NO_JOB = "f" * 8  # RAY_JOB_ID of a worker without one (JobID::Nil in Ray 2.60)
 
 # The module of the class of ranks. A rank imports it in any case, before vLLM gives it variables or
@@ -25,9 +27,13 @@ LIMIT = "CLUSTERCTL_PRESTARTED_LIMIT"
 _LIMIT = 180.0
 
 
-def await_rank() -> None:
-    """Import vLLM, and end this process if it has no job within LIMIT."""
+def await_job() -> None:
+    """Import vLLM in a worker of a rank, and end this process if it has no job within LIMIT."""
     threading.Thread(target=_end_unless_taken, daemon=True).start()
+    variables = os.environ.get(RANK_VARIABLES, OFF)
+    names = [name for name in variables.split(",") if name]
+    if variables == OFF or any(os.environ.get(name) != "1" for name in names):
+        return
     with contextlib.suppress(Exception):  # The rank's own import fails alike, and is reported
         importlib.import_module(RANK_MODULE)
 
@@ -40,4 +46,4 @@ def _end_unless_taken() -> None:
 
 
 if os.environ.get("RAY_JOB_ID") == NO_JOB:
-    await_rank()
+    await_job()

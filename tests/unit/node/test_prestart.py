@@ -22,16 +22,22 @@ def test_each_host_is_asked_for_its_ranks() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("own", [{}, {RANK_VARIABLES: "off"}])
+def test_without_early_ranks_one_worker_waits_to_look_for_held_gpus(own: dict[str, str]) -> None:
+    env = {"RAY_ADDRESS": "10.0.0.1:6379", **own}
+    assert prestart_arguments(SERVICE, env) == [
+        "--address", "10.0.0.1:6379", "--variables", "", "10.0.0.1=1", "10.0.0.2=1",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("document", "env"),
     [
-        (SERVICE, {**ENV, RANK_VARIABLES: "off"}),
-        (SERVICE, {"RAY_ADDRESS": "10.0.0.1:6379"}),
         (SERVICE, {RANK_VARIABLES: "A"}),
         (replace(SERVICE, node_ips=[]), ENV),  # Ray chooses the hosts
         (replace(SERVICE, tensor_parallel=1, pipeline_parallel=1), ENV),  # Data parallel
     ],
-    ids=["off", "an accelerator without", "no Ray", "no hosts", "data parallel"],
+    ids=["no Ray", "no hosts", "data parallel"],
 )
-def test_the_others_start_when_vllm_asks(document: ServiceDocument, env: dict[str, str]) -> None:
+def test_nothing_starts_early(document: ServiceDocument, env: dict[str, str]) -> None:
     assert prestart_arguments(document, env) is None
