@@ -77,16 +77,22 @@ def model_of(entry: CatalogueEntry) -> CatalogueEntry:
     return entry
 
 
-def best_edition(entry: CatalogueEntry, gpus: Sequence[GpuModel]) -> CatalogueEntry | None:
+def best_edition(
+    entry: CatalogueEntry, gpus: Sequence[GpuModel], *, besides: str = ""
+) -> CatalogueEntry | None:
     """Return the checkpoint with the most bits that fits, preferring formats in which the GPUs
-    compute; None if none fits."""
+    compute; None if none fits. `besides`: the Hub id of one that is known not to."""
     least = min((gpu.capability for gpu in gpus), default=0)
-    fitting = [each.entry for each in editions_on(entry, gpus) if each.fits]
+    found = [each.entry for each in editions_on(entry, gpus) if each.fits]
+    fitting = [each for each in found if each.hub_id != besides]
     return max(fitting, key=lambda each: (each.computes_on(least), each.least_gb), default=None)
 
 
-def edition_note(entry: CatalogueEntry, gpus: Sequence[GpuModel]) -> str | None:
-    """Return a sentence that names the editions and the best one; None without a choice."""
+def edition_note(
+    entry: CatalogueEntry, gpus: Sequence[GpuModel], *, fits: bool = True
+) -> str | None:
+    """Return a sentence that names the editions and the best one; None without a choice. `fits`:
+    whether the plan for `entry` itself does."""
     if any(gpu.is_cpu for gpu in gpus):
         return None
     editions = editions_on(entry, gpus)
@@ -94,10 +100,10 @@ def edition_note(entry: CatalogueEntry, gpus: Sequence[GpuModel]) -> str | None:
         return None
     needs = ", ".join(f"{each.entry.precision} {each.entry.least_gb} GB" for each in editions)
     memory = sum(gpu.memory_gib for gpu in gpus) * _GB_PER_GIB
-    best = best_edition(entry, gpus)
+    best = best_edition(entry, gpus, besides="" if fits else entry.hub_id)
     text = f"its recipe names as minimum: {needs}; these GPUs have {memory:.0f} GB"
     if best is None:
-        return f"{text}, too few for each"
+        return text if any(each.fits for each in editions) else f"{text}, too few for each"
     if best.hub_id == entry.hub_id:
         return f"{text}, and {best.precision}, as planned, suits them best"
     return f"{text}, and {best.precision} suits them best: {best.alias} ({best.hub_id})"

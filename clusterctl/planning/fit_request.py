@@ -98,7 +98,8 @@ def without_cluster(asked: FitArguments, hub: HubShapes | None = None) -> FitRep
 def with_edition_note(report: FitReport, model: str, hardware: Hardware) -> FitReport:
     """Add a note about the precisions of a model in the catalogue on these GPUs."""
     entry, gpus = entry_of(model), [gpu for site in hardware.sites for gpu in site.gpus]
-    note = edition_note(entry, gpus) if entry else None
+    fits = report.plan.verdict != "does not fit"
+    note = edition_note(entry, gpus, fits=fits) if entry else None
     return replace(report, notes=(*report.notes, note)) if note else report
 
 

@@ -44,6 +44,21 @@ def test_fit_names_the_precision_that_suits_the_gpus() -> None:
     assert note.endswith("qwen3.6-35b-a3b-nvfp4 (nvidia/Qwen3.6-35B-A3B-NVFP4)")
 
 
+def test_an_edition_that_does_not_fit_as_planned_is_not_called_the_best() -> None:
+    gpus = "2xRTX5090"  # 67 GB, and the recipe's minimum in bf16 is 65 GB
+    (bf16,) = [each for each in _notes("qwen3.6-27b", gpus) if "recipe names" in each]
+    (only,) = [each for each in _notes("nemotron-3-ultra-nvfp4", "4xA100-80GB") if "recipe" in each]
+    (none,) = [each for each in _notes("kimi-k3", "8xH200") if "recipe names" in each]
+
+    assert bf16.endswith("fp8 suits them best: qwen3.6-27b-fp8 (Qwen/Qwen3.6-27B-FP8)")
+    assert only.endswith("these GPUs have 340 GB")
+    assert none.endswith("too few for each")
+
+
+def _notes(model: str, gpus: str) -> tuple[str, ...]:
+    return without_cluster(FitArguments(model, gpus=gpus)).notes
+
+
 def test_a_search_finds_words_in_any_order_and_what_fits() -> None:
     assert [each.entry.alias for each in search("a3b qwen3.6")] == ["qwen3.6-35b-a3b"]
     assert {each.entry.kind for each in search("rerank")} == {"rerank"}
