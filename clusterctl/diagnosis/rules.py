@@ -86,6 +86,7 @@ class Rule:
     fix: str
     seen: tuple[Pattern, ...]
     at: str = "start"  # `start`: overcome if the same start goes on to serve; `any`: at any time
+    by_clients: bool = False  # a client did something wrong, and the service works
 
 
 def _numbers(release: str) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ class Cause:
     follows_from: str | None  # the id of the cause that this one follows from
     before: tuple[Evidence, ...] = ()  # warnings and errors before the first line, if it is unknown
     over: bool = False  # it was the cause of a failure that is over
+    by_clients: bool = False  # only a client did something wrong: the service works
 
 
 def verdict(findings: Iterable[Finding]) -> list[Cause]:
@@ -63,6 +64,7 @@ def _causes(findings: Sequence[Finding]) -> list[Cause]:
                 order[0].id if follows and first.pattern.level != "request" else None,
                 first.before,
                 first.over,
+                by_clients=first.rule.by_clients and first.pattern.level == "request",
             )
         )
     return causes
@@ -95,7 +97,8 @@ def diagnose(lines: Iterable[str]) -> list[Cause]:
 def cause_of_failure(lines: Sequence[str]) -> Cause | None:
     """Return why the last start in a service's log failed; None if the log does not show it."""
     log = [f"{line}\n".encode(errors="replace") for line in lines]
-    return next(iter(verdict(search_now(log, "log"))), None)
+    found = (cause for cause in verdict(search_now(log, "log")) if not cause.by_clients)
+    return next(found, None)
 
 
 def in_a_sentence(cause: Cause) -> str:

@@ -28,6 +28,8 @@ def cause_lines(causes: Sequence[Cause]) -> Iterator[str]:
     """Yield the verdict with its evidence and fix, other causes, consequences of the verdict, and
     past problems."""
     present = [cause for cause in causes if not cause.over]
+    if present and all(cause.by_clients for cause in present):
+        yield "no failure of the service; clients' mistakes:"
     for cause in present:
         if not cause.follows_from:
             yield from _whole(cause)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.diagnosis.verdict import Cause, diagnose
+from clusterctl.diagnosis.verdict import Cause, cause_of_failure, diagnose
+from clusterctl.reporting.diagnosis_view import cause_lines
 
 
 def error(text: str) -> str:
@@ -92,3 +93,24 @@ def test_a_frontend_that_answers_requests_serves() -> None:
 
     assert not diagnose(lines)
     assert diagnose(lines[1:])
+
+
+def test_what_only_a_client_did_wrong_is_no_failure_of_the_service() -> None:
+    refused = '(APIServer pid=1) INFO:     10.0.0.9:5 - "POST /v1/models HTTP/1.1" 401 Unauthorized'
+    lines = ["(APIServer pid=1) INFO:     Application startup complete.", refused]
+    cause = first(*lines)
+
+    assert (cause.id, cause.by_clients) == ("api-401", True)
+    assert next(cause_lines([cause])) == "no failure of the service; clients' mistakes:"
+    assert cause_of_failure(lines) is None
+    assert not first(*lines, error("OddError: 7")).by_clients
+
+
+def test_the_kernels_line_about_a_process_of_vllm_stands_before_others() -> None:
+    killed = "Out of memory: Killed process {} ({}) total-vm:7kB, anon-rss:7kB"
+    host = first(*(killed.format(*one) for one in ((7, "dbus-daemon"), (8, "VLLM::Worker_TP"))))
+    pod = first("Reason: OOMKilled", f"Memory cgroup {killed.format(8, 'VLLM::Worker').lower()}")
+
+    assert host.evidence[0].line == pod.evidence[0].line == 2
+    assert host.cause.startswith("the host ran out of memory")
+    assert pod.cause.startswith("a container, pod or job reached its own limit of memory")
