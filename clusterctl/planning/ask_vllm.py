@@ -479,7 +479,7 @@ def on_meta() -> Iterator[list[Any]]:
     import torch
     from torch.overrides import TorchFunctionMode
 
-    meta = torch.device("meta")
+    meta, host = torch.device("meta"), torch.device("cpu")
     pinned: list[Any] = []
 
     def is_gpu(value: Any) -> bool:
@@ -493,7 +493,7 @@ def on_meta() -> Iterator[list[Any]]:
             if function is torch.Tensor.cuda:
                 return args[0].to(meta)
             device = kwargs.get("device")
-            if kwargs.pop("pin_memory", False) and str(device).startswith("cpu"):
+            if kwargs.pop("pin_memory", False) and torch.device(device or "cpu") == host:
                 pinned.append(function(*args, **kwargs | {"device": meta}))
                 return pinned[-1]
             if isinstance(device, int) or is_gpu(device):

@@ -47,12 +47,12 @@ class BrokenArchive(Exception):
     """The stream is not a valid and complete tar."""
 
 
-class Member(tarfile.TarInfo):
+class StrictHeader(tarfile.TarInfo):
     """A header of the archive. tarfile takes a damaged one for the end of the archive, and reads
     one of any size into memory: here both are errors."""
 
     @classmethod
-    def frombuf(cls, buf: Any, encoding: str, errors: str) -> "Member":
+    def frombuf(cls, buf: Any, encoding: str, errors: str) -> "StrictHeader":
         if len(buf) < tarfile.BLOCKSIZE:
             raise BrokenArchive("the archive is truncated")
         try:
@@ -68,7 +68,7 @@ class Member(tarfile.TarInfo):
         return member
 
 
-class Progress:
+class CountedStream:
     """A stream that tells how much of it was read."""
 
     def __init__(self, read: Read, tell: Tell) -> None:
@@ -99,13 +99,13 @@ class Splitter:
         self._directory, self._keep, self._tell = directory, keep, tell
 
     def split(self, read: Read) -> None:
-        stream: Any = Progress(read, self._tell)
+        stream: Any = CountedStream(read, self._tell)
         try:
             with tarfile.open(
                 mode="r|",
                 fileobj=stream,
                 bufsize=CHUNK,
-                tarinfo=Member,
+                tarinfo=StrictHeader,
                 encoding="utf-8",
                 errors="replace",
             ) as tar:
