@@ -204,7 +204,7 @@ def _hidden(value: Any, key: str) -> Any:
 
 def _secrets_in(value: Any, key: str = "") -> Iterator[str]:
     """Yield the values in a document of clusterctl that are secret by name."""
-    if key == _USE_OF_KEYS:
+    if key == _USE_OF_KEYS and isinstance(value, list):
         return
     if isinstance(value, dict):
         named = str(value.get("name") or "")

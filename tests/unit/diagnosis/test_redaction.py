@@ -134,9 +134,12 @@ def test_several_keys_of_a_flag_are_removed_from_its_argv() -> None:
     assert json.loads(text) == {"argv": ["--api-key", "[removed]", "[removed]", "--x"]}
 
 
-def test_a_secret_that_a_document_names_is_removed_from_every_log(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["DB_PASSWORD", "keys"])
+def test_a_secret_that_a_document_names_is_removed_from_every_log(
+    tmp_path: Path, name: str
+) -> None:
     write_bundle(tmp_path / "a.tar.gz", {
-        "gpu1/chat.json": json.dumps({"env": {"DB_PASSWORD": PLANTED}}),
+        "gpu1/chat.json": json.dumps({"env": {name: PLANTED}}),
         "gpu2/chat.log": f"connected to db as {PLANTED}\n",
     })  # fmt: skip
     packed = (tmp_path / "a.tar.gz").read_bytes()
