@@ -45,7 +45,7 @@ class Web:
     """How a host reads blobs from a hub."""
 
     urls: Mapping[str, str]  # By `Blob.hex`
-    headers: Mapping[str, str]  # Secret: they authenticate the user
+    headers: Mapping[str, str] = field(repr=False)  # Secret: they authenticate the user
     outside: Outside
     # Returns the error for a blob that the hub will not serve, by `Blob.hex`, and what the relay
     # says of it: "text"; "status" and "headers" if the hub answered.
