@@ -77,7 +77,7 @@ def run(
         invalid.append(
             UsageError(
                 "--with-ray runs the image, which an archive cannot",
-                hint="docker load it, and use --from docker",
+                hint=f"docker load -i {bundle.chosen}; then --from docker",
             )
         )
     if bundle.pip_index and not bundle.with_ray:

@@ -44,7 +44,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Bench:
-    """How `vllm bench serve` measures a kind; with `ask`, `node.measuring`, since vLLM makes
+    """How `vllm bench serve` measures a kind; with `ask`, `node.kind_bench`, since vLLM makes
     neither sounds nor pages."""
 
     backend: str = ""

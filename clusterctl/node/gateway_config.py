@@ -381,8 +381,9 @@ def _model_of(plan: GatewayPlan) -> List[str]:
 
 
 def _only_models_of_key(plan: GatewayPlan) -> List[str]:
-    """Refuse other models than those that the key is for. Services answer no names but their own,
-    and one with adapters those of all of them: what it will read as the name has to be certain."""
+    """Refuse other models than those that the key is for. Services answer no names but their own
+    and those of their adapters, so what one with adapters will read as the name has to be certain.
+    Adapters of --lora-modules are not known here, and not protected (docs/gateway.md)."""
     bases = dict.fromkeys(service.base for service in plan.services if service.base)
     certain = []
     if bases:
