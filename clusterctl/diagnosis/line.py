@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import datetime
+from contextlib import suppress
+from datetime import datetime, timedelta
 from functools import lru_cache
 
 LONGEST_LINE = 4000
@@ -33,6 +34,17 @@ def when(stamp: str) -> datetime:
 def time_of(before: Sequence[bytes]) -> str:
     """Return the time of the last line that has one."""
     return next(filter(None, (_time_in(raw[:200]) for raw in reversed(before))), "")
+
+
+def last_silence(lines: Sequence[bytes]) -> tuple[int, timedelta]:
+    """Return the index of the last line but one that has a time, and how long nothing was written
+    after it; 0 and nothing if the lines do not tell."""
+    timed = [(at, _time_in(raw[:200])) for at, raw in enumerate(lines)]
+    timed = [(at, stamp) for at, stamp in timed if stamp]
+    with suppress(ValueError):
+        (at, begins), (_, ends) = timed[-2:]
+        return at, when(ends) - when(begins)
+    return 0, timedelta()
 
 
 @lru_cache(maxsize=600)  # the same lines stand before many

@@ -12,7 +12,7 @@ from functools import cache
 from itertools import islice
 from typing import BinaryIO
 
-from clusterctl.diagnosis.line import LONGEST_LINE, plain, time_of, when
+from clusterctl.diagnosis.line import LONGEST_LINE, last_silence, plain, time_of, when
 from clusterctl.diagnosis.parts import running_in
 from clusterctl.diagnosis.rules import LEVELS, Pattern, Rule, rules, without_digits
 from clusterctl.diagnosis.unknown import (
@@ -27,6 +27,7 @@ from clusterctl.diagnosis.unknown import (
     failure_in,
     may_fail,
     overcome,
+    silence_after,
     warnings_before,
 )
 from clusterctl.node.attempt import stage_of
@@ -40,6 +41,7 @@ MOST = 100
 
 REQUESTS_COUNT = timedelta(hours=1)
 _JUST_BEFORE = timedelta(minutes=1)
+_SILENT = timedelta(minutes=30)  # longer than healthy starts are
 _HALF_A_YEAR = timedelta(days=183)
 
 # How many shapes of lines are remembered, as hashes, so that repeated lines are searched once
@@ -225,14 +227,22 @@ class _Search:
         return _timed(sorted((one for found in self._done.values() for one in found), key=_line))
 
     def _cut_short(self) -> None:
-        """Keep the exception of a traceback in which the log ends, if nothing else failed."""
+        """Keep the exception of a traceback in which the log ends, or a long silence of a start, if
+        nothing failed."""
         if any(self._current.values()) or self._done:
             return
-        if text := broken_off(self._before):
-            failure = failure_in(text, [*self._before, text.encode()], self._start, alone=True)
-            if failure:
-                line = plain(self._before[-1])
-                self._found(self._number, line, failure.rule, failure.pattern, _Values())
+        lines, at = list(self._before), len(self._before) - 1
+        if text := broken_off(lines):
+            failure = failure_in(text, [*lines, text.encode()], self._start, alone=True)
+        else:
+            at, silence = last_silence(lines)
+            if silence < _SILENT or self._start.serves or self._stopped:
+                return
+            minutes = int(silence.total_seconds() // 60)
+            failure = silence_after(plain(lines[at]), lines[: at + 1], minutes)
+        if failure:
+            number = self._number - len(lines) + 1 + at
+            self._found(number, plain(lines[at]), failure.rule, failure.pattern, _Values())
 
     def _look(
         self, number: int, raw: bytes, shape: int, there: Sequence[tuple[str, Rule, Pattern]]

@@ -354,6 +354,16 @@ def failure_in(
     return UnknownFailure(identity, shown, part, running, place, flags, start.changed)
 
 
+def silence_after(text: str, before: Sequence[bytes], minutes: int) -> UnknownFailure | None:
+    """Return that a start that was under way wrote nothing for long. `before`: lines up to it."""
+    running = running_in([], [raw.decode("utf-8", "replace") for raw in before])
+    if not running:
+        return None
+    shown = Shown(Kind.SAID, "", f"nothing was written for {minutes} minutes after this line")
+    part = part_of([], "", text, text)
+    return UnknownFailure(UNKNOWN, shown, VLLM if part is NO_PART else part, running, "", (), ())
+
+
 def crashed_in(end: str, text: str) -> bool:
     """Whether a line is the innermost frame of the process whose end another line shows."""
     return bool(_DIED.search(end) and not _FRAME.search(end) and _FRAME.search(text))

@@ -114,3 +114,21 @@ def test_the_kernels_line_about_a_process_of_vllm_stands_before_others() -> None
     assert host.evidence[0].line == pod.evidence[0].line == 2
     assert host.cause.startswith("the host ran out of memory")
     assert pod.cause.startswith("a container, pod or job reached its own limit of memory")
+
+
+def test_a_start_that_is_silent_for_long_before_its_log_ends_is_told() -> None:
+    line = "2026-10-01T{}Z (EngineCore pid=7) INFO [backends.py:7] {}"
+    lines = [line.format("08:00:00", "Dynamo bytecode transform time: 3.1 s"), "a note"]
+    cause = first(*lines, line.format("08:41:00", "stopping"))
+
+    assert "nothing was written for 41 minutes after this line" in cause.cause
+    assert cause.evidence[0].line == 1
+    assert not diagnose([*lines, line.format("08:19:00", "stopping")])
+
+
+def test_a_program_that_lacks_and_releases_that_do_not_belong_together_are_likely() -> None:
+    missing = first(error("FileNotFoundError: [Errno 2] No such file or directory: 'ninja'"))
+    mixed = first(error("TypeError: make_graph() got an unexpected keyword argument 'tuples'"))
+
+    assert (missing.id, missing.certainty) == ("program-missing", "likely")
+    assert (mixed.id, mixed.certainty) == ("releases-mixed", "likely")
