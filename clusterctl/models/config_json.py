@@ -336,6 +336,9 @@ def _ears(audio: object, text: Config, *, joined: bool = False) -> Tower | None:
         return None
     usual = (10 if kind == "gemma4_audio" else 4) * hidden
     subsampling = 3 * hidden**2 if layers else 0
+    if channels := first(audio, "downsample_hidden_size"):  # Qwen's: three convolutions of 2
+        bands = -(-first(audio, "num_mel_bins") // 8)
+        subsampling = 18 * channels**2 + bands * channels * hidden + hidden**2
     return Tower(
         hidden=hidden,
         layers=layers,
