@@ -73,10 +73,10 @@ the repository.
 
 109 healthy starts have been tried before a rule was mended with them, of 22, 1, 19, 33, 7 and 27
 logs: 0, 0, 2, 1, 0 and 2 were called sick, none is today. The 33 are of vLLM 0.12 to 0.26, one of
-them of two hosts. They were cut where a service was stopped; read to their ends, 5 of 33 were called sick:
-for two, an engine had died, which had been stopped, and one warns in words that were taken for an
-error (mended); one has a request that is too long, and one has starts that failed before the one
-that served.
+them of two hosts. They were cut where a service was stopped; read to their ends, 5 of 33 were
+called sick: for two, an engine had died, which had been stopped, and one warns in words that were
+taken for an error (mended); one has a request that is too long, and one has starts that failed
+before the one that served.
 
 Afterwards, on the same day, somebody else who had not seen a rule either labelled a second set: 66
 failures of 50 documents, among them many of several hosts, of RDMA, KV connectors and changed
