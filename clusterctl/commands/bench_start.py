@@ -11,6 +11,7 @@ from clusterctl.operations import restarting
 from clusterctl.operations.restarting import RestartPlan
 from clusterctl.operations.session import Session
 from clusterctl.planning.replicas import as_declared
+from clusterctl.serving.proof import Proof
 from clusterctl.survey.services import Replica
 from clusterctl.survey.survey import Survey
 
@@ -38,22 +39,27 @@ def run(
     """
     measured: list[MeasuredStart] = []
 
-    def agree_and_clear(plan: RestartPlan) -> None:
-        hosts = hosts_to_clear(plan)
+    def agree_once(plan: RestartPlan) -> None:
+        hosts_to_clear(plan)
         if not measured:
             agree(plan)
-        for host in hosts:
+
+    def clear_caches(plan: RestartPlan) -> None:
+        for host in hosts_to_clear(plan):
             clear(plan.survey, host)
 
     for _ in range(runs):
-        for cold in (True, False):
-            before = agree_and_clear if cold else lambda _: None
-            proofs = restarting.run(session, name, agree=before)
-            measured += [
-                MeasuredStart(replica, cold, round(proof.ready_seconds, 1), proof.stages)
-                for replica, proof in proofs.items()
-            ]
+        cold = restarting.run(session, name, agree=agree_once, before=clear_caches)
+        measured += _measured(cold, cold=True)
+        measured += _measured(restarting.run(session, name, agree=lambda _: None), cold=False)
     return measured
+
+
+def _measured(proofs: Mapping[str, Proof], *, cold: bool) -> list[MeasuredStart]:
+    return [
+        MeasuredStart(replica, cold, round(proof.ready_seconds, 1), proof.stages)
+        for replica, proof in proofs.items()
+    ]
 
 
 def hosts_to_clear(plan: RestartPlan) -> list[str]:

@@ -45,11 +45,18 @@ class RestartPlan:
         return f"{start}: no answers until vLLM is ready again{last}"
 
 
-def run(session: Session, name: str, *, agree: Callable[[RestartPlan], None]) -> dict[str, Proof]:
+def run(
+    session: Session,
+    name: str,
+    *,
+    agree: Callable[[RestartPlan], None],
+    before: Callable[[RestartPlan], None] = lambda _: None,
+) -> dict[str, Proof]:
     """Restart the service, or the one replica, called `name`; return the proofs by replica.
 
-    `agree` shows the plan, and raises if the user declines. All hosts must answer: vLLM starts only
-    while Ray has every node. Raises UsageError for an unknown name, and what `Rollout.run` raises.
+    `agree` shows the plan, and raises if the user declines. `before` is called under the lock, when
+    nothing stands against the restart. All hosts must answer: vLLM starts only while Ray has every
+    node. Raises UsageError for an unknown name, and what `Rollout.run` raises.
     """
 
     def look(transports: Mapping[str, Transport]) -> RestartPlan:
@@ -59,6 +66,7 @@ def run(session: Session, name: str, *, agree: Callable[[RestartPlan], None]) ->
         survey, sink = plan.survey, session.progress
         replicas = [restarted(survey, replica) for replica in plan.replicas]
         prepare_again(survey, plan.replicas, replicas, sink)
+        before(plan)
         service = survey.service(plan.replicas[0].document.service)
         members = _none_draining(service.require_list())
         key = read_key(survey.inventory, survey.transports[survey.inventory.head.name])
