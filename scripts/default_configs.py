@@ -118,7 +118,7 @@ def config_of(architecture: str, module: str) -> dict[str, Any] | None:
             made = (
                 _CONFIG_REGISTRY[kind]() if kind in _CONFIG_REGISTRY else AutoConfig.for_model(kind)
             )
-            found = json.loads(made.to_json_string(use_diff=True))
+            found: dict[str, Any] = json.loads(made.to_json_string(use_diff=True))
         except Exception as failed:
             print(f"{architecture}: {kind}: {failed!r}"[:200])
             continue
