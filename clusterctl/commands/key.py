@@ -139,7 +139,9 @@ def _change(
                 "the keys were saved, but the gateway did not load them within "
                 f"{deadlines.KEY_IN_EFFECT:.0f} s",
                 host=host,
-                hint="clusterctl status; if a key was created but not printed, revoke it",
+                # One of a release that knows fewer limits never reports that it has read them all.
+                hint=f"clusterctl status; clusterctl bootstrap {inventory.file}, if an older release "
+                "of clusterctl runs there; if a key was created but not printed, revoke it",
             )
             for host in following
             if host not in followed
