@@ -74,7 +74,7 @@ def test_the_cause_of_a_failed_start_is_read_from_the_whole_log_on_the_host() ->
     log = "\n".join([cause, *["(APIServer pid=1)   a line of a traceback"] * 150])
     head = Head("failed")
     head.on(lambda argv: argv[3:4] == ("clusterctl",), stdout=json.dumps({"tiny.log": log}))
-    with pytest.raises(StepFailed, match="leave nothing of --gpu-memory-utilization"):
+    with pytest.raises(StepFailed, match="nothing of --gpu-memory-utilization is left"):
         run(head, None)
 
 
