@@ -140,8 +140,8 @@ def _change(
                 f"{deadlines.KEY_IN_EFFECT:.0f} s",
                 host=host,
                 # One of a release that knows fewer limits never reports that it has read them all.
-                hint=f"clusterctl status; clusterctl bootstrap {inventory.file}, if an older release "
-                "of clusterctl runs there; if a key was created but not printed, revoke it",
+                hint=f"clusterctl status; clusterctl bootstrap {inventory.file}, if clusterctl's own "
+                "release there is older; if a key was created but not printed, revoke it",
             )
             for host in following
             if host not in followed
