@@ -79,7 +79,13 @@ def test_nothing_of_a_body_is_kept_before_the_key_is_known(gate: GatewayBench) -
 @pytest.mark.parametrize("source", ["127.0.0.2", "127.0.0.1"])
 def test_silent_and_slow_strangers_take_no_place_of_others(gate: GatewayBench, source: str) -> None:
     """Also those at the address of a client; as many as fit under this machine's limit."""
-    assert gate.post().status_code == 200
+
+    def seconds_of_requests() -> float:
+        started = time.monotonic()
+        assert [gate.post().status_code for _ in range(20)] == [200] * 20
+        return time.monotonic() - started
+
+    alone = seconds_of_requests()
     with contextlib.ExitStack() as held:
         for number in range(2000):
             slow = b"POST /v1/comp" if number < 300 else b""
@@ -88,9 +94,7 @@ def test_silent_and_slow_strangers_take_no_place_of_others(gate: GatewayBench, s
         known = source == "127.0.0.1"
         most = 2000 if known else STRANGERS_CONNECTIONS
         await_value(lambda: info(gate, "CurrConns") <= most + 10, "connections that are left")
-        started = time.monotonic()
-        assert [gate.post().status_code for _ in range(20)] == [200] * 20
-        assert time.monotonic() - started < 5
+        assert seconds_of_requests() < 5 + 10 * alone  # The machine may be busy
         # And those that stay silent are closed.
         await_value(lambda: info(gate, "CurrConns") < 20, "their end", timeout=20)
 
