@@ -139,9 +139,9 @@ def _change(
                 "the keys were saved, but the gateway did not load them within "
                 f"{deadlines.KEY_IN_EFFECT:.0f} s",
                 host=host,
-                # One of a release that knows fewer limits never reports that it has read them all.
-                hint=f"clusterctl status; clusterctl bootstrap {inventory.file}, if clusterctl's own "
-                "release there is older; if a key was created but not printed, revoke it",
+                # An older release that knows fewer limits never reports the whole file as read.
+                hint=f"clusterctl status; clusterctl bootstrap {inventory.file}, if an older "
+                "clusterctl started it; if a key was created but not printed, revoke it",
             )
             for host in following
             if host not in followed

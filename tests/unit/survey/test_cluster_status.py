@@ -112,7 +112,9 @@ def test_why_a_service_fails_is_read_from_its_log(facts: HostFacts) -> None:
         text.startswith("service tiny: backing-off (ended with status 1; nothing of --gpu-mem")
         for text in status.problems
     )
-    assert status_document(status)["services"][0]["cause"].startswith("nothing of --gpu-memory-utilization is left")
+    assert status_document(status)["services"][0]["cause"].startswith(
+        "nothing of --gpu-memory-utilization is left"
+    )
     assert causes_of_failures(assess(survey_of(INVENTORY, healthy(facts))), survey) == {}
 
 
