@@ -110,13 +110,15 @@ class ShellTransport(Transport):
             else:
                 command.close_stdin()
             command.settimeout(QUIET)
-            stdout = bytearray()
+            stdout, ended = bytearray(), False
             while time.monotonic() < deadline:
                 try:
                     chunk = command.recv(65536)
                 except TimeoutError:
-                    if command.poll(0) is not None:
+                    if ended:
                         break
+                    # What it wrote last may arrive right after this look, or have just arrived.
+                    ended = command.poll(0) is not None
                     continue
                 if not chunk:
                     break
