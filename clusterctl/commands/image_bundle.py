@@ -158,7 +158,9 @@ def _node_image(bundle: ImageBundle, finder: ImageFinder) -> str:
     if bundle.chosen == "registry" and driver.image(reference) is None:
         driver.pull(reference, finder.say)
     if driver.image(reference) is None:
-        raise StepFailed(f"Docker has no image {reference}", host=driver.host, hint="docker images")
+        there = f"clusterctl exec --limit {driver.host} -- " if finder.drivers else ""
+        hint = f"{there}docker images"
+        raise StepFailed(f"Docker has no image {reference}", host=driver.host, hint=hint)
     if made_from(driver, reference) is None:
         make_node_image(driver, reference, pip_index=bundle.pip_index, say=finder.say)
     made = made_from(driver, reference)

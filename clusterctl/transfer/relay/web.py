@@ -27,6 +27,9 @@ class Redirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects, without credentials if the target is a different server."""
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):  # type: ignore[no-untyped-def]
+        scheme = urlsplit(newurl).scheme
+        if scheme not in ("http", "https"):  # urllib would follow one to ftp
+            raise urllib.error.URLError(f"it redirects to {scheme}")
         # 308 is 307 for a GET, and unknown to urllib before Python 3.11.
         new = super().redirect_request(req, fp, 307 if code == 308 else code, msg, headers, newurl)
         if new is not None and urlsplit(newurl)[:2] != urlsplit(req.full_url)[:2]:
