@@ -42,6 +42,8 @@ class Rules:
 
     # The first engine: no chunked prefill, no hybrid cache, sampler on the first rank only.
     engine_v0 = _Of(until=(0, 8, 0))
+    # Chunked prefill is on by default for models beyond 32K (vllm#6666).
+    chunks_long_contexts = _Of((0, 5, 4))
     # Buffers of fused experts stay allocated after a step (v1/worker/workspace.py).
     keeps_workspace = _Of((0, 17, 0))
     # Top-k/top-p by pivots (v1/sample/ops/topk_topp_triton.py), before by sorting the vocabulary.
