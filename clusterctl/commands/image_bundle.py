@@ -18,11 +18,15 @@ from clusterctl.survey.survey import connected
 from clusterctl.transfer.blob_store import BlobStore
 from clusterctl.transfer.bundle import write_bundle
 from clusterctl.transfer.content import ImageContent, ImageSource, fits, wrong_platform
-from clusterctl.transfer.image_sources import HOST, SAVED, ImageFinder, operators_engine
+from clusterctl.transfer.image_sources import HOST, ImageFinder, operators_engine
 from clusterctl.transfer.registry_image import RegistryImage
 from clusterctl.transport.credentials import Credentials
 
 PLATFORM = r"^[a-z0-9]+/[a-z0-9]+(/[a-z0-9.]+)?$"
+
+# Of a host, for the layers of images in a bundle. An `image push` may use its own directory
+# meanwhile: this command takes no lock.
+BUNDLED = "/var/lib/clusterctl/bundled"
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,7 @@ def run(
             store=store or BlobStore(),
             ask=credentials.ask,
             say=say,
+            saved=BUNDLED,
         )
         images: list[ImageSource] = []
         errors: list[ClusterctlError] = []
@@ -128,7 +133,7 @@ def _host(
         try:
             yield {name: driver}
         finally:
-            driver.host_run(["rm", "-rf", SAVED])
+            driver.host_run(["rm", "-rf", BUNDLED])
 
 
 def _found(bundle: ImageBundle, finder: ImageFinder) -> ImageSource:

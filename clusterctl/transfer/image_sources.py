@@ -156,6 +156,7 @@ class ImageFinder:
     store: BlobStore = field(default_factory=BlobStore)
     ask: Ask = nobody
     say: Say = lambda _: None
+    saved: str = SAVED
     pullers: tuple[str, ...] = ()  # Hosts that may pull the image, the preferred ones first
     # What a host has recorded of the image's name.
     recorded: Callable[[str], DigestRecord | None] = lambda _: None
@@ -263,7 +264,7 @@ class ImageFinder:
 
     def _from_host(self, name: str, engine: EngineState, held: HeldImage) -> Origin:
         record = self.recorded(name)
-        found = host_origin(self.drivers[name], engine, held, tagged(self.reference))
+        found = host_origin(self.drivers[name], engine, held, tagged(self.reference), self.saved)
         return replace(found, digest=record.of(held.layers) if record else None)
 
     def _missing(self, where: str, hint: str) -> NoReturn:

@@ -14,7 +14,7 @@ from clusterctl.transfer.relay.web import NETWORK, TIMEOUT, failure, opener
 
 # A hub has failed after TRIES failures without a byte between, over TRYING seconds or more.
 TRIES = 5
-TRYING = 30.0
+TRYING = 120.0  # A hub that limits requests may want a pause of minutes
 
 
 class Hub(Upstream):
