@@ -69,6 +69,7 @@ CLUSTER_KEY = "cluster"  # The name under which the cluster's own key is counted
 
 _MOST_THREADS = 4  # One passes on thousands of requests a second
 
+_CLOSED_LATE = 2.0  # Seconds, of connections that have been idle for KEEP_ALIVE
 _LINE_LIMIT = 4096
 _LARGEST_COUNTS = 16 * 2**20  # Bytes
 
@@ -424,9 +425,10 @@ class Gateway:
         except (OSError, ValueError):
             return False
         self._told, self._maps = commands, maps
-        # A process that a reload replaced knows the keys of then, and has idle connections
+        # A process that a reload replaced knows the keys of then, and has idle connections, which
+        # it closes late on a busy host
         revoked = {key.sha256 for key in self._keys_told.keys} - {key.sha256 for key in keys.keys}
-        if not revoked or now - self._reloaded_at > KEEP_ALIVE:
+        if not revoked or now - self._reloaded_at > KEEP_ALIVE + _CLOSED_LATE:
             self._keys_told = keys
         return True
 
