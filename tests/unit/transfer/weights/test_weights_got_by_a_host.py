@@ -131,7 +131,9 @@ def test_a_hub_that_goes_away_is_given_up_after_a_while(
     assert "status 503" in reading.error().summary
 
 
-@pytest.mark.parametrize("target", ["http://[::", "http://a..b", "file:///etc", "ftp://127.0.0.1:9"])
+@pytest.mark.parametrize(
+    "target", ["http://[::", "http://a..b", "file:///etc", "ftp://127.0.0.1:9"]
+)
 def test_a_redirect_that_leads_nowhere_is_a_failure_of_the_hub(
     target: str, hubs: FakeHubs, here: LocalTransport
 ) -> None:
