@@ -44,35 +44,45 @@ def prestart_arguments(document: ServiceDocument, env: Mapping[str, str]) -> Opt
 
 
 def prestart(address: str, variables: str, ranks: Sequence[str]) -> int:
-    """Ask raylets for workers: `ranks` are entries IP=COUNT. Print what fails, a line that begins
-    with FAILED for each host, and return 1."""
+    """Ask raylets for workers: `ranks` are entries IP=COUNT. Print what fails, in lines that begin
+    with FAILED, and return 1."""
     runtime_env = {name: "1" for name in variables.split(",") if name}
+    try:
+        raylets = _raylets(address)
+    except Exception as error:
+        return _tell(f"{FAILED}: Ray's nodes are not known", error)
+
     failed = 0
     for entry in ranks:
         ip, _, count = entry.rpartition("=")
+        if ip not in raylets:
+            unknown = LookupError("Ray lists no live node of this address")
+            failed = _tell(f"{FAILED} on {ip}", unknown)
+            continue
         try:
-            _ask(_raylet(address, ip), int(count), runtime_env)
+            _ask(raylets[ip], int(count), runtime_env)
         except Exception as error:
-            failed = 1
-            why = " ".join(f"{type(error).__name__}: {error}".split())
-            print(f"{FAILED} on {ip}: {why[:300]}", flush=True)  # noqa: T201
+            failed = _tell(f"{FAILED} on {ip}", error)
     return failed
 
 
-def _raylet(address: str, ip: str) -> str:
-    """Return the address of a live node's raylet. Raises LookupError."""
-    private_state: Any = importlib.import_module("ray._private.state")
-    raylet: Any = importlib.import_module("ray._raylet")
-    state = private_state.GlobalState()
-    options = raylet.GcsClientOptions.create(
-        address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
-    )
-    state._initialize_global_state(options)  # noqa: SLF001
-    for row in state.node_table():
-        if row["Alive"] and row["NodeManagerAddress"] == ip:
+def _tell(what: str, error: Exception) -> int:
+    why = " ".join(f"{type(error).__name__}: {error}".split())
+    print(f"{what}: {why[:300]}", flush=True)  # noqa: T201
+    return 1
+
+
+def _raylets(address: str) -> Dict[str, str]:
+    """Return the address of each live node's raylet, by the node's IP."""
+    from clusterctl.node.ray_watch import gcs_state  # Only here: Ray's workers import this module
+
+    found = {}
+    for row in gcs_state(address).node_table():
+        if row["Alive"]:
+            ip = row["NodeManagerAddress"]
             host = f"[{ip}]" if ":" in ip else ip
-            return f"{host}:{row['NodeManagerPort']}"
-    raise LookupError("Ray lists no live node of this address")
+            found[ip] = f"{host}:{row['NodeManagerPort']}"
+    return found
 
 
 def _ask(raylet: str, count: int, variables: Dict[str, str]) -> None:

@@ -1,7 +1,7 @@
 """Node states from Ray's GCS: the process that queries it, and the supervisor's side of it.
 
 `watch` runs in a separate process, since Ray's C++ client ends its process when the GCS stays away,
-and the supervisor must not end with it. Nothing else in this package imports Ray.
+and the supervisor must not end with it: it imports no Ray.
 
 It uses `ray._private.state.GlobalState`, which needs neither a dashboard nor a driver that
 registers a job, and answers in milliseconds (2.60: 8 ms; `ray list nodes` takes 4 s).
@@ -60,12 +60,8 @@ _LONGEST_ASKED, _LONGEST_GATEWAY = 2**16, 2**23  # Bytes
 _GATEWAY_EVERY = 0.5  # Seconds: a key is revoked on all gateways within 2 s
 
 
-def watch(
-    address: str, interval: float, asked: Optional[Path] = None, gateway: Optional[Path] = None
-) -> None:
-    """Print a snapshot as a JSON line every `interval` seconds, until stdout is closed. The file
-    `asked` is sent to all other hosts, and `gateway` to all gateways; messages to them are then
-    printed within half a second."""
+def gcs_state(address: str) -> Any:
+    """Return Ray's `GlobalState` of the GCS at `address`, which reads its tables."""
     raylet: Any = importlib.import_module("ray._raylet")
     private_state: Any = importlib.import_module("ray._private.state")
     state = private_state.GlobalState()
@@ -73,6 +69,17 @@ def watch(
         address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
     )
     state._initialize_global_state(options)  # noqa: SLF001
+    return state
+
+
+def watch(
+    address: str, interval: float, asked: Optional[Path] = None, gateway: Optional[Path] = None
+) -> None:
+    """Print a snapshot as a JSON line every `interval` seconds, until stdout is closed. The file
+    `asked` is sent to all other hosts, and `gateway` to all gateways; messages to them are then
+    printed within half a second."""
+    raylet: Any = importlib.import_module("ray._raylet")
+    state = gcs_state(address)
     asking = GcsValue(raylet, address, "asked", asked, _LONGEST_ASKED)
     sharing = GcsValue(raylet, address, "gateway", gateway, _LONGEST_GATEWAY) if gateway else None
     while True:
