@@ -49,6 +49,7 @@ def create(
 
     of_requests = limit(requests, "--requests", "min") if requests is not None else 0
     of_tokens = limit(tokens, "--tokens", "day") if tokens is not None else 0
+    named = models.split(",") if models else ()
     with session("key", inventory, quiet=True) as opened:
         key, followed = run(
             opened.inventory,
@@ -56,9 +57,9 @@ def create(
             opened.credentials,
             requests_per_minute=of_requests,
             tokens_per_day=of_tokens,
-            models=models.split(",") if models else (),
+            models=named,
         )
-    for model in models.split(",") if models else ():
+    for model in named:
         if model not in followed.served:
             print(f"note: nothing is served as {model} now", file=sys.stderr)
     print(pretty({"name": name, "key": key}) if as_json else key)

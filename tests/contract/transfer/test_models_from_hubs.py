@@ -62,6 +62,12 @@ def found(cluster: Cluster, stack: ExitStack, *, on: str | None = None) -> Suppl
     )
 
 
+def fetched(cluster: Cluster, stack: ExitStack, *, on: str | None = None) -> Supply:
+    supply = found(cluster, stack, on=on)
+    assert supply.fetch
+    return supply.fetch()
+
+
 def delivered(cluster: Cluster, supply: Supply) -> int:
     """The bytes that left this machine; every host has the model then."""
     assert supply.fetch
@@ -161,9 +167,7 @@ def test_other_hosts_have_the_first_bytes_before_the_first_host_has_the_last(
     hubs: FakeHubs, cluster: Cluster, stack: ExitStack
 ) -> None:
     hubs.models[MODEL], hubs.held = dict(LARGE), {"model.bin"}
-    supply = found(cluster, stack, on="h1")
-    assert supply.fetch
-    delivery = cluster.delivery(supply.fetch())
+    delivery = cluster.delivery(fetched(cluster, stack, on="h1"))
 
     def let_it_go_on(_: object) -> None:
         if came(cluster, "h2"):
@@ -194,9 +198,7 @@ def test_wrong_bytes_are_read_again_once(
 def test_wrong_bytes_of_a_hub_end_the_run_of_all(
     hubs: FakeHubs, cluster: Cluster, stack: ExitStack
 ) -> None:
-    supply = found(cluster, stack, on="h1")
-    assert supply.fetch
-    supply = supply.fetch()
+    supply = fetched(cluster, stack, on="h1")
     hubs.wrong = {"model.bin": 100}
     outcome, _ = cluster.push(supply)
     errors = [error.summary for error in outcome.set_aside.values()]
@@ -208,9 +210,7 @@ def test_what_the_hub_refuses_a_host_ends_the_run_of_all(
     hubs: FakeHubs, cluster: Cluster, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_of_someone_else")
-    supply = found(cluster, stack, on="h1")
-    assert supply.fetch
-    supply = supply.fetch()
+    supply = fetched(cluster, stack, on="h1")
     hubs.gated = {MODEL}
     outcome, _ = cluster.push(supply)
     assert len(outcome.set_aside) == 2
@@ -221,9 +221,7 @@ def test_what_the_hub_refuses_a_host_ends_the_run_of_all(
 def test_a_full_disk_of_the_host_that_reads_ends_the_run_of_all(
     hubs: FakeHubs, cluster: Cluster, stack: ExitStack
 ) -> None:
-    supply = found(cluster, stack, on="h1")
-    assert supply.fetch
-    supply = supply.fetch()
+    supply = fetched(cluster, stack, on="h1")
     in_the_way = staging_path(supply.manifest, "") + "/model.bin.part"
     (cluster.own("h1") / in_the_way[1:]).mkdir(parents=True)
     outcome, _ = cluster.push(supply)
@@ -236,12 +234,11 @@ def test_a_full_disk_of_the_host_that_reads_ends_the_run_of_all(
 def test_a_host_that_only_reads_passes_on_and_keeps_nothing(
     hubs: FakeHubs, cluster: Cluster, stack: ExitStack, tmp_path: Path
 ) -> None:
-    supply = found(cluster, stack, on="h1")
-    assert supply.fetch
+    supply = fetched(cluster, stack, on="h1")
     transports = {name: view.transport for name, view in cluster.views.items()}
     route = Route(transports, lambda _: "127.0.0.1", cache=lambda _: str(tmp_path / "blobs"))
     wanted = {"h2": cluster.views["h2"]}
-    receiver = WeightsReceiver(supply.fetch(), wanted, str(cluster.models), route)
+    receiver = WeightsReceiver(supply, wanted, str(cluster.models), route)
     with Transfer(receiver, route) as transfer:
         stage = Stage("Model", ("h2",), (transfer,))
         assert execute((stage,), wanted, cluster.events.append).changed == 1
