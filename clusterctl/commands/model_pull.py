@@ -36,7 +36,7 @@ from clusterctl.transport.fanout import fan_out, values
 
 ASKED = 4  # Hosts that are asked whether they reach the hub
 
-OK = 200  # HTTP status
+SENT = (200, 206)  # HTTP status of a file, and of a part of it
 
 HubName = Literal["hf", "modelscope"]
 
@@ -137,21 +137,23 @@ class FromHub:
         return Supply(listing.manifest(pull.name), name, fetch=fetch)
 
     def _host_that_reaches(self, listing: Listing, views: Mapping[str, HostView]) -> str | None:
-        """Return the first host that can download a file of the model without the user's token. The
-        bytes then do not cross the link of this machine, which may be at home."""
+        """Return the first host that gets the first byte of the largest file without the user's
+        token: hubs keep weights on other servers. The bytes then do not cross the link of this
+        machine, which may be at home."""
         if any(self._hub.cached(listing, file) for file in listing.files):
             return None  # this machine has some of them already
         if any(not file.sha256 and file.size > MOST for file in listing.files):
             return None  # they are read once before, to hash them
         asked = [host.name for host in self._to.hosts][:ASKED]
-        smallest = min(listing.files, key=lambda file: file.size)
+        largest = max(listing.files, key=lambda file: file.size)
+        first_byte = httpx2.Request("GET", largest.url, headers={"Range": "bytes=0-0"})
 
         def ask(name: str) -> int:
             host = HostTransport(views[name].transport, self._outside, timeout=deadlines.HUB_LOOK)
-            return host.handle_request(httpx2.Request("GET", smallest.url)).status_code
+            return host.handle_request(first_byte).status_code
 
         answers = values(fan_out({name: name for name in asked}, ask))
-        return next((name for name in asked if answers.get(name) == OK), None)
+        return next((name for name in asked if answers.get(name) in SENT), None)
 
     def _fetch(self, listing: Listing, name: str, reader: HostView | None) -> Supply:
         """Return the supply, read from the hub by a host, or by this machine. Only a host that the

@@ -126,11 +126,12 @@ class _Answers(BaseHTTPRequestHandler):
             self.hubs.wrong[path] -= 1
             data = bytes(255 - byte for byte in data)
         asked = self.headers.get("Range") if self.hubs.ranges else None
-        begin = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
+        first, _, last = (asked or "bytes=0-").removeprefix("bytes=").partition("-")
+        begin, end = int(first), min(int(last or len(data)) + 1, len(data))
         self.send_response(206 if asked else 200)
         if asked:
-            self.send_header("Content-Range", f"bytes {begin}-{len(data) - 1}/{len(data)}")
-        rest = data[begin:]
+            self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(data)}")
+        rest = data[begin:end]
         self.send_header("Content-Length", str(len(rest)))
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)

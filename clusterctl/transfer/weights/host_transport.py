@@ -39,6 +39,7 @@ class HostTransport(httpx2.BaseTransport):
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """See httpx2. Raises StepFailed when the host gets no answer from the hub."""
+        part = {name: value for name, value in request.headers.items() if name == "range"}
         said = python.ask(
             self._transport,
             PROGRAM,
@@ -46,7 +47,7 @@ class HostTransport(httpx2.BaseTransport):
                 "ca": self._outside.ca,
                 "proxy": dict(self._outside.proxy),
                 "url": str(request.url),
-                "headers": credentials(request.headers) if self._entrusted else {},
+                "headers": {**part, **(credentials(request.headers) if self._entrusted else {})},
             },
             doing="asking the hub",
             timeout=self._timeout,

@@ -100,6 +100,13 @@ def test_a_model_that_takes_the_users_token_comes_through_this_machine(
     assert delivered(cluster, supply) == sum(map(len, FILES.values()))
 
 
+def test_a_host_that_does_not_reach_the_hubs_storage_is_not_chosen(
+    hubs: FakeHubs, cluster: Cluster, stack: ExitStack
+) -> None:
+    hubs.storage = "http://127.0.0.1:9"
+    assert found(cluster, stack).name == "hf"
+
+
 def test_a_host_that_is_named_gets_the_token(
     hubs: FakeHubs, cluster: Cluster, stack: ExitStack
 ) -> None:
