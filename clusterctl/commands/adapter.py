@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from clusterctl.errors import ClusterctlError, UsageError, raise_all
-from clusterctl.operations.adapters import copy_adapters, refusals
+from clusterctl.operations.adapters import copy_adapters, require_adapters
 from clusterctl.operations.changing import change
 from clusterctl.operations.session import Session
 from clusterctl.planning.question import question_again
@@ -77,7 +77,7 @@ def plan_adding(survey: Survey, service: str, adapters: Sequence[LocalAdapter]) 
     """Decide on the adapters that the service is to have. Raises all reasons against these."""
     found = _service(survey, service)
     first = found.documents[0]
-    raise_all(refusals(survey, first, question_again(survey, first).shape, adapters))
+    require_adapters(survey, first, question_again(survey, first).shape, adapters)
     added = {each.name: f"{survey.inventory.models}/{each.path}" for each in adapters}
     return AdapterPlan(survey, found, {**found.require_list().adapters, **added})
 

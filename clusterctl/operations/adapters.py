@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from clusterctl.engine.events import EventSink
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.errors import ClusterctlError, UsageError, raise_all
 from clusterctl.inventory.model import Inventory
 from clusterctl.models.shape import ModelShape
 from clusterctl.node.adapters import takes_adapters
@@ -19,44 +19,47 @@ from clusterctl.transfer.weights.model_sources import of_directory
 from clusterctl.transport.credentials import Credentials
 
 
-def refusals(
+def require_adapters(
     survey: Survey,
     document: ServiceDocument,
     shape: ModelShape | None,
     adapters: Sequence[LocalAdapter],
-) -> list[ClusterctlError]:
-    """Return why the service does not take these adapters. `document`: of one of its replicas, as
-    it is or will be; `shape`: of its model, None if it is not known."""
-    name = document.service
+) -> None:
+    """Raise all reasons why the service does not take these adapters. `document`: of one of its
+    replicas, as it is or will be; `shape`: of its model, None if it is not known."""
     if not adapters:
-        return []
+        return
+    name = document.service
     if not takes_adapters(document.argv):
         again = f"clusterctl serve {document.model} --name {name} -- --enable-lora"
-        return [
-            UsageError(
-                f"{name} was started without --enable-lora, so it takes no adapters",
-                hint=f"{again} --max-lora-rank 64, with its other flags",
-            )
-        ]
+        raise UsageError(
+            f"{name} was started without --enable-lora, so it takes no adapters",
+            hint=f"{again} --max-lora-rank 64, with its other flags",
+        )
+    most = int(last_value(parse_arguments(document.argv[3:]), "max-lora-rank") or DEFAULT_RANK)
+    problems = list(_taken_names(survey, name, adapters))
+    problems += [problem for each in adapters for problem in each.problems(shape, most)]
+    raise_all(problems)
+
+
+def _taken_names(
+    survey: Survey, name: str, adapters: Sequence[LocalAdapter]
+) -> Iterator[ClusterctlError]:
+    """Yield an error for each adapter whose name clients use for something else already."""
     has = _adapters(survey.service(name))
     taken = {name: name}
     for service in survey.services.values():
         if listed := service.listed:
             taken |= dict.fromkeys((*listed.served_names, *listed.adapters), service.name)
-    most = int(last_value(parse_arguments(document.argv[3:]), "max-lora-rank") or DEFAULT_RANK)
-    problems: list[ClusterctlError] = []
+
     for each in adapters:
         same = has.get(each.name, "").endswith(f"/{each.path}")
         if each.name in taken and not same:
             other = f"another name; or first: clusterctl adapter rm {name} {each.name}"
-            problems.append(
-                UsageError(
-                    f"the name {each.name} is taken by the service {taken[each.name]}",
-                    hint=other if each.name in has else "another name",
-                )
+            yield UsageError(
+                f"the name {each.name} is taken by the service {taken[each.name]}",
+                hint=other if each.name in has else "another name",
             )
-        problems += each.problems(shape, most)
-    return problems
 
 
 def _adapters(service: Service) -> Mapping[str, str]:

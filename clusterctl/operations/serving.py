@@ -14,7 +14,7 @@ from clusterctl.errors import ClusterctlError, UsageError, raise_all
 from clusterctl.inventory.model import Inventory
 from clusterctl.models.name import Model, resolve
 from clusterctl.node.files import NodePaths
-from clusterctl.operations.adapters import refusals
+from clusterctl.operations.adapters import require_adapters
 from clusterctl.operations.preparing import prepare_hosts
 from clusterctl.planning.cluster_hardware import measurements
 from clusterctl.planning.report import FitReport
@@ -122,14 +122,15 @@ def look(inventory: Inventory, transports: Mapping[str, Transport]) -> Survey:
 def decide_on(survey: Survey, wanted: Wanted, leaving: Collection[str] = ()) -> Decision:
     """Plan one service. `leaving`: replicas that will have stopped before it changes. Raises what
     `plan_service` raises, and all reasons against its adapters."""
-    inventory, request = survey.inventory, wanted.request
-    head = survey.transports[inventory.head.name]
-    declared = {replica.document.service for replica in survey.replicas.values()}
-    key = new_key(inventory, head, request, sorted(declared))
-    plan = plan_service(survey, request, wanted.model, leaving)
+    plan = plan_service(survey, wanted.request, wanted.model, leaving)
     shape = plan.location.shape if plan.location else None
-    raise_all(refusals(survey, plan.document, shape, wanted.adapters))
+    require_adapters(survey, plan.document, shape, wanted.adapters)
     changes = changes_of(survey, plan)
+
+    inventory = survey.inventory
+    declared = {replica.document.service for replica in survey.replicas.values()}
+    head = survey.transports[inventory.head.name]
+    key = new_key(inventory, head, wanted.request, sorted(declared))
     if key:
         file = NodePaths(inventory.cluster).api_key
         line = f"API key: the config file's, kept in {file} (0600)"
