@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 
+from clusterctl.diagnosis.kinds import kinds
 from clusterctl.diagnosis.rules import Pattern, Rule, rules
 from tests.bench.diagnosis import (
     HEALTHY,
@@ -175,9 +176,23 @@ Docker and the hub are known to say, those of 2026 from the threads that their r
 wrong was decided when fewer causes were known: a newer, finer one counts as another cause.
 `python -m tests.bench.diagnosis` prints the figures.
 
-Failures that no rule knows have one of three ids: `setting-refused` (vLLM says which setting it
-refuses), `request-failed` (one request met an exception in the API server), and `unknown-cause`.
+## What no rule knows
+
+Of such a failure the first exception by time is read, without what Ray and other processes wrap it
+in: the part that raised it, what was running, the settings that the line names, and by its words
+its kind, which is never more than likely. The first that fits counts:
+
+{kinds}
+Where no kind fits, the id is `unknown-cause`. Two more ids are of failures that no rule needs to
+know: `setting-refused` (vLLM says which setting it refuses), and `request-failed` (one request met
+an exception in the API server).
 """
+
+
+def kinds_table() -> str:
+    """Return the kinds of failures as a table."""
+    rows = [f"| `{kind.id}` | {kind.cause} | {kind.fix} |\n" for kind in kinds()]
+    return "".join(("| id | what it probably is | what to do |\n| --- | --- | --- |\n", *rows))
 
 
 def section(rule: Rule) -> str:
@@ -244,6 +259,7 @@ def page() -> str:
         new_right=sum(log.right for log in sick),
         new_line=sum(not log.cause for log in sick),
         calibration=_calibration(),
+        kinds=kinds_table(),
         first_runs=_first_runs(),
         alike=alike,
         twice=twice,

@@ -12,17 +12,43 @@ LONGEST_LINE = 4000
 """Characters searched per line: progress bars and dumps of settings are longer."""
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
+_RAW_ESCAPES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 _TIME = re.compile(
     r"(?:\d{4}-)?(?P<month>\d\d)-(?P<day>\d\d)[T ](?P<clock>\d\d:\d\d:\d\d)"
     r"|\b(?P<name>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<date>\d{1,2}) "
     r"(?P<hours>\d\d:\d\d:\d\d)"
 )
+# What follows names what may have been, not what was.
+_GUESSES = re.compile(
+    r"(?:possible reasons|(?:root|common) causes?)[^:]{0,40}?(?:include|\.|:)", re.IGNORECASE
+)
+# How a line goes on that a terminal or its writer broke: no prefix, no capital letter, no command
+_CONTINUES = re.compile(
+    r"(?!(?:at|in|from|and then|root|self|return|raise) ?[\w@./(]*[@(:])[a-z(`'][^@$#={}]*$"
+)
+_IS_WHOLE = re.compile(r"[.!?:)\]}'\"]$")
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 
 
 def plain(raw: bytes) -> str:
     """Return a line as text, truncated, without colours and other control characters."""
     return _ESCAPES.sub("", raw[: 4 * LONGEST_LINE].decode("utf-8", "replace"))[:LONGEST_LINE]
+
+
+def without_escapes(raw: bytes) -> bytes:
+    """Return lines without colours and other control characters."""
+    return _RAW_ESCAPES.sub(b"", raw) if b"\x1b" in raw or b"\x00" in raw else raw
+
+
+def goes_on(text: str, more: str) -> bool:
+    """Whether a line goes on with a message that a terminal or its writer broke."""
+    return _CONTINUES.match(more) is not None and not _IS_WHOLE.search(text)
+
+
+def without_guesses(text: str) -> str:
+    """Return a line without its guesses at the cause."""
+    guesses = _GUESSES.search(text)
+    return text[: guesses.end()] if guesses else text
 
 
 def when(stamp: str) -> datetime:

@@ -12,7 +12,16 @@ from functools import cache
 from itertools import islice
 from typing import BinaryIO
 
-from clusterctl.diagnosis.line import LONGEST_LINE, last_silence, plain, time_of, when
+from clusterctl.diagnosis.line import (
+    LONGEST_LINE,
+    goes_on,
+    last_silence,
+    plain,
+    time_of,
+    when,
+    without_escapes,
+    without_guesses,
+)
 from clusterctl.diagnosis.parts import running_in
 from clusterctl.diagnosis.rules import LEVELS, Pattern, Rule, rules, without_digits
 from clusterctl.diagnosis.unknown import (
@@ -75,13 +84,8 @@ _RELEASE = re.compile(
     rb"(?:vLLM API server version|V1 LLM engine \(v|vLLM version:?) *v?(\d+\.\d+(?:\.\d+)?)"
 )
 
-# What follows names what may have been, not what was.
-_GUESSES = re.compile(
-    r"(?:possible reasons|(?:root|common) causes?)[^:]{0,40}?(?:include|\.|:)", re.IGNORECASE
-)
-
 # How a line ends whose message stands in the next one, and where the frames of a crash stand
-_ANNOUNCE = (":", " with error")
+_ANNOUNCE = (":", " with error", " ERROR")
 _ADDS = ("what():", "Search for `hip")  # the second tells that an error of CUDA is one of ROCm
 _FRAMES_FOLLOW = 6  # lines
 
@@ -91,6 +95,9 @@ _INDENTED = " " * 8  # deeper than the lines of a traceback
 _DIGITS = b"0123456789"
 _MARKS = tuple(
     mark.translate(None, _DIGITS) for mark in (*_STARTS, *_READY, _STOP, *_ENGINE_STOPS, _RAY_RUNS)
+)
+_MARKED = re.compile(
+    b"|".join(map(re.escape, (*_STARTS, *_READY, *_WORKS, _STOP, *_ENGINE_STOPS, _RAY_RUNS)))
 )
 _RAY_PREFIX = re.compile(r"\([\w.:+ =-]*?pid=\d+, ip=([\w.:]+)\)")
 
@@ -143,7 +150,14 @@ class Finding:
     @property
     def weight(self) -> tuple[int, bool, bool]:
         """The finding's rank: the lower, the more decisive, regardless of time."""
-        return LEVELS[self.pattern.level], self.pattern.likely, not self.time
+        # Of failures that differ in kind alone, the first by time counts.
+        likely = self.pattern.likely and not self.is_read
+        return LEVELS[self.pattern.level], likely, not self.time
+
+    @property
+    def is_read(self) -> bool:
+        """Whether no rule knows it."""
+        return not self.pattern.text
 
 
 def lines_of(stream: BinaryIO) -> Iterator[bytes]:
@@ -259,7 +273,7 @@ class _Search:
 
         text = plain(raw)
         if "causes" in text or "reasons" in text:
-            text = _without_guesses(text)
+            text = without_guesses(text)
         candidates = _candidates(text, there)
         known = _match(text, candidates, self._before, self._start.release)
         last = self._just_before(number)
@@ -314,6 +328,7 @@ class _Search:
             return False
         more = body_of(text)
         announced = last.evidence.text.endswith(_ANNOUNCE) or more.startswith(_ADDS)
+        announced = announced or (more == text.strip() and goes_on(last.evidence.text, more))
         return bool(announced and more) and self._retold(last, f"{last.evidence.text} {more}")
 
     def _crashed_in(self, text: str) -> bool:
@@ -337,6 +352,8 @@ class _Search:
 
     def _mark(self, raw: bytes) -> None:
         """Note that a start of vLLM begins or has become ready."""
+        if not _MARKED.search(raw):
+            return
         begins = next((at for at, mark in enumerate(_STARTS) if mark in raw), len(_STARTS))
         if begins < len(_STARTS):
             self._begin(begins, raw)
@@ -400,15 +417,17 @@ class _Search:
         if failure is None:
             return None
         chained, self._chained = self._chained, ""
-        if chained == WRAPS:
+        earlier = sorted(
+            (one for some in self._current.values() for one in some if one.is_read), key=_line
+        )
+        if chained == WRAPS and not alone:
             return None
-
-        earlier = self._current.get(failure.id, [])
-        if failure.is_a_code and earlier and earlier[-1].pattern.level == "said":
+        if failure.says_little and earlier and earlier[-1].pattern.level == "said":
             return None
         joined = chained == HANDLES or failure.shown.kind is Kind.COMPILED
         while earlier and earlier[-1].gives_way(joined):
-            earlier.pop()
+            given = earlier.pop()
+            self._current[given.id].remove(given)
         return failure.rule, failure.pattern, _Values()
 
     def _found(self, number: int, text: str, rule: Rule, pattern: Pattern, values: _Values) -> None:
@@ -456,8 +475,7 @@ def _there(joined: bytes) -> tuple[Sequence[tuple[str, Rule, Pattern]], bool]:
     """Return the patterns that lines of a block may match, and whether they may show unknown
     failures: searching a block for a text is ten times as fast as searching its lines."""
     # Colours, and the zeros of UTF-16, may stand inside of a word.
-    if b"\x1b" in joined or b"\x00" in joined:
-        return _patterns(), True
+    joined = without_escapes(joined)
     # Any line stands for all that differ from it only in digits.
     small = without_digits(joined.decode("utf-8", "replace")).lower()
     return [each for each in _patterns() if each[0] in small], TRIGGER.search(small) is not None
@@ -472,12 +490,6 @@ def _joined(last: Finding, text: str) -> Iterator[str]:
         yield f"{last.evidence.text} {more}"
     if unknown and more:
         yield f"{last.evidence.text}{more}"
-
-
-def _without_guesses(text: str) -> str:
-    """Return a line without its guesses at the cause."""
-    guesses = _GUESSES.search(text)
-    return text[: guesses.end()] if guesses else text
 
 
 def _shapes(block: Sequence[bytes]) -> list[int]:

@@ -17,6 +17,7 @@ from clusterctl.node.attempt import stage_of
 _NEUTRAL = (
     "/torch/nn/", "/torch/utils/", "/torch/_ops", "/torch/_C", "<frozen", "<string>", "tvm_ffi",
 )  # fmt: skip
+_FOREIGN = "the package "
 _PACKAGE = re.compile(r"(?:.*(?:site|dist)-packages/)?(?P<name>\w+)/.*\.pyx?i?")
 
 _BY_STAGE = {
@@ -39,6 +40,11 @@ class Part:
     says: tuple[str, ...] = ()
     about: tuple[str, ...] = ()
     calls: bool = False
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is a package of which no more is known, with settings of its own."""
+        return self.name.startswith(_FOREIGN)
 
     @property
     def of_all(self) -> bool:
@@ -84,11 +90,11 @@ def _package(path: str) -> Part | None:
     if path == "<unknown>":
         return Part("a compiled extension")
     match = _PACKAGE.fullmatch(path)
-    return Part(f"the package {match['name']}") if match else None
+    return Part(f"{_FOREIGN}{match['name']}") if match else None
 
 
 def _with_file(path: str) -> Part | None:
-    small = path.lower()
+    small = path.lower() if path.startswith(("/", "<")) else f"/{path.lower()}"
     return next((part for part in parts() if any(one in small for one in part.files)), None)
 
 
@@ -115,6 +121,12 @@ def parts() -> tuple[Part, ...]:
     return tuple(
         Part(**{key: _typed(value) for key, value in entry.items()}) for entry in _read()["parts"]
     )
+
+
+@cache
+def settings_of_parts() -> frozenset[str]:
+    """Return the arguments of vLLM that some part reads."""
+    return frozenset(name for part in parts() for name in part.settings)
 
 
 @cache

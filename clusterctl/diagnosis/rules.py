@@ -32,6 +32,7 @@ class Pattern:
     fix: str
     likely: bool = False
     more_follows: bool = False  # what is joined to it says better what failed
+    says_little: bool = False  # a line beside it does
     passing: bool = False  # healthy starts that take long say it, too
     after: tuple[str, ...] = ()
     without: tuple[str, ...] = ()

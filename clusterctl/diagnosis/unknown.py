@@ -8,7 +8,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from clusterctl.diagnosis.parts import COMPILING, NO_PART, VLLM, Part, part_of, running_in
+from clusterctl.diagnosis.kinds import FailureKind, kind_of
+from clusterctl.diagnosis.parts import (
+    COMPILING,
+    NO_PART,
+    VLLM,
+    Part,
+    part_of,
+    running_in,
+    settings_of_parts,
+)
 from clusterctl.diagnosis.rules import Pattern, Rule
 
 UNKNOWN, REFUSED, REQUEST = "unknown-cause", "setting-refused", "request-failed"
@@ -20,6 +29,7 @@ HANDLES = "During handling of the above exception"
 
 _LONGEST = 300  # characters of a message
 _MOST_FLAGS = 4
+_SHORTEST_VALUE = 2  # characters of a setting's value that a message may have by chance
 _MOST_OF_KEYS = 20  # lines in which pydantic lists what it refuses
 _MOST_BEFORE = 2  # lines before a failure that are shown
 
@@ -125,10 +135,20 @@ _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+)(?:,? in (?P<fun
 # As people shorten it in their notes
 _SHORT_FRAME = re.compile(r"(?P<path>[\w./-]+\.py):(?P<line>\d+) +(?:in )?(?P<function>[\w.<>]+)")
 _PACKAGES = re.compile(r".*(?:site|dist)-packages/")
-_CODE = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
 _SETTING = re.compile(r"'(\w+)': ('[^']*'|\{[^{}]*\}|[^,{}]+)")
 _ARGUMENTS = re.compile(r"'?(\w+)'?[:=]")
-_FLAG = re.compile(r"--[a-z][a-z0-9-]+|\b[a-z]+(?:_[a-z]+)+\b")
+_FLAG = re.compile(r"--[a-z][a-z0-9-]+(?!\S*$)|\b[a-z]+(?:_[a-z]+)+\b")
+_VARIABLE = re.compile(
+    r"\b(?:VLLM|NCCL|GLOO|RAY|HF|UCX|NVSHMEM|LMCACHE|FLASHINFER|TRITON|CUDA_VISIBLE|CUDA_HOME|PYTORCH)"
+    r"_[A-Z0-9_]+\b"
+)
+_STANDARD = frozenset({"true", "false", "none", "auto"})
+_NOT_TO_CHANGE = frozenset({"model", "served_model_name", "host", "port", "api_key", "tokenizer"})
+# An exception that has only a name, or a number, for what a library said beside it
+_SAYS_LITTLE = re.compile(
+    r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+$|.*(?:unhandled \w+ error|NCCL error in: |internal error|"
+    r"failed with (?:exit )?(?:code|status) -?\d+)"
+)
 
 # Programs try something, and what they do when it is refused is what fails.
 _TRIED = frozenset({
@@ -200,8 +220,10 @@ class UnknownFailure:
     part: Part
     running: str  # empty if the log does not show it
     place: str  # where in the code: file:line; empty if the log does not show it
-    flags: tuple[str, ...]  # that the message names, and that the part reads
+    named: tuple[str, ...]  # flags and variables that the message names
+    flags: tuple[str, ...]  # that the part reads
     changed: tuple[str, ...]  # since it last served, in the same log
+    kind: FailureKind | None = None
 
     @property
     def more_follows(self) -> bool:
@@ -210,32 +232,44 @@ class UnknownFailure:
         return self.shown.name in _TRIED or headline
 
     @property
-    def is_a_code(self) -> bool:
-        """Whether it only has a name for what a library said before it."""
-        return _CODE.fullmatch(self.shown.message) is not None
+    def says_little(self) -> bool:
+        """Whether it only has a name for what a library said beside it."""
+        return _SAYS_LITTLE.match(self.shown.message) is not None
 
     @property
     def cause(self) -> str:
         said = ": ".join(filter(None, (self.shown.name, self.shown.message)))
         if self.id == REFUSED:
-            return f"vLLM refuses {', '.join(self.flags) or 'a setting'}: {self.shown.message}"
+            return f"vLLM refuses {', '.join(self.named) or 'a setting'}: {self.shown.message}"
         running = f" while {self.running}" if self.running else ""
         place = f" ({self.place})" if self.place else ""
-        return f"{self.part.name} failed{running}: {said}{place}"
+        return f"{self._failed}{running}: {said}{place}"
+
+    @property
+    def _failed(self) -> str:
+        if self.kind is None:
+            return f"{self.part.name} failed"
+        return (
+            self.kind.cause if self.part is NO_PART else f"{self.kind.cause}, in {self.part.name}"
+        )
 
     @property
     def fix(self) -> str:
-        flags = ", ".join(self.flags)
+        named, read = ", ".join(self.named), ", ".join(self.flags)
         if self.id == REFUSED:
-            return f"change {flags or 'what the line names'} as the line says, or leave it out"
-        search = "search the project's issues for the line"
+            return f"change {named or 'what the line names'} as the line says, or leave it out"
+        steps = []
         if self.changed:
-            search = (
-                f"undo what changed since it last served ({', '.join(self.changed)}), or {search}"
-            )
-        if flags:
-            return f"{search}; this part reads {flags}: leave them out one by one"
-        return f"{search}, and try another release of the image"
+            steps.append(f"undo what changed since it last served ({', '.join(self.changed)})")
+        if named:
+            steps.append(f"change {named}, which the line names, or leave it out")
+        if self.kind:
+            steps.append(self.kind.fix)
+        elif not self.changed:
+            steps.append("search the project's issues for the line, and try another release")
+        if read and (self.kind is None or self.kind.reads):
+            steps.append(f"this part reads {read}: leave them out one by one")
+        return "; ".join(steps)
 
     @property
     def rule(self) -> Rule:
@@ -245,16 +279,20 @@ class UnknownFailure:
     @property
     def pattern(self) -> Pattern:
         level = "said" if self.shown.kind is Kind.SAID else "raised"
-        likely = self.id == REFUSED and self.shown.kind is not Kind.PARSED
+        if self.id == REQUEST:
+            level = "request"
+        elif self.kind and level == "raised":
+            level = self.kind.level
         return Pattern(
             text="",
             of="",
             example="",
-            level="request" if self.id == REQUEST else level,
+            level=level,
             cause=self.cause,
             fix=self.fix,
-            likely=likely,
+            likely=self.kind is not None or self.shown.kind is not Kind.PARSED,
             more_follows=self.more_follows,
+            says_little=self.says_little,
         )
 
 
@@ -322,7 +360,10 @@ def failure_in(
         if not key:
             return None
         shown = replace(shown, message=f"{key}: {shown.message}")
-    if shown.name.startswith(_WRAPPERS) or shown.name.endswith("Warning"):
+    wraps = shown.name.startswith(_WRAPPERS) or (
+        shown.name == "ValidationError" and not shown.message
+    )
+    if wraps or shown.name.endswith("Warning"):
         return None
     if any(words in shown.message for words in _WRAPPED):
         return None
@@ -350,8 +391,22 @@ def failure_in(
     elif start.serves and _of_a_request(paths):
         identity = REQUEST
     place = frames[0].place if frames else ""
-    flags = _flags(NO_PART if identity == REFUSED else part, shown.message, start.arguments)
-    return UnknownFailure(identity, shown, part, running, place, flags, start.changed)
+    kind = kind_of(": ".join(filter(None, (shown.name, shown.message))))
+    of_value = kind if identity == UNKNOWN else None
+    named = _named(part, shown.message, start.arguments, of_value)
+    if identity == UNKNOWN and kind:
+        identity = kind.id
+    return UnknownFailure(
+        identity,
+        shown,
+        part,
+        running,
+        place,
+        named,
+        _read_by(part, start.arguments, named),
+        start.changed,
+        kind if identity not in {REFUSED, REQUEST} else None,
+    )
 
 
 def silence_after(text: str, before: Sequence[bytes], minutes: int) -> UnknownFailure | None:
@@ -361,7 +416,9 @@ def silence_after(text: str, before: Sequence[bytes], minutes: int) -> UnknownFa
         return None
     shown = Shown(Kind.SAID, "", f"nothing was written for {minutes} minutes after this line")
     part = part_of([], "", text, text)
-    return UnknownFailure(UNKNOWN, shown, VLLM if part is NO_PART else part, running, "", (), ())
+    return UnknownFailure(
+        UNKNOWN, shown, VLLM if part is NO_PART else part, running, "", (), (), ()
+    )
 
 
 def crashed_in(end: str, text: str) -> bool:
@@ -430,7 +487,7 @@ def _shown(text: str) -> Shown | None:
 
     grave = (level in _GRAVE or of_program) and body[:1] not in {"", " "}
     spoken = (_BARE.match(line) or _NATIVE.search(line)) and not harmless
-    if _OF_NCCL.search(text) or spoken or (grave and not _HEADLINE.match(body)):
+    if _OF_NCCL.search(text) or ((spoken or grave) and not _HEADLINE.match(body)):
         return _cut(Kind.SAID, "", line)
     return None
 
@@ -471,14 +528,34 @@ def _settings(arguments: str) -> dict[str, str]:
     return dict(_SETTING.findall(arguments))
 
 
-def _flags(part: Part, message: str, arguments: str) -> tuple[str, ...]:
-    """Return the flags that the message names and that the part reads; if the log shows which are
-    set, only those."""
+def _named(part: Part, message: str, arguments: str, kind: FailureKind | None) -> tuple[str, ...]:
+    """Return the flags that a message names, or whose value it has if it is about values, and the
+    variables of the environment."""
+    own = _settings(arguments)
+    known = own.keys() | (frozenset() if part.is_foreign else settings_of_parts())
+    words = [word for word in _FLAG.findall(message) if word.startswith("--") or word in known]
+    for name, value in own.items() if kind and kind.of_values else ():
+        text = value.strip("'")
+        odd = len(text) > _SHORTEST_VALUE and text.lower() not in _STANDARD
+        if odd and name not in _NOT_TO_CHANGE and _stands_in(text, message):
+            words.append(name)
+    flags = [f"--{word.lstrip('-').replace('_', '-')}" for word in words]
+    variables = [f"{name} in `env`" for name in _VARIABLE.findall(message) if "_ERR" not in name]
+    return tuple(dict.fromkeys((*flags, *variables)))[:_MOST_FLAGS]
+
+
+def _stands_in(text: str, message: str) -> bool:
+    found = re.search(rf"(?:['\"`=(]){re.escape(text)}(?![\w.-])", message, re.IGNORECASE)
+    return found is not None
+
+
+def _read_by(part: Part, arguments: str, named: Sequence[str]) -> tuple[str, ...]:
+    """Return the flags that a part reads, apart from those that are named already; if the log shows
+    which are set, only those."""
     own = set(_ARGUMENTS.findall(arguments))
-    named = [word for word in _FLAG.findall(message) if word.startswith("--") or word in own]
     read = [word for word in part.settings if word in own or not own]
-    flags = [f"--{word.lstrip('-').replace('_', '-')}" for word in (*named, *read)]
-    return tuple(dict.fromkeys(flags))[:_MOST_FLAGS]
+    flags = [f"--{word.replace('_', '-')}" for word in read]
+    return tuple(flag for flag in flags if flag not in named)[:_MOST_FLAGS]
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from clusterctl.diagnosis.logs import Evidence, Finding, search, search_now
 from clusterctl.diagnosis.rules import LEVELS
-from clusterctl.diagnosis.unknown import REQUEST, UNKNOWN
+from clusterctl.diagnosis.unknown import REFUSED, REQUEST, UNKNOWN
 from clusterctl.errors import StepFailed
 
 LOST = "node-lost"
-_BROKEN_BY_LOSS = ("nccl-", "gloo-", "gcs-", "ray-cgraph", "dist-", "peer-gone", UNKNOWN)
+_BROKEN_BY_LOSS = ("nccl-", "gloo-", "gcs-", "ray-cgraph", "dist-", "peer-gone")
+
+_LONGEST_MESSAGE = 40  # lines in which a message goes on, with what it was raised from
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,11 @@ def verdict(findings: Iterable[Finding]) -> list[Cause]:
 def _causes(findings: Sequence[Finding]) -> list[Cause]:
     lost = any(each.id == LOST for each in findings)
     order = sorted(findings, key=lambda finding: _depth(finding, lost=lost))
+    known = {each.id for each in findings if not each.is_read}
     groups: dict[str, list[Finding]] = {}
     for each in order:
-        groups.setdefault(each.id, []).append(each)
+        apart = not _is_unknown(each) or each.id in known
+        groups.setdefault(each.id if apart else UNKNOWN, []).append(each)
 
     causes = []
     for same in groups.values():
@@ -57,7 +61,7 @@ def _causes(findings: Sequence[Finding]) -> list[Cause]:
         causes.append(
             Cause(
                 first.id,
-                _certainty(first),
+                _certainty(first, among=findings),
                 first.cause,
                 first.fix,
                 tuple(each.evidence for each in same),
@@ -70,21 +74,36 @@ def _causes(findings: Sequence[Finding]) -> list[Cause]:
     return causes
 
 
-def _certainty(finding: Finding) -> str:
-    """Return how certain a cause is: a failure between ranks usually has another cause, and a
-    report of an end does not say why."""
+def _is_unknown(finding: Finding) -> bool:
+    """Whether no rule knows it, and the line does not say all of it either."""
+    return finding.is_read and finding.id not in {REFUSED, REQUEST}
+
+
+def _certainty(finding: Finding, among: Sequence[Finding]) -> str:
+    """Return how certain a cause is: a failure between ranks usually has another cause, a report of
+    an end does not say why, and what stands long after another failure may follow from it."""
     level = finding.pattern.level
     if finding.id in {UNKNOWN, REQUEST} or level == "report":
         return "unknown"
     between = level == "link" and finding.id != LOST
-    return "likely" if finding.pattern.likely or between else "certain"
+    after = any(_long_before(other, finding) for other in among)
+    return "likely" if finding.pattern.likely or between or after else "certain"
+
+
+def _long_before(other: Finding, finding: Finding) -> bool:
+    """Whether another failure, of which no rule knows what follows from it, stands in the same log
+    before this one, and not in the same message."""
+    if not _is_unknown(other) or other.pattern.level != "raised":
+        return False
+    here, there = finding.evidence, other.evidence
+    return here.file == there.file and here.line - there.line > _LONGEST_MESSAGE
 
 
 def _depth(finding: Finding, *, lost: bool) -> tuple[int, bool, bool, str]:
     """Return the sort key of findings: Python's sort keeps the order of files and lines for equal
     ones. `lost`: a node was lost, which breaks its connections."""
     level, likely, timeless = finding.weight
-    if lost and finding.id.startswith(_BROKEN_BY_LOSS):
+    if lost and (_is_unknown(finding) or finding.id.startswith(_BROKEN_BY_LOSS)):
         level = max(level, LEVELS["said"])
     return level, likely, timeless, finding.time
 

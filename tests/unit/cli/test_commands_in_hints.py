@@ -13,6 +13,7 @@ import typer.main
 
 from clusterctl.cli.app import app
 from clusterctl.cli.program import VllmCommand
+from clusterctl.diagnosis.kinds import kinds
 from clusterctl.diagnosis.rules import rules
 from clusterctl.serving.release_flags import is_vllm_flag
 
@@ -68,10 +69,11 @@ def _named() -> Iterator[tuple[str, list[str]]]:
                 words = found[1].split()
                 if words[0] not in PROSE and "." not in words[0]:
                     yield str(file.relative_to(ROOT)), words
-    for pattern in (each for rule in rules() for each in rule.seen):
-        for found in COMMAND.finditer(f"{pattern.cause}; {pattern.fix}"):
+    patterns = (each for rule in rules() for each in rule.seen)
+    for told in (*patterns, *kinds()):
+        for found in COMMAND.finditer(f"{told.cause}; {told.fix}"):
             if (words := found[1].split())[0] not in PROSE:
-                yield "clusterctl/diagnosis/rules.yaml", words
+                yield "clusterctl/diagnosis", words
     for file in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for match in IN_DOCS.finditer(file.read_text()):
             words = (match[1] or match[2]).split()[1:]

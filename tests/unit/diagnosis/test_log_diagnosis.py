@@ -344,7 +344,7 @@ def test_the_assertion_of_a_kernel_is_named_before_the_error_that_follows() -> N
 
     (cause,) = diagnose([assertion, triggered])
 
-    assert "`i < n` does not hold" in cause.cause
+    assert "Assertion `i < n` failed" in cause.cause
     assert [one.line for one in cause.evidence] == [1, 2]
 
 

@@ -164,7 +164,7 @@ def test_a_setting_that_vllm_refuses_is_named(line: str, certainty: str, flags: 
     ],
 )
 def test_no_log_that_ends_badly_is_passed_over(line: str) -> None:
-    assert first(ENGINE.format("0.41.0"), line).id == "unknown-cause"
+    assert first(ENGINE.format("0.41.0"), line).certainty != "certain"
 
 
 def test_a_line_that_speaks_of_an_error_gives_way_to_the_exception() -> None:
@@ -311,7 +311,9 @@ def test_an_exception_without_words_is_told_with_its_line_of_code() -> None:
         error("           ^^^^^^^^^^^^^^^^^^^^"),
         error("AssertionError"),
     )
-    assert cause.cause == "vLLM failed: AssertionError: assert sizes[rank] == batch (vllm/a.py:88)"
+    assert cause.cause.endswith(
+        ", in vLLM: AssertionError: assert sizes[rank] == batch (vllm/a.py:88)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -561,7 +563,7 @@ def test_a_process_that_was_killed_is_told_whoever_says_so(line: str) -> None:
 
 
 def test_what_other_programs_call_an_error_is_no_setting_that_vllm_refuses() -> None:
-    assert first("/usr/bin/gcc: error: unrecognized option --odd").id == "unknown-cause"
+    assert first("/usr/bin/gcc: error: unrecognized option --odd").id == "name-unknown"
     assert first("vllm serve: error: argument --new: invalid choice").id == "setting-refused"
 
 
@@ -610,8 +612,8 @@ def test_a_traceback_that_its_author_shortened_shows_the_part() -> None:
         "AssertionError",
     )
 
-    assert cause.cause == (
-        "the KV connector failed: AssertionError: assert lanes == open_lanes "
+    assert cause.cause.endswith(
+        ", in the KV connector: AssertionError: assert lanes == open_lanes "
         "(vllm/distributed/kv_transfer/kv_connector/v1/newlink.py:34)"
     )
 
