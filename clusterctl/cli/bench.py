@@ -80,14 +80,7 @@ def bench(
         rates=_rates(rate), sweep=sweep, prompt=prompt, output=output, requests=requests
     )
     with session("bench", inventory, quiet=as_json) as opened:
-        found = run(
-            opened.inventory,
-            services or (),
-            planned,
-            opened.credentials,
-            opened.progress,
-            runs=runs,
-        )
+        found = run(opened, services or (), planned, runs=runs)
     documents = [one.to_json() for one in found]
     if as_json:
         print(pretty(documents))

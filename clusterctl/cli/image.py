@@ -59,13 +59,13 @@ def push(
     rate = options.rate_of(limit_rate)
     with session("image-push", inventory, limit=limit, quiet=as_json) as opened:
         reference = image or opened.inventory.image
-        wanted = ImagePush(opened.inventory, opened.hosts, reference, source, rate, compress)
+        wanted = ImagePush(opened, reference, source, rate, compress)
         if dry_run:
             nothing = "Nothing to transfer: every host has the image."
-            plan = make_plan(wanted, opened.credentials)
+            plan = make_plan(wanted)
             raise show_plan(plan, as_json=as_json, nothing=nothing)
         agree = agreement(opened.progress, yes=True, as_json=as_json)
-        done = run(wanted, opened.credentials, agree=agree, sink=opened.progress)
+        done = run(wanted, agree=agree)
     print(pretty(_document(done)) if as_json else _sentence(done))
 
 

@@ -49,16 +49,9 @@ def create(
 
     of_requests = limit(requests, "--requests", "min") if requests is not None else 0
     of_tokens = limit(tokens, "--tokens", "day") if tokens is not None else 0
-    named = models.split(",") if models else ()
+    named = models.split(",") if models else []
     with session("key", inventory, quiet=True) as opened:
-        key, followed = run(
-            opened.inventory,
-            name,
-            opened.credentials,
-            requests_per_minute=of_requests,
-            tokens_per_day=of_tokens,
-            models=named,
-        )
+        key, followed = run(opened, name, of_requests, of_tokens, named)
     for model in named:
         if model not in followed.served:
             print(f"note: nothing is served as {model} now", file=sys.stderr)
@@ -75,7 +68,7 @@ def ls(inventory: options.Inventory = None, as_json: options.Json = False) -> No
     from clusterctl.reporting.text import columns
 
     with session("key", inventory, quiet=True) as opened:
-        found = list_keys(opened.inventory, opened.credentials)
+        found = list_keys(opened)
     if as_json:
         shown = [
             {
@@ -129,7 +122,7 @@ def revoke(
     from clusterctl.commands.key import revoke as run
 
     with session("key", inventory, quiet=True) as opened:
-        followed = run(opened.inventory, name, opened.credentials)
+        followed = run(opened, name)
     print(pretty({"revoked": name}) if as_json else f"{name} is revoked")
     _note(followed)
 
@@ -163,7 +156,7 @@ def rotate(
             if stops and not confirm(question, yes=yes, progress=opened.progress):
                 raise UsageError("not confirmed: a service would be unavailable", hint="add --yes")
 
-        names = replace_own(opened.inventory, opened.credentials, agree=agree)
+        names = replace_own(opened, agree=agree)
         for name in names:
             restart(opened, name, agree=lambda _: None)
     if as_json:

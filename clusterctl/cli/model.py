@@ -49,7 +49,7 @@ def ls(
         listed = None
     else:
         with session("model-ls", inventory, limit=limit, quiet=True) as opened:
-            listed = run(opened.inventory, opened.hosts, opened.credentials)
+            listed = run(opened)
     if as_json:
         print(pretty(listed_document(listed)))
         return
@@ -101,7 +101,7 @@ def _gpus_of_cluster(path: Path | None) -> tuple[GpuModel, ...]:
 
     with session("model-search", path, quiet=True) as opened:
         cluster = opened.inventory.cluster
-        found = gpus_of_cluster(opened.inventory, opened.credentials)
+        found = gpus_of_cluster(opened)
     if not found:
         print(f"all models, since no host of {cluster} reports a GPU", file=sys.stderr)
         return ()

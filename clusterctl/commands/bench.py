@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from clusterctl.engine.events import EventSink, Note
+from clusterctl.engine.events import Note
 from clusterctl.engine.interrupt import interruptible
-from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import ServiceDocument
 from clusterctl.node.files import NodePaths
+from clusterctl.operations.session import Session
 from clusterctl.planning.cluster_hardware import measurements
 from clusterctl.planning.question import plan_as_served
 from clusterctl.planning.reported import keep
@@ -26,8 +26,7 @@ from clusterctl.serving.bench import (
 )
 from clusterctl.serving.declaration import read_key
 from clusterctl.serving.measuring import asked_for, measure, replicas_named, require_ready
-from clusterctl.survey.survey import Survey, connected, take_survey
-from clusterctl.transport.credentials import Credentials
+from clusterctl.survey.survey import Survey, take_survey
 
 
 @dataclass(frozen=True)
@@ -69,13 +68,7 @@ class MeasuredLoad:
 
 
 def run(
-    inventory: Inventory,
-    names: Sequence[str],
-    loads: Sequence[BenchLoad],
-    credentials: Credentials,
-    sink: EventSink,
-    *,
-    runs: int = 1,
+    session: Session, names: Sequence[str], loads: Sequence[BenchLoad], *, runs: int = 1
 ) -> list[MeasuredLoad]:
     """Measure each service with each load, `runs` times, one after the other; without `names`, the
     only service. Each result is stored on the head at once.
@@ -83,8 +76,9 @@ def run(
     Raises UsageError for a service that is unknown or not ready, and for a vLLM without the
     command; StepFailed for a benchmark without a result; Interrupted.
     """
+    inventory, sink = session.inventory, session.progress
     file = str(NodePaths(inventory.cluster).logs / "bench.jsonl")
-    with connected(inventory.hosts, credentials) as transports:
+    with session.connected() as transports:
         files = (file, *measurements(inventory.cluster))
         survey = take_survey(inventory, transports, files=files)
         survey.require_supervised_head()

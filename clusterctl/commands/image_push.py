@@ -9,21 +9,21 @@ from functools import cached_property, partial
 
 from clusterctl.containers.drivers import driver_for
 from clusterctl.engine.carry_out import carry_out
-from clusterctl.engine.events import EventSink, one_at_a_time
+from clusterctl.engine.events import EventSink, ignore, one_at_a_time
 from clusterctl.engine.executor import execute_held
 from clusterctl.engine.plan import OnFailure, Plan, Stage
 from clusterctl.engine.plan import plan as plan_stages
 from clusterctl.engine.step import Unknown
 from clusterctl.errors import StepFailed, raise_all
-from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.model import Host
+from clusterctl.operations.session import Session
 from clusterctl.ray_cluster.topology import Node
 from clusterctl.steps.engines import Engines
-from clusterctl.survey.survey import Survey, connected, take_survey
+from clusterctl.survey.survey import Survey, take_survey
 from clusterctl.transfer.image_receiver import ImageReceiver
 from clusterctl.transfer.image_sources import HOST, ImageFinder, PulledFirst
 from clusterctl.transfer.transfer import Route, Transfer
 from clusterctl.transport.base import Transport
-from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
 
@@ -45,8 +45,7 @@ class PushedImage:
 class ImagePush:
     """Arguments of `image push`."""
 
-    inventory: Inventory
-    hosts: tuple[Host, ...]
+    session: Session
     reference: str
     # --from: registry, docker, host:NAME, or a path; None for the nearest source.
     chosen: str | None = None
@@ -56,38 +55,37 @@ class ImagePush:
     @property
     def involved(self) -> tuple[Host, ...]:
         """The target hosts, the host named by --from, and the head."""
-        names = {host.name for host in self.hosts}
+        names = {host.name for host in self.session.hosts}
         if self.chosen and self.chosen.startswith(HOST):
             names.add(self.chosen.removeprefix(HOST))
-        return self.inventory.with_head(names)
+        return self.session.inventory.with_head(names)
 
 
-def make_plan(push: ImagePush, credentials: Credentials) -> Plan:
+def make_plan(push: ImagePush) -> Plan:
     """Return the plan of `run`. Changes nothing."""
-    with connected(push.involved, credentials) as transports:
-        return _Delivery(push, transports, credentials, lambda _: None).plan()
+    with push.session.connected(push.involved) as transports:
+        return _Delivery(push, transports, ignore).plan()
 
 
-def run(
-    push: ImagePush, credentials: Credentials, *, agree: Callable[[Plan], None], sink: EventSink
-) -> PushedImage:
+def run(push: ImagePush, *, agree: Callable[[Plan], None]) -> PushedImage:
     """Deliver the image to the hosts. A second run transfers nothing.
 
     `agree` gets the plan, and raises if the user declines. Raises the errors of all hosts together;
     a failed host does not stop delivery to the others.
     """
-    sink, began, changed = one_at_a_time(sink), time.monotonic(), 0
-    cluster, head = push.inventory.cluster, push.inventory.head.name
-    with connected(push.involved, credentials) as transports:
-        delivery = _Delivery(push, transports, credentials, sink)
+    session, began, changed = push.session, time.monotonic(), 0
+    inventory = session.inventory
+    with session.connected(push.involved) as transports:
+        delivery = _Delivery(push, transports, one_at_a_time(session.progress))
         if not delivery.images.is_done():
-            lock = partial(ClusterLock, transports[head], cluster, "image push")
+            head = transports[inventory.head.name]
+            lock = partial(ClusterLock, head, inventory.cluster, "image push")
             changed = carry_out(delivery.plan, agree, lock, delivery.carry, lambda plan: plan.shown)
     origin, moved = delivery.images.origin(), delivery.transfer.moved
     return PushedImage(
         push.reference,
         "" if isinstance(origin, Unknown) else origin.name,
-        tuple(host.name for host in push.hosts),
+        tuple(host.name for host in session.hosts),
         changed,
         moved.sent,
         moved.received,
@@ -100,21 +98,18 @@ class _Delivery:
     """Receiver, transfer and stages of one push. Surveys the hosts when `survey` is first read."""
 
     def __init__(
-        self,
-        push: ImagePush,
-        transports: Mapping[str, Transport],
-        credentials: Credentials,
-        sink: EventSink,
+        self, push: ImagePush, transports: Mapping[str, Transport], sink: EventSink
     ) -> None:
         self._push, self._transports, self._sink = push, transports, sink
-        self._names = tuple(host.name for host in push.hosts)
+        session = push.session
+        self._names = tuple(host.name for host in session.hosts)
         drivers = {name: driver_for(transport) for name, transport in transports.items()}
         order = tuple(host.name for host in push.involved)
         finder = replace(
-            ImageFinder.of(push.inventory, push.reference, drivers, transports, order, sink),
+            ImageFinder.of(session.inventory, push.reference, drivers, transports, order, sink),
             chosen=push.chosen,
             pullers=self._names,
-            ask=credentials.ask,
+            ask=session.credentials.ask,
         )
         route = Route.over(transports, self._node, sink, push.limit_rate, push.compress)
         self.images = ImageReceiver(finder.find, drivers, self._names, route)
@@ -124,7 +119,7 @@ class _Delivery:
     def survey(self) -> Survey:
         """The survey of the hosts involved. Raises StepFailed for hosts without a container
         engine."""
-        inventory = self._push.inventory
+        inventory = self._push.session.inventory
         involved = inventory.model_copy(update={"hosts": self._push.involved})
         survey = take_survey(involved, self._transports).require_answers()
         hint = f"clusterctl bootstrap {inventory.file}"

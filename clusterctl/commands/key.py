@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from clusterctl import deadlines
@@ -19,11 +19,11 @@ from clusterctl.node.documents import (
     to_json,
 )
 from clusterctl.node.files import NodePaths
+from clusterctl.operations.session import Session
 from clusterctl.serving.keys import digest, new_secret, with_key, without_key
 from clusterctl.survey.gateways import as_one, gateway_states, may_have_gateway
-from clusterctl.survey.survey import Survey, connected, take_survey
+from clusterctl.survey.survey import Survey, take_survey
 from clusterctl.transport.base import Transport
-from clusterctl.transport.credentials import Credentials
 from clusterctl.transport.lock import ClusterLock
 
 
@@ -45,39 +45,32 @@ class ListedKey:
 
 
 def create(
-    inventory: Inventory,
-    name: str,
-    credentials: Credentials,
-    *,
-    requests_per_minute: int,
-    tokens_per_day: int,
-    models: Sequence[str] = (),
+    session: Session, name: str, requests_per_minute: int, tokens_per_day: int, models: list[str]
 ) -> tuple[str, KeysInEffect]:
-    """Create a key, and return it once it is in effect. Only its hash is stored.
+    """Create a key, and return it once it is in effect. Only its hash is stored. Limits: 0 for
+    none; `models`: empty for all.
 
     Raises UsageError for a name that is taken or cannot be one, StepFailed if a gateway does not
     load it.
     """
     key = new_secret()
-    limits = requests_per_minute, tokens_per_day, list(models)
-    named = NamedKey(name, digest(key), time.time(), *limits)
-    return key, _change(inventory, credentials, lambda document: with_key(document, named))
+    named = NamedKey(name, digest(key), time.time(), requests_per_minute, tokens_per_day, models)
+    return key, _change(session, lambda document: with_key(document, named))
 
 
-def revoke(inventory: Inventory, name: str, credentials: Credentials) -> KeysInEffect:
+def revoke(session: Session, name: str) -> KeysInEffect:
     """Remove a key, and wait until all gateways refuse it. Raises what `create` raises."""
-    return _change(inventory, credentials, lambda document: without_key(document, name))
+    return _change(session, lambda document: without_key(document, name))
 
 
-def replace_own(
-    inventory: Inventory, credentials: Credentials, *, agree: Callable[[Survey], None]
-) -> tuple[str, ...]:
+def replace_own(session: Session, *, agree: Callable[[Survey], None]) -> tuple[str, ...]:
     """Replace the cluster's own key on the head and on hosts with a gateway; return the services
     that must restart with it. The gateway accepts both until no replica requires the old one.
 
     `agree` gets the cluster first, and raises if the user declines.
     """
-    with connected(inventory.hosts, credentials) as transports:
+    inventory = session.inventory
+    with session.connected() as transports:
         survey = take_survey(inventory, transports).require_answers()
         agree(survey)
         head = transports[inventory.head.name]
@@ -89,9 +82,10 @@ def replace_own(
     return tuple(name for name, service in survey.services.items() if service.replicas)
 
 
-def list_keys(inventory: Inventory, credentials: Credentials) -> list[ListedKey]:
+def list_keys(session: Session) -> list[ListedKey]:
     """Return the keys by name, with the gateway's counts."""
-    with connected(inventory.gateways, credentials) as transports:
+    inventory = session.inventory
+    with session.connected(inventory.gateways) as transports:
         document, _ = _read(inventory, transports[inventory.head.name])
         states = gateway_states(inventory, transports)
     gateways = [state.gateway for state in states.values() if state]
@@ -99,15 +93,12 @@ def list_keys(inventory: Inventory, credentials: Credentials) -> list[ListedKey]
     return [ListedKey(key, uses.get(key.name, KeyUse(key.name))) for key in document.keys]
 
 
-def _change(
-    inventory: Inventory,
-    credentials: Credentials,
-    change: Callable[[KeysDocument], KeysDocument],
-) -> KeysInEffect:
+def _change(session: Session, change: Callable[[KeysDocument], KeysDocument]) -> KeysInEffect:
+    inventory = session.inventory
     keepers = [host for host in inventory.keepers if host not in inventory.gateways]
     with (
-        connected(inventory.gateways, credentials) as transports,
-        connected(keepers, credentials) as others,
+        session.connected(inventory.gateways) as transports,
+        session.connected(keepers) as others,
     ):
         head = transports[inventory.head.name]
         survey = take_survey(inventory, transports)
@@ -115,41 +106,49 @@ def _change(
         alive = survey.without_dead()
         following = may_have_gateway(alive)
         change(_read(inventory, head)[0])  # refuse a wrong name without waiting for the lock
+
         known, name = {**others, **transports}, f"{inventory.cluster}-keys"
         with ClusterLock.of(inventory, known, "key", name=name) as lock:
             document, before = _read(inventory, head)
-            changed = change(document)
-            path = str(NodePaths(inventory.cluster).keys)
-            lock.replace(path, to_json(changed).encode(), before=before)
+            data = to_json(change(document)).encode()
+            lock.replace(str(NodePaths(inventory.cluster).keys), data, before=before)
             # Under the lock: with another change meanwhile, this one would never be seen.
-            wanted = hashlib.sha256(to_json(changed).encode()).hexdigest()
+            followed = _await_gateways(inventory, following, hashlib.sha256(data).hexdigest())
 
-            followed: dict[str, GatewayState] = {}
+    away = tuple(host for host in transports if host not in alive.transports)
+    listed = [service.listed for service in survey.services.values() if service.listed]
+    names = (name for each in listed for name in (*each.served_names, *each.adapters))
+    return KeysInEffect(followed[head.host.name], away, frozenset(names))
 
-            def in_effect() -> bool | None:
-                for host, state in gateway_states(inventory, following).items():
-                    gateway = state.gateway if state else GatewayState()
-                    if state and (gateway.state != "up" or gateway.keys_in_effect == wanted):
-                        followed[host] = gateway
-                return len(followed) == len(following) or None
 
-            deadlines.wait_until(in_effect, deadlines.KEY_IN_EFFECT, every=0.2)
-        raise_all(
-            StepFailed(
-                "the keys were saved, but the gateway did not load them within "
-                f"{deadlines.KEY_IN_EFFECT:.0f} s",
-                host=host,
-                # An older release that knows fewer limits never reports the whole file as read.
-                hint=f"clusterctl status; clusterctl bootstrap {inventory.file}, if an older "
-                "clusterctl started it; if a key was created but not printed, revoke it",
-            )
-            for host in following
-            if host not in followed
+def _await_gateways(
+    inventory: Inventory, following: Mapping[str, Transport], wanted: str
+) -> dict[str, GatewayState]:
+    """Return the gateway of each host once all have loaded the keys with the SHA-256 `wanted`.
+    Raises StepFailed for those that do not."""
+    followed: dict[str, GatewayState] = {}
+
+    def in_effect() -> bool | None:
+        for host, state in gateway_states(inventory, following).items():
+            gateway = state.gateway if state else GatewayState()
+            if state and (gateway.state != "up" or gateway.keys_in_effect == wanted):
+                followed[host] = gateway
+        return len(followed) == len(following) or None
+
+    deadlines.wait_until(in_effect, deadlines.KEY_IN_EFFECT, every=0.2)
+    raise_all(
+        StepFailed(
+            "the keys were saved, but the gateway did not load them within "
+            f"{deadlines.KEY_IN_EFFECT:.0f} s",
+            host=host,
+            # An older release that knows fewer limits never reports the whole file as read.
+            hint=f"clusterctl status; clusterctl bootstrap {inventory.file}, if an older "
+            "clusterctl started it; if a key was created but not printed, revoke it",
         )
-        away = tuple(host for host in transports if host not in alive.transports)
-        listed = [service.listed for service in survey.services.values() if service.listed]
-        names = (name for each in listed for name in (*each.served_names, *each.adapters))
-        return KeysInEffect(followed[head.host.name], away, frozenset(names))
+        for host in following
+        if host not in followed
+    )
+    return followed
 
 
 def _read(inventory: Inventory, head: Transport) -> tuple[KeysDocument, bytes | None]:

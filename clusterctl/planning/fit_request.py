@@ -159,6 +159,7 @@ def _shape_of(entry: CatalogueEntry, hub: HubShapes | None) -> ModelShape:
     stored, model = _USUAL.get(entry.precision), model_of(entry)
     if entry.config and (entry.shape.quantization or not stored):
         return entry.shape
+
     try:
         if hub:
             return hub(entry.hub_id)
@@ -166,13 +167,8 @@ def _shape_of(entry: CatalogueEntry, hub: HubShapes | None) -> ModelShape:
     except ClusterctlError as failed:
         unknown = failed
     if stored is None or not model.config:
-        least = ", ".join(f"{each.precision} {each.least_gb} GB" for each in model.editions)
-        unknown.summary = (
-            f"the memory of {entry.alias} cannot be planned: the catalogue has no config.json of "
-            f"{entry.hub_id}, and {unknown.summary}"
-        )
-        unknown.detail = f"its recipe names as minimum: {least}" if model.least_gb else None
-        raise unknown
+        raise _unplannable(entry, model, unknown)
+
     shape = describe({**model.config, "quantization_config": stored}, entry.hub_id, whole=False)
     if not possible_tp(shape, 1):  # Its widths are no multiples of a block
         plain = {key: value for key, value in stored.items() if key != "weight_block_size"}
@@ -183,6 +179,19 @@ def _shape_of(entry: CatalogueEntry, hub: HubShapes | None) -> ModelShape:
         f"layers in {entry.precision}"
     )
     return replace(shape, assumptions=(*shape.assumptions, guess))
+
+
+def _unplannable(
+    entry: CatalogueEntry, model: CatalogueEntry, unknown: ClusterctlError
+) -> ClusterctlError:
+    """Return `unknown`, why the Hub did not answer, as the reason why there is no plan."""
+    least = ", ".join(f"{each.precision} {each.least_gb} GB" for each in model.editions)
+    unknown.summary = (
+        f"the memory of {entry.alias} cannot be planned: the catalogue has no config.json of "
+        f"{entry.hub_id}, and {unknown.summary}"
+    )
+    unknown.detail = f"its recipe names as minimum: {least}" if model.least_gb else None
+    return unknown
 
 
 def load_shape(model: str | Path, hub: HubShapes | None = None) -> ModelShape:
