@@ -17,7 +17,7 @@ from clusterctl.facts.container_networks import (
     container_network_notes,
     container_network_problems,
 )
-from clusterctl.facts.model import ENGINE_ROOT, HostFacts
+from clusterctl.facts.model import ENGINE_ROOT, EngineFacts, HostFacts
 from clusterctl.facts.network_requirements import (
     ephemeral_notes,
     name_notes,
@@ -56,6 +56,9 @@ STORE_FACTOR = 1.5
 # Docker's first release that registers CDI before it starts containers again: moby pull request
 # 49990, merged after 28.1.1 (https://github.com/moby/moby/pull/49990, read 2026-11-26)
 DEVICES_FIRST = (28, 2)
+
+# Of the Engine API that its driver speaks, 1.41 (docs/decisions/0032-oldest-releases.md)
+OLDEST_DOCKER = (20, 10)
 
 SLACK = 1 * GIB  # For the engine's own files and the container's
 
@@ -245,7 +248,19 @@ def _unusable_engine(facts: HostFacts, *, brought: bool) -> tuple[str, str] | No
         )
     if engine.hung:
         return "its Docker daemon does not answer", "sudo systemctl restart docker"
+    if engine.running and () < _release(engine) < OLDEST_DOCKER:
+        apt = r"apt-get remove '^docker(\.io|-ce)$'"
+        return (
+            f"its Docker {engine.version} is older than 20.10, the oldest that clusterctl uses",
+            f"upgrade it, or sudo {apt if facts.os.debian_like else 'dnf remove docker-ce'}, which "
+            "stops its containers; then bootstrap installs a newer one",
+        )
     return None
+
+
+def _release(engine: EngineFacts) -> tuple[int, ...]:
+    """Return the first two numbers of the engine's version: (20, 10) of 20.10.24+dfsg1."""
+    return tuple(int(number) for number in re.findall(r"\d+", engine.version)[:2])
 
 
 def _has_known_packages(facts: HostFacts) -> bool:
@@ -347,8 +362,7 @@ def _software_notes(facts: HostFacts, file: str) -> Iterator[str]:
         yield "not checked without root: Docker, its containers and images, and Ray's ports"
     elif engine.installed and not (engine.running or engine.podman or engine.hung):
         yield f"Docker is installed but not running: {engine.error}"
-    release = tuple(int(number) for number in re.findall(r"\d+", engine.version)[:2])
-    if engine.cdi_spec_dirs and facts.cdi_specs and release < DEVICES_FIRST:
+    if engine.cdi_spec_dirs and facts.cdi_specs and _release(engine) < DEVICES_FIRST:
         yield (
             f"Docker {engine.version} does not give containers their GPUs when it restarts them by "
             "itself (Docker 28.2 does): after a reboot "

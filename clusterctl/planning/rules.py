@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from clusterctl.errors import UsageError
 from clusterctl.models.shape import ModelShape
 from clusterctl.models.version import Version, parse_version, show_version
 from clusterctl.serving.release_flags import BITSANDBYTES_ABSENT_FROM
@@ -19,7 +20,7 @@ Sampler = Literal["sort", "pivot", "gumbel"]
 
 NEWEST: Version = (0, 33, 0)  # The newest version whose source was read
 
-_OLDEST: Version = (0, 7, 0)
+OLDEST: Version = (0, 7, 0)  # docs/decisions/0032-oldest-releases.md
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,6 @@ class Rules:
 
     # The first engine: no chunked prefill, no hybrid cache, sampler on the first rank only.
     engine_v0 = _Of(until=(0, 8, 0))
-    # Chunked prefill is on by default for models beyond 32K (vllm#6666).
-    chunks_long_contexts = _Of((0, 5, 4))
     # Buffers of fused experts stay allocated after a step (v1/worker/workspace.py).
     keeps_workspace = _Of((0, 17, 0))
     # Top-k/top-p by pivots (v1/sample/ops/topk_topp_triton.py), before by sorting the vocabulary.
@@ -101,21 +100,25 @@ def rules_for(version: str | None) -> Rules:
     """Return the rules of a version as users, images or `pip` write it.
 
     A version newer than any known here, or one that cannot be parsed, uses the newest rules and
-    notes that.
+    notes that. Raises UsageError for one older than OLDEST.
     """
     parsed = parse_version(version) if version else None
     if parsed is None:
         what = "no vLLM version given" if version is None else f"{version!r} is not a vLLM version"
         note = f"{what}: planned for {show_version(NEWEST)}, the newest version known here"
         return Rules(NEWEST, (note,))
-    how, end, known = "newer", "newest", NEWEST
-    if parsed < _OLDEST:
-        how, end, known = "older", "oldest", _OLDEST
-    elif parsed <= (*NEWEST[:2], 99):
+    if parsed < OLDEST:
+        raise UsageError(
+            f"vLLM {show_version(parsed)} is older than {show_version(OLDEST)}, the oldest release "
+            "that clusterctl serves and plans for",
+            hint=f"image: vllm/vllm-openai:v{show_version(NEWEST)} in the inventory, and "
+            f"clusterctl bootstrap; for fit: --vllm {show_version(NEWEST)}",
+        )
+    if parsed <= (*NEWEST[:2], 99):
         return Rules(parsed)
     note = (
-        f"vLLM {show_version(parsed)} is {how} than the {end} version known here: "
-        f"the rules of {show_version(known)} apply"
+        f"vLLM {show_version(parsed)} is newer than the newest version known here: "
+        f"the rules of {show_version(NEWEST)} apply"
     )
     return Rules(parsed, (note,))
 

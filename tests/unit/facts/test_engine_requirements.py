@@ -62,6 +62,8 @@ def with_engine(facts: HostFacts, **changes: Any) -> HostFacts:
         ({"rootless": True}, "its Docker runs rootless", "dockerd-rootless-setuptool.sh uninstall"),
         ({"hung": True, "running": False}, "its Docker daemon does not answer",
          "sudo systemctl restart docker"),
+        ({"version": "19.03.15"}, "its Docker 19.03.15 is older than 20.10",
+         r"sudo apt-get remove '^docker(\.io|-ce)$'"),
     ],
 )  # fmt: skip
 def test_engines_that_cannot_be_used(
@@ -132,6 +134,11 @@ def test_a_host_that_has_the_image_needs_no_room(argument: str, healthy: HostFac
     facts = replace(healthy, disks=(Disk("/data/docker", 500 * GIB, GIB),))
     having: dict[str, Any] = {argument: {"gpu1"}}
     assert found(facts, **having) == []
+
+
+@pytest.mark.parametrize("version", ["20.10.24+dfsg1", "29.1.3", "library-import"])
+def test_engines_of_supported_distributions_are_used(version: str, healthy: HostFacts) -> None:
+    assert found(with_engine(healthy, version=version)) == []
 
 
 def test_no_python_where_none_can_be_installed(healthy: HostFacts) -> None:

@@ -166,6 +166,13 @@ def test_unknown_versions_use_the_newest_rules_and_say_so(version: str | None) -
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("version", ["0.6.6.post1", "vllm/vllm-openai:v0.6.3"])
+def test_a_version_from_before_the_oldest_is_refused(version: str) -> None:
+    with pytest.raises(UsageError, match=r"is older than 0\.7\.0, the oldest release") as caught:
+        rules_for(version)
+    assert "--vllm 0.33.0" in str(caught.value.hint)
+
+
 def test_batch_defaults_depend_on_the_gpu_of_the_head() -> None:
     a100, h100, t4, b200 = (parse_gpus(name)[0] for name in ("A100", "H100", "T4", "B200"))
     new = rules_for("0.33.0")
