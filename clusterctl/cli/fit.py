@@ -22,6 +22,13 @@ _Ask = Annotated[
     ),
 ]
 
+_Standby = Annotated[
+    bool,
+    typer.Option(
+        "--standby", help="Leave room for a second engine, which sleeps on the same GPUs."
+    ),
+]
+
 
 _Model = Annotated[
     str | None,
@@ -97,6 +104,7 @@ def fit(
     utilization: _Utilization = None,
     config: options.VllmConfig = None,
     ask: _Ask = False,
+    standby: _Standby = False,
     inventory: options.Inventory = None,
     as_json: options.Json = False,
 ) -> None:
@@ -120,7 +128,7 @@ def fit(
 
         file = read_config_file(config)
     asked = FitArguments(
-        model or "", tp, pp, named, hosts, vllm, network, tuple(given), on, ask, file
+        model or "", tp, pp, named, hosts, vllm, network, tuple(given), on, ask, file, standby
     )
     if gpus and ask:
         raise UsageError(

@@ -94,6 +94,14 @@ _Idle = Annotated[
     ),
 ]
 
+_Standby = Annotated[
+    bool,
+    typer.Option(
+        "--standby",
+        help="Keep a second engine asleep on the same GPUs, which takes over when the first fails.",
+    ),
+]
+
 
 @guarded
 def serve(
@@ -107,6 +115,7 @@ def serve(
     ep: _ExpertParallel = False,
     gpu_share: _GpuShare = None,
     idle: _Idle = None,
+    standby: _Standby = False,
     name: _Name = None,
     port: _Port = None,
     config: options.VllmConfig = None,
@@ -137,6 +146,7 @@ def serve(
         expert_parallel=ep,
         gpu_share=gpu_share,
         idle=idle,
+        standby=standby,
     )
     file = read_config_file(config) if config else ()
     request = read_request(given, file, parse_arguments(arguments or ()))

@@ -16,7 +16,13 @@ from clusterctl.errors import (
     raise_all,
 )
 from clusterctl.inventory.model import Inventory
-from clusterctl.node.documents import MembersDocument, from_json, replica_name, service_of
+from clusterctl.node.documents import (
+    MembersDocument,
+    from_json,
+    replica_name,
+    service_of,
+    standby_name,
+)
 from clusterctl.node.files import NodePaths
 from clusterctl.operations.session import Session
 from clusterctl.serving.declaration import members_file
@@ -116,7 +122,11 @@ def _replicas(inventory: Inventory, head: Transport, name: str) -> list[tuple[st
     except ValueError:
         return [own]
     known = {host.name for host in inventory.hosts}
-    found = [(each.host, replica_name(service_of(name), each.replica)) for each in members]
+    found = list[tuple[str, str]]()
+    for each in members:
+        replica = replica_name(service_of(name), each.replica)
+        found.append((each.host, replica))
+        found += [(each.host, standby_name(replica))] if each.standby_port else []
     chosen = [
         (f"{host} {replica}", host, str(paths.log(replica)))
         for host, replica in found

@@ -8,12 +8,12 @@ import time
 from typing import Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 from clusterctl.node.adapters import Adapters, takes_adapters
-from clusterctl.node.children import Child
+from clusterctl.node.children import Child, is_alive
 from clusterctl.node.documents import Rank, ServiceDocument
 from clusterctl.node.endpoint import EndpointWatch, LocalApi, Reading
 from clusterctl.node.files import NodePaths
 from clusterctl.node.first_token import MIDDLEWARE
-from clusterctl.node.rank_placement import placement_env
+from clusterctl.node.rank_placement import BESIDE, placement_env
 from clusterctl.node.ray_watch import Snapshot, WorkerActor
 from clusterctl.node.secret_files import mark
 from clusterctl.node.sleeping import DESCRIPTOR, SleepControl
@@ -107,13 +107,19 @@ class Attempt:
         key: str,
         node_ip: str = "",
         store_port: int = 0,
+        *,
+        beside: bool = False,
     ) -> None:
         """`nodes`: IDs of the Ray nodes that its ranks may be on and that are alive when the
         process starts. `key`: what requests must present; without one, vLLM answers everyone.
-        `node_ip`: of this host. `store_port`: for the store of torch.distributed."""
+        `node_ip`: of this host. `store_port`: for the store of torch.distributed. `beside`: another
+        engine has memory of its GPUs."""
         self.document = document
         self.nodes = nodes
         self._node_ip = node_ip
+        self._timing = timing
+        self._killed = 0.0
+        self._seen: Dict[str, WorkerActor] = {}  # Ranks, by name, of one with a standby
         self.started = time.monotonic()
         self.was_ready = False
         self.placed: List[Rank] = []  # As the journal has it
@@ -126,7 +132,7 @@ class Attempt:
         self.stage_line = ""
         self._reached: Dict[str, float] = {}  # By stage, in order: when its first line came
         self._ending = ""  # The first line that tells why it ends
-        self.sleeping = SleepControl() if document.idle else None
+        self.sleeping = SleepControl() if document.sleeps else None
         sleeping = {DESCRIPTOR: str(self.sleeping.descriptor)} if self.sleeping else {}
         holding = ["--middleware", HOLDING] if self.sleeping else []
         store = {"VLLM_DP_MASTER_PORT": str(store_port - STORE_OFFSET)} if store_port else {}
@@ -152,6 +158,7 @@ class Attempt:
                 **document.env,
                 **plugin_env({**os.environ, **env, **document.env}),
                 **placement_env(document),
+                **({BESIDE: "1"} if beside else {}),
                 **(self.adapters.env if takes else {}),
                 **sleeping,
                 "VLLM_API_KEY": key,
@@ -208,7 +215,10 @@ class Attempt:
     def owned(self, snapshot: Optional[Snapshot]) -> List[WorkerActor]:
         """Return the vLLM workers whose driver belongs to this attempt's session."""
         workers = snapshot.workers if snapshot else []
-        return [worker for worker in workers if self._drives(worker)]
+        own = [worker for worker in workers if self._drives(worker)]
+        if self.document.standby_port:
+            self._seen.update((worker.name, worker) for worker in own)
+        return own
 
     def ended_rank(self, snapshot: Optional[Snapshot], now: float, patience: float) -> str:
         """Name a rank that Ray no longer counts as alive, although vLLM has carried on without it
@@ -217,6 +227,8 @@ class Attempt:
         vLLM normally notices and ends by itself. Otherwise, requests hang in a collective that the
         rank will never join.
         """
+        if self.document.standby_port and (here := self._ended_here()):
+            return here
         if snapshot is None or not self.was_ready:
             return ""
         for worker in self.owned(snapshot):
@@ -232,6 +244,36 @@ class Attempt:
         self.lost_rank = self._told(first, snapshot) if len(first) < len(self._ranks) else ""
         return "" if now - since < patience else self._told(first, snapshot)
 
+    def _ended_here(self) -> str:
+        """Name a rank of this host whose process has ended, before Ray does."""
+        ranks = self._ranks.values()
+        here = [each.pid for each in ranks if each.node_ip == self._node_ip]
+        gone = [pid for pid in here if not is_alive(pid)]
+        return f"a rank ended on this host (process {gone[0]})" if gone else ""
+
+    def let_go(self, now: float, snapshot: Optional[Snapshot], taken: float) -> bool:
+        """Return whether its ranks have ended, after `kill`: their GPUs have no memory of them.
+        `taken`: monotonic seconds of the snapshot."""
+        spent, ranks = now - self._killed, self._seen.values()
+        if spent > self._timing.memory_stuck:
+            return True
+        here = [each for each in ranks if each.node_ip == self._node_ip]
+        if not self.child.gone() or any(is_alive(each.pid) for each in here):
+            return False
+        all_here = len(here) == self.document.gpus
+        if all_here and self.was_ready:
+            return True
+        # Ranks that started after the last snapshot are not known, and those of other hosts not
+        # seen: Ray lists them until they are gone.
+        workers = snapshot.workers if snapshot and taken > self._killed else None
+        if workers is None or any(self._is_orphan(each) for each in workers):
+            return False
+        return all_here or spent > self._timing.memory_freed
+
+    def _is_orphan(self, worker: WorkerActor) -> bool:
+        ours = worker.driver_ip in ("", self._node_ip)
+        return ours and worker.driver_pid > 0 and not is_alive(worker.driver_pid)
+
     @staticmethod
     def _told(first: List[WorkerActor], snapshot: Snapshot) -> str:
         names = {node.node_id: node.name for node in snapshot.nodes}
@@ -246,6 +288,7 @@ class Attempt:
 
     def kill(self) -> None:
         self._watch.stop()
+        self._killed = time.monotonic()
         self.child.kill_all()
         if self.sleeping:
             self.sleeping.close()

@@ -148,6 +148,15 @@ class RotatedLog:
             return
 
 
+def is_alive(pid: int) -> bool:
+    """Return whether a process is there that is no zombie."""
+    try:
+        stat = Path("/proc", str(pid), "stat").read_text("utf-8", "replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
 def session_members(session: int) -> List[int]:
     """Return the pids of a session's processes, without zombies."""
     members = []

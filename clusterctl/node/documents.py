@@ -139,11 +139,24 @@ class ServiceDocument:
     node_ips: List[str] = field(default_factory=list)
     kind: str = ""  # Of its model (kinds.known), where config.json shows it; else vLLM is asked
     adapters: Dict[str, str] = field(default_factory=dict)  # Directories of LoRA adapters, by name
+    # Of a second engine on the same GPUs, asleep until the first one fails; 0: none
+    # (node/standby.py)
+    standby_port: int = 0
 
     @property
     def service(self) -> str:
         """The name of the service that this document belongs to."""
         return service_of(self.name)
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether its engine may be put to sleep."""
+        return bool(self.idle or self.standby_port)
+
+    @property
+    def is_standby(self) -> bool:
+        """Whether it is what the supervisor makes of one with a standby, for that."""
+        return self.port == self.standby_port
 
 
 @dataclass(frozen=True)
@@ -157,6 +170,7 @@ class Member:
     # It gets no new requests: it is about to be stopped or restarted. If the command is killed
     # meanwhile, the next `bootstrap`, `restart` or `serve` lets it serve again.
     draining: bool = False
+    standby_port: int = 0  # Of its standby, on the same host; 0: none
 
 
 @dataclass(frozen=True)
@@ -314,6 +328,7 @@ class GatewayMember:
     why: str = ""  # Why it gets none
     in_flight: int = 0  # Requests that it has now
     requests: int = 0  # That it answered, since the gateway's counts began
+    standby: bool = False  # It is the replica's standby
 
 
 @dataclass(frozen=True)
@@ -443,6 +458,7 @@ class NodeState:
     nodes: List[RayNode] = field(default_factory=list)
     nodes_time: float = 0.0
     services: List[ServiceState] = field(default_factory=list)
+    standbys: List[ServiceState] = field(default_factory=list)  # Of these, named by `standby_name`
     gateway: GatewayState = field(default_factory=GatewayState)
     unreadable: List[UnreadableDocument] = field(default_factory=list)
     # Marks of this host's secrets by the names of their files, and why others cannot be used
@@ -460,6 +476,16 @@ class NodeState:
 def replica_name(service: str, replica: int) -> str:
     """Return the name of a replica's document and log. A service's name contains no @."""
     return service if replica == 1 else f"{service}@{replica}"
+
+
+def standby_name(replica: str) -> str:
+    """Return the name of the state and the log of a replica's standby."""
+    return f"{replica}@standby"
+
+
+def is_standby(name: str) -> bool:
+    """Whether a state has this name for being a standby's."""
+    return name.endswith(standby_name(""))
 
 
 def service_of(name: str) -> str:

@@ -45,7 +45,7 @@ from clusterctl.node.gateway_members import (
     admission,
     gateway_services,
     of_member,
-    server_name,
+    servers_of,
     with_adapters,
 )
 from clusterctl.node.gateway_socket import (
@@ -218,7 +218,7 @@ class Gateway:
 
     def _admission(
         self, name: str, document: MembersDocument, watched: Set[Tuple[str, int, str, str]]
-    ) -> Dict[int, MemberProof]:
+    ) -> Dict[str, MemberProof]:
         """Return which members get requests, and note the key that most of them require: after
         api.key is replaced, they restart with the new one at different times."""
         keys = dict.fromkeys((self._key, self._in_use.get(name, self._key)))
@@ -263,22 +263,22 @@ class Gateway:
 
     def _proofs(
         self, document: MembersDocument, watched: Set[Tuple[str, int, str, str]], key: str
-    ) -> Dict[int, MemberProof]:
+    ) -> Dict[str, MemberProof]:
         """Return what is known about each member that requires `key`: for those on this node, the
         supervisor's own proof; others are queried from here, and removed from `watched`."""
         found, name = {}, (document.served_names or [""])[0]
-        for member in document.members:
+        for member, server in servers_of(document):
             if member.host == self._host:
                 missing = MemberProof(ready=False, why="it is not declared on this host")
-                proof = self._local.get(member.port, missing)
+                proof = self._local.get(server.port, missing)
                 if proof.key not in ("", mark(key)):
                     proof = MemberProof(ready=False, why="it was started with another api.key")
-                found[member.replica] = proof
+                found[server.name] = proof
                 continue
-            place = (member.address, member.port, name, key)
+            place = (server.address, server.port, name, key)
             watched.discard(place)
             if place not in self._watches:
-                api = LocalApi(member.address, member.port, name, key)
+                api = LocalApi(server.address, server.port, name, key)
                 listed = partial(_listed, api, self._timing.http_timeout)
                 self._watches[place] = EndpointWatch(api, self._timing, listed)
             reading, now = self._watches[place].reading, time.monotonic()
@@ -286,13 +286,13 @@ class Gateway:
             silent = silence is not None and now - silence.since >= self._timing.silence_shown
             why = silence.text(now) if silence and silent else reading.error
             has = reading.adapters.items() & document.adapters.items()
-            found[member.replica] = MemberProof(
+            found[server.name] = MemberProof(
                 reading.ready, why, silent, "", reading.kind, frozenset(name for name, _ in has)
             )
         return found
 
     def _keep_running(
-        self, now: float, plan: GatewayPlan, admitted: Mapping[str, Mapping[int, MemberProof]]
+        self, now: float, plan: GatewayPlan, admitted: Mapping[str, Mapping[str, MemberProof]]
     ) -> None:
         child = self._child
         if child is not None and child.exit_status() is not None:
@@ -325,15 +325,15 @@ class Gateway:
                 self._child.kill_all()  # The next round starts another
 
     def _begin(
-        self, now: float, plan: GatewayPlan, admitted: Mapping[str, Mapping[int, MemberProof]]
+        self, now: float, plan: GatewayPlan, admitted: Mapping[str, Mapping[str, MemberProof]]
     ) -> None:
         """Start HAProxy with this plan, or make the running one apply it; no request is lost."""
         directory = self._paths.gateway
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         ready = [
-            (service.backend, f"replica-{replica}")
+            (service.backend, server)
             for service in plan.services
-            for replica, proof in admitted.get(service.name, {}).items()
+            for server, proof in admitted.get(service.name, {}).items()
             if proof.ready
         ]
         self._maps = self._wanted_maps(self._keys)
@@ -396,7 +396,7 @@ class Gateway:
         return replace(maps, offers=dict(self._offers))
 
     def _tell(
-        self, now: float, plan: GatewayPlan, admitted: Mapping[str, Mapping[int, MemberProof]]
+        self, now: float, plan: GatewayPlan, admitted: Mapping[str, Mapping[str, MemberProof]]
     ) -> bool:
         """Set which members get requests and which keys are valid. Return whether HAProxy answers.
         Settings are repeated from time to time, since a reload starts with an older state."""
@@ -404,8 +404,8 @@ class Gateway:
             self._told, self._told_at, self._maps = {}, now, None
         commands = {}
         for service in plan.services:
-            for replica, proof in admitted.get(service.name, {}).items():
-                server = f"{service.backend}/replica-{replica}"
+            for name, proof in admitted.get(service.name, {}).items():
+                server = f"{service.backend}/{name}"
                 state = "ready" if proof.ready else "maint"
                 commands[server] = f"set server {server} state {state}"
         changed = [words for about, words in commands.items() if self._told.get(about) != words]
@@ -474,7 +474,7 @@ class Gateway:
     def _report(
         self,
         documents: Mapping[str, MembersDocument],
-        admitted: Mapping[str, Mapping[int, MemberProof]],
+        admitted: Mapping[str, Mapping[str, MemberProof]],
     ) -> None:
         plan = self._plan
         with self._counting:
@@ -485,15 +485,16 @@ class Gateway:
                 name,
                 member.replica,
                 member.host,
-                proof.ready or self._told.get(server, "").endswith(" ready"),
+                proof.ready
+                or self._told.get(f"service-{name}/{server.name}", "").endswith(" ready"),
                 "" if proof.ready else proof.why,
-                of_member(self._in_flight, name, server_name(member)),
-                of_member(by_member, name, server_name(member)),
+                of_member(self._in_flight, name, server.name),
+                of_member(by_member, name, server.name),
+                server.standby,
             )
             for name, document in sorted(documents.items())
-            for member in document.members
-            for proof in [admitted[name][member.replica]]
-            for server in [f"service-{name}/{server_name(member)}"]
+            for member, server in servers_of(document)
+            for proof in [admitted[name][server.name]]
         ]
         up = self.state.state == "up"
         self.state = replace(
@@ -521,7 +522,7 @@ def _listed(api: LocalApi, timeout: float) -> Dict[str, str]:
         return {}
 
 
-def _any_ready(admitted: Mapping[str, Mapping[int, MemberProof]]) -> bool:
+def _any_ready(admitted: Mapping[str, Mapping[str, MemberProof]]) -> bool:
     """Whether a member is ready. Until then a gateway could only answer 503, while clients of
     several gateways try another one if the connection is refused."""
     return any(proof.ready for proofs in admitted.values() for proof in proofs.values())

@@ -59,6 +59,7 @@ class GatewayServer:
     name: str
     address: str
     port: int
+    standby: bool = False  # Gets requests that the one before it could not answer
 
 
 @dataclass(frozen=True)
@@ -418,15 +419,14 @@ def _backends(plan: GatewayPlan, ready: FrozenSet[Tuple[str, str]]) -> List[str]
         "    stick-table type integer size 1 expire 1d store gpc0",
     ]
     for service in plan.services:
+        standby = any(server.standby for server in service.servers)
         retries = min(len(service.servers) - 1, MOST_RETRIES)
         lines += [
             f"backend {service.backend}",
             f"    http-request set-header Authorization {_literal(f'Bearer {service.key}')}",
             f"    http-request set-var(txn.offers) str({service.backend}),"
             f"map_str({plan.directory}/offers.map)",
-            "    balance leastconn",
-            "    stick-table type string len 64 size 100k expire 1h",
-            "    stick on var(txn.session) if { var(txn.session) -m found }",
+            *_balance(standby=standby),
             "    option redispatch 1",
             f"    retries {retries}",
             "    retry-on conn-failure empty-response junk-response 500 502 503 504",
@@ -456,6 +456,19 @@ def _backends(plan: GatewayPlan, ready: FrozenSet[Tuple[str, str]]) -> List[str]
             )
             lines.append(f"    server {server.name} {address}:{server.port} {checked}{disabled}")
     return lines
+
+
+def _balance(*, standby: bool) -> List[str]:
+    """Return how a server is chosen. With a standby: the first, except for requests that it failed.
+    A `backup` server would get none before HAProxy has noticed that the first one is down, and what
+    fails until then would be lost."""
+    if standby:
+        return ["    balance first"]
+    return [
+        "    balance leastconn",
+        "    stick-table type string len 64 size 100k expire 1h",
+        "    stick on var(txn.session) if { var(txn.session) -m found }",
+    ]
 
 
 def models_document(services: Iterable[GatewayService]) -> str:

@@ -4,7 +4,7 @@ each of its adapters. Pure."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Dict, FrozenSet, Mapping, Tuple
+from typing import Dict, FrozenSet, Iterator, Mapping, Tuple
 
 from clusterctl.node.documents import Member, MembersDocument
 from clusterctl.node.gateway_config import GatewayServer, GatewayService
@@ -22,24 +22,34 @@ class MemberProof:
     adapters: FrozenSet[str] = frozenset()  # That it has loaded
 
 
+def servers_of(document: MembersDocument) -> Iterator[Tuple[Member, GatewayServer]]:
+    """Yield the servers of each member, by replica: itself, then its standby."""
+    for member in sorted(document.members, key=lambda one: one.replica):
+        own = GatewayServer(server_name(member), member.address, member.port)
+        yield member, own
+        if member.standby_port:
+            name, port = f"{own.name}-standby", member.standby_port
+            yield member, GatewayServer(name, member.address, port, standby=True)
+
+
 def admission(
-    document: MembersDocument, proofs: Mapping[int, MemberProof]
-) -> Dict[int, MemberProof]:
-    """Return which members of a service get requests, by replica, and why others get none.
+    document: MembersDocument, proofs: Mapping[str, MemberProof]
+) -> Dict[str, MemberProof]:
+    """Return which servers of a service get requests, by name, and why others get none.
 
     A silent one stays if no other could answer: it may only be slow.
     """
     found = {}
-    for member in document.members:
-        proof = proofs.get(member.replica, MemberProof(ready=False, why="it is not watched yet"))
+    for member, server in servers_of(document):
+        proof = proofs.get(server.name, MemberProof(ready=False, why="it is not watched yet"))
         if member.draining:
             proof = MemberProof(ready=False, why="it is drained")
-        found[member.replica] = proof
+        found[server.name] = proof
     if not any(proof.ready and not proof.silent for proof in found.values()):
         return found
     return {
-        replica: replace(proof, ready=False) if proof.silent else proof
-        for replica, proof in found.items()
+        name: replace(proof, ready=False) if proof.silent else proof
+        for name, proof in found.items()
     }
 
 
@@ -49,10 +59,7 @@ def gateway_services(
     """Return the services behind the gateway, by name. `keys`: what their members require."""
     found = []
     for name, document in sorted(documents.items()):
-        servers = tuple(
-            GatewayServer(server_name(member), member.address, member.port)
-            for member in sorted(document.members, key=lambda one: one.replica)
-        )
+        servers = tuple(server for _, server in servers_of(document))
         models = {name: tuple(document.served_names)}
         models.update({adapter_service(name, each): (each,) for each in document.adapters})
         found += [
@@ -69,14 +76,14 @@ def adapter_service(service: str, adapter: str) -> str:
 
 
 def with_adapters(
-    document: MembersDocument, admitted: Mapping[int, MemberProof]
-) -> Dict[str, Dict[int, MemberProof]]:
-    """Return which members get requests, for the service and for each of its adapters."""
+    document: MembersDocument, admitted: Mapping[str, MemberProof]
+) -> Dict[str, Dict[str, MemberProof]]:
+    """Return which servers get requests, for the service and for each of its adapters."""
     found = {document.service: dict(admitted)}
     for adapter in document.adapters:
         found[adapter_service(document.service, adapter)] = {
-            replica: proof if adapter in proof.adapters else replace(proof, ready=False)
-            for replica, proof in admitted.items()
+            server: proof if adapter in proof.adapters else replace(proof, ready=False)
+            for server, proof in admitted.items()
         }
     return found
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 NODE_IPS = "CLUSTERCTL_NODE_IPS"
 COPIES = "CLUSTERCTL_COPIES"  # The number of data parallel ranks
+# Another engine has memory of the GPUs that the ranks are to have: those with just room for their
+# share, which Ray takes first.
+BESIDE = "CLUSTERCTL_BESIDE"
 
 Resources = Dict[str, float]
 
@@ -52,7 +55,9 @@ def register() -> None:
     util: Any = importlib.import_module("ray.util")
     if hasattr(util.placement_group, "node_ips"):
         return
-    make = beside_held(util.placement_group, node_ips)
+    make = util.placement_group
+    if BESIDE not in os.environ:
+        make = beside_held(make, node_ips)
 
     def placement_group(bundles: List[Resources], *args: Any, **options: Any) -> Any:
         if not str(options.get("name", "")).startswith("dp_rank_"):  # Those name their node

@@ -16,7 +16,7 @@ import os
 import re
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence
 
 from clusterctl.kinds.known import kind_named
@@ -42,6 +42,7 @@ from clusterctl.node.ray_watch import WORKER_PREFIX, Snapshot, WorkerActor, own_
 from clusterctl.node.secret_files import SecretUnusable, read_secret
 from clusterctl.node.sleeping import SLEEP, WAKE
 from clusterctl.node.timing import Backoff, Timing
+from clusterctl.node.turns import Engine, Turn
 
 UNPROVABLE = "it listens, and answers no request that would prove it"
 
@@ -67,6 +68,7 @@ class RayConditions:
     rejoined: FrozenSet[str] = frozenset()  # Nodes that the GCS may not reach yet
     store_ports: range = range(0)  # NodeDocument.store_ports
     measuring: str = ""  # Another service of this host that starts on a share of a GPU
+    turn: Turn = field(default_factory=Turn)
 
 
 def why_wait(document: ServiceDocument, conditions: RayConditions, not_before: float) -> str:
@@ -169,6 +171,8 @@ class SupervisedService:
         self._retry_at: Optional[float] = None
         self._kill_at = 0.0  # When a service that is stopping is killed
         self._freed = 0.0  # When the last attempt released its GPUs
+        self._ended: Optional[Attempt] = None  # Whose ranks may still have memory
+        self._due = False
         self._attempts = 0  # Since it was last ready
         self._starts = 0
         self._ready_seconds = 0.0
@@ -198,7 +202,9 @@ class SupervisedService:
     ) -> None:
         """Start, check or stop the service as needed. `wanted` is None once the document was
         removed."""
-        self._snapshot = conditions.snapshot
+        self._snapshot, self._due = conditions.snapshot, False
+        if self._ended and self._ended.let_go(now, conditions.snapshot, conditions.taken):
+            self._ended = None
         attempt = self._attempt
         if attempt is None:
             self._without_process(now, wanted, conditions)
@@ -255,6 +261,57 @@ class SupervisedService:
         return replace(state, wakes_in=self._wakes_in)
 
     @property
+    def name(self) -> str:
+        return self._shown.name
+
+    @property
+    def is_standby(self) -> bool:
+        return self._shown.is_standby
+
+    @property
+    def detail(self) -> str:
+        """What it does, and why."""
+        return f"is {self._phase}: {self._detail}"
+
+    @property
+    def used(self) -> float:
+        """When it last had a request or became awake, as far as its process knows; else 0."""
+        sleeping = self._attempt.sleeping if self._attempt else None
+        return sleeping.used if sleeping else 0.0
+
+    def engine(self) -> Engine:
+        """Return the engine of a service that has a standby, or is one."""
+        attempt = self._attempt
+        if attempt is None and self._ended is None:
+            return Engine("due" if self._due else "absent")
+        sleeping = attempt.sleeping if attempt else None
+        if attempt is None or sleeping is None or self._phase in ("stopping", "stalled"):
+            return Engine("moving")
+        if not attempt.was_ready:
+            return Engine("loading")
+        if sleeping.pending:
+            return Engine("moving")
+        report, reading = sleeping.report, attempt.reading
+        return Engine(
+            "asleep" if report.asleep else "awake",
+            busy=report.busy or reading.running + reading.waiting > 0,
+            waiting=report.waiting > 0,
+            silent=reading.silence is not None,
+        )
+
+    def order(self, word: str, now: float) -> None:
+        """Give an engine that is awake or asleep an order of node/sleeping.py."""
+        if self._attempt and self._attempt.sleeping:
+            self._attempt.sleeping.order(word, now)
+
+    def give_way(self, why: str) -> None:
+        """End a start that is no failure, for another engine."""
+        if self._attempt:
+            self._drop(self._attempt)
+            self._attempts, self._starts = max(0, self._attempts - 1), max(0, self._starts - 1)
+            self._turn("waiting", f"{IN_TURN}: {why}")
+
+    @property
     def measures(self) -> bool:
         """Whether it is starting on a share of a GPU."""
         return self._phase in _LOADING and gpu_share(self._shown.env) < 1
@@ -297,6 +354,8 @@ class SupervisedService:
         if self._phase != "waiting" and not due:
             return
         reason = why_wait(wanted, conditions, self._freed)
+        self._due = not reason
+        reason = reason or conditions.turn.why_wait
         if reason:
             self._turn("waiting", reason)
         else:
@@ -327,6 +386,7 @@ class SupervisedService:
                 key,
                 conditions.node_ip,
                 store_port(document.port, conditions.store_ports),
+                beside=conditions.turn.beside,
             )
         except OSError as error:
             self._give_up(f"{document.argv[0]} cannot be started: {error}", [str(error)])
@@ -426,8 +486,8 @@ class SupervisedService:
         failed = sleeping.failure(now, self._timing.sleep_limit)
         if failed and not working:
             self._retry_later(now, attempt, failed)
-        elif sleeping.pending:
-            return
+        elif sleeping.pending or self._shown.standby_port:
+            return  # EnginePair decides for two
         elif sleeping.state.asleep:
             if sleeping.report.waiting:
                 sleeping.order(WAKE, now)
@@ -482,8 +542,12 @@ class SupervisedService:
 
     def _drop(self, attempt: Attempt) -> None:
         attempt.kill()
+        self._forget(attempt)
+
+    def _forget(self, attempt: Attempt) -> None:
         self._attempt = None
         self._freed = time.monotonic()
+        self._ended = attempt if attempt.document.standby_port else None
 
     def _begin_stop(self, now: float, attempt: Attempt, why: str) -> None:
         patience = min(attempt.document.shutdown_timeout + 5.0, self._timing.stop_limit)
@@ -500,8 +564,7 @@ class SupervisedService:
             return
         attempt.kill()
         if attempt.child.gone():
-            self._attempt = None
-            self._freed = time.monotonic()
+            self._forget(attempt)
             self._turn("waiting", "stopped")
 
     def _turn(self, phase: str, detail: str) -> None:

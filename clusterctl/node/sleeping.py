@@ -3,7 +3,7 @@
 vLLM's routes for it (/sleep, /wake_up) exist only in its development mode, which opens others, such
 as /collective_rpc, to everybody who reaches the port. So there are none: a middleware of the API
 server calls the engine itself, ordered by the supervisor over a pair of sockets, one of which
-vLLM's process inherits. Over it go lines: the words of `Order`, and back a `SleepReport` as JSON.
+vLLM's process inherits. Over it go lines: SLEEP, WAKE or REFUSE, and back a `SleepReport` as JSON.
 
 The API server stays up while the engine sleeps. So a request is held where its replica is, after
 the gateway has checked its key and limits, and nobody has to look whether one waits.
@@ -31,11 +31,14 @@ from clusterctl.node.gateway_config import ASLEEP, CANARY
 DESCRIPTOR = "CLUSTERCTL_SLEEP"
 MIDDLEWARE = f"{__name__}.HoldsWhileAsleep"
 
-MOST_WAITING = 256  # Requests of a replica that wait for it to wake; more are refused
+# Requests of a replica that wait for it to wake; more are refused. As many as vLLM's largest batch
+# by default: a standby may get all those that its primary was working on.
+MOST_WAITING = 1024
 LONGEST_WAIT = 120.0  # Seconds that one waits
 _LONGEST_LINE = 4096
 
 SLEEP, WAKE = "sleep", "wake"
+REFUSE = "refuse"  # The requests that wait: it is not going to wake
 
 # vLLM's CuMemAllocator says it for each rank.
 _PARKED = re.compile(r"of which ([\d.]+) GiB is backed up in CPU")
@@ -53,6 +56,7 @@ class SleepReport:
     orders: int = 0  # That it has dealt with
     asleep: bool = False
     busy: bool = False  # It answers requests
+    times: int = 0  # That it became busy, so far
     waiting: int = 0  # Requests that wait until it is awake
     refused: int = 0  # Of those beyond the limits, so far
     error: str = ""  # Why the engine could not follow an order
@@ -68,6 +72,7 @@ class HoldsWhileAsleep:
         self._proving = 0  # Canaries that run
         self._awake = asyncio.Event()
         self._awake.set()
+        self._refusals = 0
         self._wake_seconds = 1.0
         self._writer: Optional[asyncio.StreamWriter] = None
         self._task: Optional[asyncio.Task[None]] = None
@@ -98,7 +103,7 @@ class HoldsWhileAsleep:
         self._running += 1
         try:
             if self._running == 1:
-                self._tell(busy=True)
+                self._tell(busy=True, times=self._report.times + 1)
             await self._app(scope, receive, send)
         finally:
             self._running -= 1
@@ -107,7 +112,7 @@ class HoldsWhileAsleep:
 
     async def _let_in(self, scope: Dict[str, Any], send: Send) -> bool:
         """Return whether the engine is awake, or has become so; otherwise answer the request."""
-        until = time.monotonic() + LONGEST_WAIT
+        until, refusals = time.monotonic() + LONGEST_WAIT, self._refusals
         while not self._awake.is_set():
             key = os.environ.get("VLLM_API_KEY", "")
             given = _header(scope, "Authorization").encode()
@@ -115,10 +120,13 @@ class HoldsWhileAsleep:
                 await _answer(scope, send, 401, _error("no valid API key", 401))
                 return False
             left = until - time.monotonic()
-            if left <= 0 or self._report.waiting >= MOST_WAITING:
+            turned_away = self._refusals > refusals
+            if turned_away or left <= 0 or self._report.waiting >= MOST_WAITING:
                 self._tell(refused=self._report.refused + 1)
                 many = f"{MOST_WAITING} requests" if left > 0 else f"{LONGEST_WAIT:.0f} s"
                 words = f"the model is asleep, and {many} is the most that may wait for it"
+                if turned_away:
+                    words = "it was sent to the standby of an engine that works, which stays asleep"
                 again = {"Retry-After": str(math.ceil(self._wake_seconds))}
                 await _answer(scope, send, 503, _error(words, 503), again)
                 return False
@@ -136,10 +144,13 @@ class HoldsWhileAsleep:
         reader, self._writer = await asyncio.open_connection(sock=ours)
         while line := await reader.readline():
             try:
-                if line.strip() == SLEEP.encode():
+                word = line.decode().strip()
+                if word == SLEEP:
                     await self._sleep(engine)
-                else:
+                elif word == WAKE:
                     await self._wake(engine)
+                else:
+                    self._refuse()
             # Whatever vLLM raises: the supervisor then starts it again.
             except Exception as error:
                 words = f"vLLM could not {line.decode().strip()}: {str(error) or repr(error)}"
@@ -162,6 +173,12 @@ class HoldsWhileAsleep:
             self._wake_seconds = time.monotonic() - began
             self._tell(asleep=False)
         self._awake.set()
+
+    def _refuse(self) -> None:
+        self._refusals += 1
+        if not self._awake.is_set():  # All that wait look again
+            self._awake.set()
+            self._awake.clear()
 
     def _tell(self, **changes: Any) -> None:
         self._report = replace(self._report, **changes)
@@ -204,6 +221,7 @@ class SleepControl:
         self._ours, self._theirs = socket.socketpair()
         self.report = SleepReport()
         self.used = time.monotonic()  # When it last had a request, or became awake
+        self._times = 0  # That it had become busy, at the last turn
         self._orders: List[str] = []
         self._ordered = 0.0
         self._parked = 0.0
@@ -251,8 +269,8 @@ class SleepControl:
     def take_turn(self, now: float) -> str:
         """Take over what was reported; return what happened, in a sentence for the journal."""
         report, before = self.report, self.state
-        if report.busy or report.waiting:
-            self.used = now
+        if report.busy or report.waiting or report.times != self._times:
+            self.used, self._times = now, report.times
         event, state = "", replace(before, waiting=report.waiting, refused=report.refused)
         if report.asleep and before.asleep:
             state = replace(state, host_gib=self._parked)  # Ray passes lines on later

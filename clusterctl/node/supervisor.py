@@ -21,6 +21,7 @@ from clusterctl.node.documents import (
     ServiceDocument,
     SharedGateway,
     from_json,
+    standby_name,
     to_json,
 )
 from clusterctl.node.evidence import HangEvidence
@@ -36,7 +37,9 @@ from clusterctl.node.ray_watch import RayView, own_argv
 from clusterctl.node.recorder import Recorder
 from clusterctl.node.secret_files import marks
 from clusterctl.node.service import RayConditions, SupervisedService
+from clusterctl.node.standby import EnginePair, engines_of
 from clusterctl.node.timing import Timing
+from clusterctl.node.turns import Turn
 
 
 class Supervisor:
@@ -76,6 +79,7 @@ class Supervisor:
         self._recorder = Recorder(paths, document.gpu_listing, timing, journal)
         self._services: Dict[str, SupervisedService] = {}
         self._wanted: Dict[str, ServiceDocument] = {}
+        self._pairs: Dict[str, EnginePair] = {}  # Of services that have a standby
         self._gateway = self._new_gateway()
         self._shared, self._shared_text = SharedGateway(), ""
         self._recorded: Dict[str, ServiceDocument] = {}  # In the ledger as they are
@@ -184,11 +188,14 @@ class Supervisor:
         self._ledger.record(NODE, self._all_versions)
 
     def _tick_services(self, now: float) -> None:
-        wanted = self._wanted = self._declared.services()
-        for name, service_document in wanted.items():
+        declared = self._declared.services()
+        for name, service_document in declared.items():
             if service_document != self._recorded.get(name):
                 self._recorded[name] = service_document
                 self._ledger.record(name, service_versions(service_document))
+        engines = [each for document in declared.values() for each in engines_of(document)]
+        wanted = self._wanted = {each.name: each for each in engines}
+        for name, service_document in wanted.items():
             if name not in self._services:
                 before = self._before.pop(name, None)
                 self._services[name] = SupervisedService(
@@ -209,12 +216,28 @@ class Supervisor:
             self._view.rejoined(now),
             self._document.store_ports,
         )
+        turns = self._turns(now)
         for name, service in list(self._services.items()):
             others = (other for other, each in self._services.items() if each.measures)
             measuring = next((other for other in others if other != name), "")
-            service.tick(now, wanted.get(name), replace(conditions, measuring=measuring))
+            turn = turns.get(name, Turn())
+            own = replace(conditions, measuring=measuring, turn=turn)
+            service.tick(now, wanted.get(name), own)
             if service.forgotten:
                 del self._services[name]
+
+    def _turns(self, now: float) -> Dict[str, Turn]:
+        """Have the engines of each service with a standby take turns; return these by name."""
+        pairs = {name: standby_name(name) for name in self._wanted}
+        both = {one: two for one, two in pairs.items() if two in self._services}
+        self._pairs = {
+            name: self._pairs.get(name) or EnginePair(self._timing, self._journal) for name in both
+        }
+        turns: Dict[str, Turn] = {}
+        for first, standby in both.items():
+            found = self._pairs[first].tick(now, self._services[first], self._services[standby])
+            turns[first], turns[standby] = found
+        return turns
 
     def _lead_gateway(self, gateway: Gateway) -> None:
         """Pass the gateway what is declared, and what is known about the services on this node."""
@@ -277,7 +300,8 @@ class Supervisor:
             lasting=self._recorder.lasting(),
             nodes=snapshot.nodes if snapshot else [],
             nodes_time=snapshot.time if snapshot else 0.0,
-            services=[service.state() for service in self._services.values()],
+            services=[each.state() for each in self._services.values() if not each.is_standby],
+            standbys=[each.state() for each in self._services.values() if each.is_standby],
             gateway=self._gateway.state if self._gateway else GatewayState(),
             unreadable=self._declared.unreadable(),
             secrets=secrets,

@@ -65,6 +65,17 @@ class Timing:
     # For an engine to fall asleep or wake up. The first sleep pins host memory: 54 s for 31 GiB of
     # each of two ranks on H100.
     sleep_limit: float = 300.0
+    # How long a service has no request before an engine sleeps for another one to start: for its
+    # standby, or for the first one again. Doubled for each start that a request ended.
+    quiet_first: float = 10.0
+    quiet_longest: float = 600.0
+    # How long a standby keeps requests while the other engine works. vLLM ends within a few seconds
+    # after its engine failed a request for good.
+    standby_refuses: float = 15.0
+    # For a driver of GPUs to give memory back: ranks of other hosts have this long after Ray no
+    # longer lists them, and all at most the second, since one may hang.
+    memory_freed: float = 1.0
+    memory_stuck: float = 20.0
     silence_shown: float = 10.0  # A missing sign of life is reported after this long, two readings
 
     # A gateway that ended is back within 2 s.

@@ -25,6 +25,7 @@ from clusterctl.planning.planner import plan, request_for
 from clusterctl.planning.problems import possible_tp
 from clusterctl.planning.report import FitReport, Hardware
 from clusterctl.planning.rules import NEWEST, rules_for
+from clusterctl.planning.sleepers import with_room_for_standby
 from clusterctl.planning.speed import LinkSpeed, parse_network
 from clusterctl.planning.weights import compared_with_files
 from clusterctl.serving.arguments import UNDECIDED, Launch
@@ -51,6 +52,7 @@ class FitArguments:
     on: str | None = None  # hosts of the cluster; None: those that `serve` would use
     ask: bool = False  # ask the image's own vLLM, even where the formulas are proven
     config: tuple[Argument, ...] = ()
+    standby: bool = False  # With a second engine that sleeps on the same GPUs
 
     def request(self) -> ServiceRequest:
         """Return the same request that `serve` would read. Raises UsageError."""
@@ -61,7 +63,7 @@ class FitArguments:
                 f"--vllm {self.vllm!r} is not a version of vLLM",
                 hint=f"--vllm {show_version(NEWEST)}, the newest one known here",
             )
-        options = Options(self.model or None, self.tp, self.pp)
+        options = Options(self.model or None, self.tp, self.pp, standby=self.standby)
         return read_request(options, self.config, parse_arguments(self.arguments))
 
     def link(self) -> LinkSpeed | None:
@@ -76,6 +78,7 @@ def without_cluster(asked: FitArguments, hub: HubShapes | None = None) -> FitRep
     if asked.gpus is None:
         raise UsageError("no GPUs to plan for", hint="--gpus 2xH200")
     hardware = Hardware(sites_of(asked.gpus, asked.hosts), asked.link(), vllm=asked.vllm)
+    request = with_room_for_standby(request, hardware)
     shape = load_shape(request.model, hub)
     report = plan(request_for(launch_for(request, shape, hardware), shape, hardware))
     report = with_edition_note(report, request.model, hardware)

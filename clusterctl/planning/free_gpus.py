@@ -47,10 +47,16 @@ class HeldGpus:
 
 
 def gpus_held(
-    survey: Survey, ray: Sequence[RayNode], leaving: Collection[str] = (), share: float = 1.0
+    survey: Survey,
+    ray: Sequence[RayNode],
+    leaving: Collection[str] = (),
+    share: float = 1.0,
+    *,
+    standby: bool = False,
 ) -> HeldGpus:
     """Count the GPUs of a cluster: see `count_gpus`, except those whose memory others hold.
-    `leaving`: names of replicas. `share`: the share of a GPU that must be free."""
+    `leaving`: names of replicas. `share`: the share of a GPU that must be free. `standby`: they are
+    for two engines."""
     sharing = [each for each in survey.replicas.values() if each.gpu_share < 1]
     names = {each.name for each in sharing}
     found = count_gpus(
@@ -62,6 +68,14 @@ def gpus_held(
     )
     staying = [each for each in sharing if each.name not in leaving]
     found = with_shares(found, survey.topology, staying, share)
+    # Ray gives a share the fullest GPU with room for it. While one of two engines is gone, that is
+    # theirs.
+    if standby:
+        found = without_hosts_of(found, survey.topology, staying, "has a share of a GPU there")
+    if share < 1:
+        others = [each for each in survey.replicas.values() if each.name not in leaving]
+        pairs = [each for each in others if each.document.standby_port]
+        found = without_hosts_of(found, survey.topology, pairs, "has a standby there")
     reports = {host: facts.gpus for host, facts in survey.facts.items()}
     return without_strangers(found, reports)
 
@@ -101,6 +115,17 @@ def with_shares(
 
     counted = [replace(each, free=free(each)) for each in held.free]
     return HeldGpus(counted, (*held.holders, *map(_holder, sharing)))
+
+
+def without_hosts_of(
+    held: HeldGpus, topology: Topology, replicas: Iterable[Replica], why: str
+) -> HeldGpus:
+    """Return the free GPUs without those of hosts where these replicas have ranks."""
+    taken = {node_ip: one.name for one in replicas for node_ip in one.document.node_ips}
+    names = {node.host: taken[node.node_ip] for node in topology.nodes if node.node_ip in taken}
+    free = [replace(each, free=0) if each.host in names else each for each in held.free]
+    lines = [f"{host} is left out: {name} {why}" for host, name in names.items()]
+    return HeldGpus(free, (*held.holders, *lines))
 
 
 def without_strangers(held: HeldGpus, reports: Mapping[str, GpuReport]) -> HeldGpus:

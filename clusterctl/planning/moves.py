@@ -138,8 +138,7 @@ def scaling(survey: Survey, name: str, number: int) -> ServiceMoves:
     service.require_list()
 
     pattern = _as_written(survey, staying[0])
-    if pattern.idle:
-        require_one_replica(name, number)
+    require_one_replica(pattern, name, number)
     asked, sizes = question_again(survey, pattern), sizes_of(pattern)
     hosts = {node.node_ip: node.host for node in survey.topology.nodes}
     kept = [tuple(hosts[ip] for ip in one.document.node_ips if ip in hosts) for one in staying]
@@ -175,7 +174,8 @@ def _moves_to(
     new = list[PlannedReplica]()
     for number, hosts in zip(free_numbers(service, len(seats)), seats, strict=True):
         port = ports.new(hosts[0], listed.port)
-        new.append(moved(survey, pattern, number, hosts, port, asked.hardware))
+        standby = ports.new(hosts[0], listed.port) if pattern.standby_port else 0
+        new.append(moved(survey, pattern, number, hosts, port, asked.hardware, standby))
 
     kept = tuple(as_declared(survey, replica) for replica in staying)
     members = replace(

@@ -29,6 +29,7 @@ from clusterctl.planning.placement import HostGpus
 from clusterctl.planning.planner import one_service, plan, request_for
 from clusterctl.planning.report import Hardware, PlanRequest
 from clusterctl.planning.rules import rules_for
+from clusterctl.planning.sleepers import with_room_for_standby
 from clusterctl.serving.arguments import UNDECIDED, Launch
 from clusterctl.serving.request import ANY_HOST, Options, ServiceRequest, read_request
 from clusterctl.serving.service import document_name, served_names
@@ -158,13 +159,14 @@ def question(
     gone = set(leaving)
     if not without:
         gone |= {replica.name for replica in service.replicas}
-    held = _free_gpus(survey, gone, request.gpu_share)
+    held = _free_gpus(survey, gone, request)
     as_if_free = as_if_free and not any(host.free for host in held.free)
     if as_if_free:
         held = replace(held, free=_all_gpus(survey))
     held = held.without_drained(survey.drained).only_on(hosts, on)
     hardware, unreadable = _hardware(survey, held, release, model)
     hardware = replace(_own_hosts_first(hardware, survey, service), as_if_free=as_if_free)
+    request = with_room_for_standby(request, hardware)
     launch = Launch(
         request=request,
         model_argument=path or request.model,
@@ -193,7 +195,8 @@ def question_again(
         raise UsageError(f"{document.name} has no command line that can be planned")
     sizes = document.tensor_parallel, document.pipeline_parallel
     own = {name: value for name, value in document.env.items() if name == PER_WORKER}
-    options = Options(document.argv[2], *sizes, name=document.service, env=own)
+    standby = bool(document.standby_port)
+    options = Options(document.argv[2], *sizes, name=document.service, env=own, standby=standby)
     request = read_request(options, (), parse_arguments(document.argv[3:]))
     model = resolve(request.model, survey.inventory.models)
     return question(survey, request, model, without=without, vllm=vllm)
@@ -234,10 +237,12 @@ def _look_for(survey: Survey, model: Model, hosts: Collection[str]) -> Findings:
     return values(looked)
 
 
-def _free_gpus(survey: Survey, leaving: Collection[str], share: float) -> HeldGpus:
-    """Return the GPUs that have `share` free: all of them if the cluster is not up yet."""
+def _free_gpus(survey: Survey, leaving: Collection[str], request: ServiceRequest) -> HeldGpus:
+    """Return the GPUs that have its share free: all of them if the cluster is not up yet."""
     state = survey.states.get(survey.inventory.head.name)
-    return gpus_held(survey, state.nodes, leaving, share) if state else HeldGpus(_all_gpus(survey))
+    if state is None:
+        return HeldGpus(_all_gpus(survey))
+    return gpus_held(survey, state.nodes, leaving, request.gpu_share, standby=request.standby)
 
 
 def _all_gpus(survey: Survey) -> list[HostGpus]:

@@ -177,7 +177,8 @@ class ReplicaPorts:
     def new(self, host: str, public: int) -> int:
         """Return a free port. `public`: the service's own, which no replica may have. Raises
         UsageError if all are taken."""
-        taken = {document.port for document in self.survey.documents[host].values()}
+        declared = self.survey.documents[host].values()
+        taken = {port for each in declared for port in (each.port, each.standby_port)}
         taken |= {port for where, port in self._given if where == host}
         # Gateways listen there.
         listed = [service.listed for service in self.survey.services.values()]
@@ -210,6 +211,7 @@ def moved(
     seats: Seats,
     port: int,
     hardware: Hardware,
+    standby_port: int = 0,
 ) -> PlannedReplica:
     """Return a new replica with the same settings on these hosts, and the variables that vLLM needs
     there."""
@@ -231,6 +233,7 @@ def moved(
         env=env,
         host=node_ips[0],
         port=port,
+        standby_port=standby_port,
         node_ips=node_ips,
         fingerprint=fingerprint(argv, env),
     )
@@ -240,7 +243,13 @@ def moved(
 def members_of(planned: Iterable[PlannedReplica], away: Sequence[Member]) -> list[Member]:
     """Return the replicas as members, including those of dead hosts, by number."""
     found = [
-        Member(one.document.replica, one.host, one.document.host, one.document.port)
+        Member(
+            one.document.replica,
+            one.host,
+            one.document.host,
+            one.document.port,
+            standby_port=one.document.standby_port,
+        )
         for one in planned
     ]
     return sorted([*away, *found], key=lambda member: member.replica)

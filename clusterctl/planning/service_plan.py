@@ -33,7 +33,11 @@ from clusterctl.planning.replicas import (
     sizes_of,
 )
 from clusterctl.planning.report import FitReport
-from clusterctl.planning.sleepers import require_host_memory, require_one_replica
+from clusterctl.planning.sleepers import (
+    require_host_memory,
+    require_one_replica,
+    standby_note,
+)
 from clusterctl.ray_cluster.topology import REPLICA_PORTS, base_url, client_address
 from clusterctl.serving.arguments import Launch, Layout, serve_arguments
 from clusterctl.serving.endpoint import ServiceEndpoint
@@ -189,6 +193,8 @@ def _notes(draft: _Draft, layout: Layout) -> tuple[str, ...]:
         notes.append(f"{model.hub_id} is on no host: every host downloads it from the Hub")
     elif draft.location.note:
         notes.append(draft.location.note)
+    if draft.launch.request.standby:
+        notes.append(standby_note(draft.launch.request))
     return (*notes, *draft.forecast.notes)
 
 
@@ -204,8 +210,7 @@ def _with_replicas(draft: _Draft) -> ServicePlan:
     before = len(service.members) if service.listed else len(service.replicas)
     wanted = request.replicas or max(before, 1)
     most = None if wanted == "max" else wanted
-    if request.idle:
-        require_one_replica(service.name, most or 2)
+    require_one_replica(request, service.name, most or 2)
 
     kept = kept_seats(survey, service, sizes, hosts_on(survey, request.on or ""))
     kept = dict(sorted(kept.items())[:most])
@@ -260,6 +265,11 @@ def _seated(draft: _Draft, number: int, seats: Seats, ports: ReplicaPorts) -> Pl
     port = old.port if old else 0
     if port not in REPLICA_PORTS:
         port = ports.new(first.host, launch.api_port)
+    standby_port = old.standby_port if old else 0
+    if not launch.request.standby:
+        standby_port = 0
+    elif standby_port not in REPLICA_PORTS:
+        standby_port = ports.new(first.host, launch.api_port)
 
     layout = replace(launch.layout, seats=seats)
     document = build_service(
@@ -274,8 +284,9 @@ def _seated(draft: _Draft, number: int, seats: Seats, ports: ReplicaPorts) -> Pl
         node_ips=node_ips,
         kind=_kind(draft.asked, launch),
         adapters=_adapters(draft.asked),
+        standby_port=standby_port,
     )
-    if document.idle and draft.forecast.report:
+    if document.sleeps and draft.forecast.report:
         parked = max(rank.weights_gib for rank in draft.forecast.report.plan.ranks)
         document = replace(document, parked_gib=round(parked, 2))
         memory = {
@@ -284,7 +295,7 @@ def _seated(draft: _Draft, number: int, seats: Seats, ports: ReplicaPorts) -> Pl
             if node.host in survey.facts
         }
         others = [each.document for each in survey.replicas.values() if each.name != name]
-        require_host_memory(document, [one for one in others if one.idle], memory)
+        require_host_memory(document, [one for one in others if one.sleeps], memory)
     return PlannedReplica(
         document=document,
         layout=layout,

@@ -1,13 +1,22 @@
-"""Host memory for services that sleep: their weights wait there. Pure."""
+"""Memory for services that sleep: of hosts, where their weights wait, and of GPUs. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import floor
+from typing import TYPE_CHECKING
 
 from clusterctl.errors import DoesNotFit, UsageError
-from clusterctl.node.documents import ServiceDocument
+from clusterctl.planning.report import Hardware
+from clusterctl.planning.rules import rules_for
+from clusterctl.serving.request import ServiceRequest
+from clusterctl.serving.vllm_flags import Argument, last_value, lay_over
 from clusterctl.units import GIB
+
+if TYPE_CHECKING:
+    from clusterctl.node.documents import ServiceDocument
 
 # Part of a host's memory that weights may take: vLLM pins what it puts there, and keeps it when it
 # wakes. The rest is for processes, the page cache and the system.
@@ -17,13 +26,24 @@ _SHARE = 0.75
 # taken for 15.9 GiB of an 8B, 116 for the 62.7 of a 32B.
 _ROUNDED_UP = 2.0
 
+# GiB of each GPU that a sleeping engine keeps: 1.96 were measured with one rank, 3.47 with two
+# (docs/performance.md), which have buffers for what they exchange.
+_ASLEEP_ALONE, _ASLEEP = 2.0, 3.5
+
+# Part of a GPU that vLLM may take beyond its --gpu-memory-utilization
+_UNCOUNTED = 0.03
+
+_UTILIZATION = "gpu-memory-utilization"
+
 
 def parked(documents: Iterable[ServiceDocument]) -> dict[str, float]:
     """Return the GiB of each host, by node IP, that these services may take of its memory."""
     found: dict[str, float] = defaultdict(float)
     for document in documents:
+        # One sleeps while the other starts, and keeps what it has pinned.
+        engines = 2 if document.standby_port else 1
         for node_ip, ranks in Counter(document.node_ips).items():
-            found[node_ip] += ranks * document.parked_gib * _ROUNDED_UP
+            found[node_ip] += engines * ranks * document.parked_gib * _ROUNDED_UP
     return found
 
 
@@ -42,17 +62,61 @@ def require_host_memory(
             taken = before.get(node_ip, 0.0)
             others_take = f", of which other services take {taken:.1f}" if taken else ""
             raise DoesNotFit(
-                f"{document.service} may take {own:.1f} GiB of the host's memory while it sleeps, "
+                f"{document.service} may take {own:.1f} GiB of the host's memory while "
+                f"{'its engines sleep' if document.standby_port else 'it sleeps'}, "
                 f"but only {size / GIB * _SHARE:.1f} GiB may be used for that{others_take}",
                 host=host,
-                hint=f"leave --idle out, or add --on with hosts other than {host}",
+                hint=f"leave {_option(document)} out, or add --on with hosts other than {host}",
             )
 
 
-def require_one_replica(service: str, replicas: int) -> None:
+def require_one_replica(
+    asked: ServiceRequest | ServiceDocument, service: str, replicas: int
+) -> None:
     """Raise UsageError for several replicas of a service that sleeps."""
-    if replicas > 1:
+    if replicas > 1 and asked.sleeps:
+        what = "sleeps when it is idle (--idle)" if asked.idle else "has a standby (--standby)"
         raise UsageError(
-            f"{service} sleeps when it is idle (--idle), so it has one replica, not {replicas}",
-            hint=f"clusterctl scale {service} 1, or serve it without --idle",
+            f"{service} {what}, so it has one replica, not {replicas}",
+            hint=f"clusterctl scale {service} 1, or serve it without {_option(asked)}",
         )
+
+
+def _option(asked: ServiceRequest | ServiceDocument) -> str:
+    return "--idle" if asked.idle else "--standby"
+
+
+def with_room_for_standby(request: ServiceRequest, hardware: Hardware) -> ServiceRequest:
+    """Return the request with a --gpu-memory-utilization that leaves room for a sleeping standby.
+    Raises DoesNotFit if the user gave one that does not."""
+    sizes = [gpu.memory_gib for site in hardware.sites for gpu in site.gpus if not gpu.is_cpu]
+    if not request.standby or not sizes:
+        return request
+    one_rank = (request.tensor_parallel, request.pipeline_parallel or 1) == (1, 1)
+    asleep = _ASLEEP_ALONE if one_rank else _ASLEEP
+    part = asleep / min(sizes)
+
+    given = last_value(request.given, _UTILIZATION)
+    if given is None:
+        utilization = rules_for(hardware.vllm).utilization - part
+        argument = Argument(_UTILIZATION, (f"{floor(utilization * 100) / 100:g}",))
+        return replace(request, given=lay_over(request.given, [argument]))
+    most = floor((1 - _UNCOUNTED - part) * 100) / 100
+    try:
+        fits = float(given) <= most
+    except ValueError:
+        return request  # vLLM's error is more precise
+    if not fits:
+        raise DoesNotFit(
+            f"--{_UTILIZATION} {given} leaves no room for a standby, which keeps up to {asleep:g} "
+            "GiB of each GPU while it sleeps",
+            hint=f"--{_UTILIZATION} {most:g}, or leave it out",
+        )
+    return request
+
+
+def standby_note(request: ServiceRequest) -> str:
+    """Return when the standby starts, and what it costs."""
+    given = last_value(request.given, _UTILIZATION)
+    room = f", for which --{_UTILIZATION} {given} leaves room" if given else ""
+    return f"its standby starts once it is ready and has had no request for a while{room}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import IO, Any
 
@@ -150,6 +150,8 @@ def _service_lines(row: ServiceRow) -> list[Text]:
         return lines
     if state.sleep.asleep:
         lines.append(_text(f"  asleep     {_asleep(row)}"))
+    if row.standby:
+        lines.append(_text(f"  standby    {_standby(row)}"))
     if state.ranks:
         ranks = ", ".join(f"{rank.rank} on {rank.host}" for rank in state.ranks)
         lines.append(_text(f"  ranks      {ranks}"))
@@ -170,6 +172,18 @@ def _service_lines(row: ServiceRow) -> list[Text]:
             failure = f" · last failure {duration(row.failed_ago)} ago: {state.last_failure}"
         lines.append(_text(f"  restarts   {state.restarts}{failure}"))
     return lines
+
+
+def _standby(row: ServiceRow) -> str:
+    state = row.standby
+    if state is None:
+        return ""
+    if state.sleep.asleep:
+        return f"asleep {_asleep(replace(row, state=state))}"
+    if state.state == "ready":
+        requests = f"{state.running:.0f} running, {state.waiting:.0f} waiting"
+        return f"serves · {requests} · {state.tokens_per_second:.1f} tokens/s"
+    return f"none yet, {state.state}{f' {state.detail}' if state.detail else ''}"
 
 
 def _asleep(row: ServiceRow) -> str:
@@ -213,7 +227,7 @@ def _what(row: ServiceRow) -> Text:
 
 
 # Lines of a service that its row has no room for
-_TROUBLES = ("  load", "  start", "  silent", "  restarts")
+_TROUBLES = ("  load", "  start", "  silent", "  restarts", "  standby")
 
 
 def _service_load(load: ServiceLoad) -> str:
@@ -264,7 +278,8 @@ def _gateway_lines(status: ClusterStatus) -> list[Text]:
     out = [member for member in gateway.members if not member.admitted]
     lines = [first, _text(counts)]
     for member in out:
-        who = f"{member.service} replica {member.replica} on {member.host}"
+        what = "the standby of replica" if member.standby else "replica"
+        who = f"{member.service} {what} {member.replica} on {member.host}"
         lines.append(_text(f"  gets none  {who}: {member.why}", style="yellow"))
     return lines
 
@@ -306,6 +321,7 @@ def status_document(status: ClusterStatus) -> dict[str, Any]:
                 "load": asdict(row.load) if row.load else None,
                 "start_seconds": row.state.start if row.state else {},
                 "sleep": asdict(row.state.sleep) if row.state else None,
+                "standby": asdict(row.standby) if row.standby else None,
             }
             for row in status.services
         ],

@@ -240,7 +240,7 @@ def engine_arguments(launch: Launch) -> tuple[Argument, ...]:
         defaults.append(Argument("enforce-eager"))
     if not _reads_text_alone(shape) and _knows(launch.version, MEDIA_DOMAINS_SINCE):
         defaults.append(Argument("allowed-media-domains", (NO_DOMAIN,)))
-    if launch.request.idle and launch.defaults.sleeps:
+    if launch.request.sleeps and launch.defaults.sleeps:
         defaults.append(Argument("enable-sleep-mode"))
     if launch.random_weights:
         defaults.append(Argument("load-format", ("dummy",)))

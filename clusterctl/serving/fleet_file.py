@@ -136,6 +136,11 @@ class FleetService(BaseModel):
         description="Time without a request after which it sleeps, such as 90s, 10m or 2h; the "
         "next request wakes it. Default: never.",
     )
+    standby: bool = Field(
+        default=False,
+        description="Keep a second engine asleep on the same GPUs, which takes over when the first "
+        "fails.",
+    )
     adapters: dict[Annotated[str, AfterValidator(_adapter_name)], str] | None = Field(
         default=None,
         description="LoRA adapters, by name: directories on this machine, which are copied to all "
@@ -230,6 +235,7 @@ def _request(
         expert_parallel=entry.ep,
         gpu_share=entry.gpu_share,
         idle=entry.idle,
+        standby=entry.standby,
         adapters=entry.adapters,
     )
     try:

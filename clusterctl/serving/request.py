@@ -93,6 +93,7 @@ class Options:
     expert_parallel: bool = False
     gpu_share: float | None = None  # Of one GPU, for its only rank
     idle: str | None = None  # A duration such as `10m`
+    standby: bool = False
     adapters: Mapping[str, str] | None = None  # By name: directories on this machine
 
 
@@ -113,6 +114,7 @@ class ServiceRequest:
     api_key: str | None = field(default=None, repr=False)
     stall_timeout: float | None = None  # Seconds, as in ServiceDocument; None: the default
     idle: float = 0.0  # Likewise
+    standby: bool = False  # A second engine sleeps on its GPUs, and takes over when it fails
     # None: as many as there are now, or one for a new service
     replicas: int | Literal["max"] | None = None
     on: str | None = None  # Hosts that may have ranks; None: as before, or all
@@ -126,6 +128,11 @@ class ServiceRequest:
     def gpu_share(self) -> float:
         """The share of a GPU that each rank takes."""
         return gpu_share(self.env)
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether its engine may be put to sleep."""
+        return bool(self.idle or self.standby)
 
     @property
     def random_weights(self) -> bool:
@@ -212,6 +219,7 @@ def read_request(
     request = replace(request, replicas=_replicas(options.replicas, request, fail))
     request = _sharing(request, options.gpu_share, fail)
     request = _sleeping(request, options.idle, fail)
+    request = _with_standby(request, fail) if options.standby else request
     raise_all(problems)
     return request
 
@@ -254,13 +262,26 @@ def _sleeping(
     seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
     if not LEAST_IDLE <= seconds <= MOST_IDLE:
         fail(f"--idle {idle}: must be a time from 10s to 7d, such as 90s, 10m or 2h")
-    if request.replicas not in (None, 1) or request.data_parallel > 1:
-        fail("--idle is for a service with one replica: without --replicas and --dp")
-    if last_value(request.given, "api-server-count") not in (None, "1"):
-        fail("--idle is for one API server, which counts the requests", "--api-server-count 1")
-    if any(one.key == "enable-lora" and not one.negated for one in request.given):
-        fail("--idle is for a model without adapters: without --enable-lora")
+    _require_one_engine("--idle", request, fail)
     return replace(request, idle=seconds)
+
+
+def _with_standby(request: ServiceRequest, fail: Callable[..., None]) -> ServiceRequest:
+    _require_one_engine("--standby", request, fail)
+    if request.idle:
+        fail("--standby and --idle are two uses of sleep", "give only one")
+    if request.gpu_share < 1:
+        fail("--standby needs whole GPUs: without --gpu-share")
+    return replace(request, standby=True)
+
+
+def _require_one_engine(option: str, request: ServiceRequest, fail: Callable[..., None]) -> None:
+    if request.replicas not in (None, 1) or request.data_parallel > 1:
+        fail(f"{option} is for a service with one replica: without --replicas and --dp")
+    if last_value(request.given, "api-server-count") not in (None, "1"):
+        fail(f"{option} is for one API server, which counts the requests", "--api-server-count 1")
+    if any(one.key == "enable-lora" and not one.negated for one in request.given):
+        fail(f"{option} is for a model without adapters: without --enable-lora")
 
 
 def _replicas(

@@ -134,7 +134,7 @@ def build_service(launch: Launch, *, env: Mapping[str, str] | None = None) -> Se
     if launch.model_argument.startswith("/"):
         # With the weights on disk, no rank must contact the Hub.
         environment["HF_HUB_OFFLINE"] = "1"
-    if launch.request.idle and not launch.defaults.sleeps:
+    if launch.request.sleeps and not launch.defaults.sleeps:
         environment[HOLDS] = "1"  # Nothing else of its command would differ
     environment |= {**(env or {}), **launch.request.env}
     try:
@@ -201,6 +201,10 @@ def difference(old: ServiceDocument, new: ServiceDocument) -> list[str]:
     compare("ready timeout", f"{old.ready_timeout:g} s", f"{new.ready_timeout:g} s")
     compare("stall timeout", f"{old.stall_timeout:g} s", f"{new.stall_timeout:g} s")
     compare("idle", *(f"{one.idle:g} s" if one.idle else None for one in (old, new)))
+    compare(
+        "standby",
+        *(f"on port {one.standby_port}" if one.standby_port else None for one in (old, new)),
+    )
     if not lines and needs_restart(old, new):
         return ["command line: the same values in another form, which vLLM may read differently"]
     return lines

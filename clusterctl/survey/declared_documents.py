@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -15,12 +15,14 @@ from clusterctl.node.documents import (
     MembersDocument,
     NodeState,
     ServiceDocument,
+    ServiceState,
     UnreadableDocument,
     from_json,
     is_service_name,
     kind_of,
     read_document,
     service_of,
+    standby_name,
 )
 from clusterctl.node.files import NodePaths
 
@@ -41,13 +43,18 @@ def read_state(data: bytes | None) -> NodeState | None:
 def credible(state: NodeState) -> NodeState:
     """Return a supervisor's report without services, ranks and nodes whose names are invalid: names
     end up in commands that a user pastes, and in files of other programs."""
+
+    def named(services: Iterable[ServiceState], suffix: str = "") -> list[ServiceState]:
+        return [
+            replace(each, ranks=[r for r in each.ranks if _is_place(r.host, r.node_ip)])
+            for each in services
+            if each.name.endswith(suffix) and _is_replica_name(each.name.removesuffix(suffix))
+        ]
+
     return replace(
         state,
-        services=[
-            replace(each, ranks=[r for r in each.ranks if _is_place(r.host, r.node_ip)])
-            for each in state.services
-            if _is_replica_name(each.name)
-        ],
+        services=named(state.services),
+        standbys=named(state.standbys, standby_name("")),
         nodes=[each for each in state.nodes if _is_place(each.name, each.node_ip)],
         gateway=replace(
             state.gateway,

@@ -86,9 +86,9 @@ _COUNTS = ("served", "retried", "failed", "refused")
 
 
 def _members(members: Iterable[GatewayMember]) -> list[GatewayMember]:
-    found: dict[tuple[str, int, str], GatewayMember] = {}
+    found: dict[tuple[str, int, str, bool], GatewayMember] = {}
     for one in members:
-        place = (one.service, one.replica, one.host)
+        place = (one.service, one.replica, one.host, one.standby)
         if before := found.get(place):
             found[place] = replace(
                 before,

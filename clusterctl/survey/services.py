@@ -13,6 +13,7 @@ from clusterctl.node.documents import (
     ServiceDocument,
     ServiceState,
     replica_name,
+    standby_name,
 )
 from clusterctl.node.rank_placement import gpu_share
 from clusterctl.ray_cluster.topology import REPLICA_PORTS
@@ -26,6 +27,7 @@ class Replica:
     host: str  # Where it is declared, and its API server runs
     state: ServiceState | None = None  # As that host's supervisor reports it now
     member: Member | None = None  # None: the gateway sends it nothing
+    standby: ServiceState | None = None  # Of its standby, likewise as that host reports it
 
     @property
     def name(self) -> str:
@@ -42,8 +44,8 @@ class Replica:
 
     @property
     def serves(self) -> bool:
-        """Whether it answers requests: its supervisor reports it as ready."""
-        return self.condition == "ready"
+        """Whether it answers requests: its supervisor reports it, or its standby, as ready."""
+        return "ready" in (self.condition, self.standby.state if self.standby else "")
 
     @property
     def drained(self) -> bool:
@@ -141,7 +143,9 @@ def declared_replicas(
             member = member_of(document, lists.get(document.service))
             listed_here = member is not None and member.host == host
             if listed_here or (host == head and name not in found):
-                found[name] = Replica(document, host, states.get(host, {}).get(name), member)
+                own = states.get(host, {})
+                standby = own.get(standby_name(name))
+                found[name] = Replica(document, host, own.get(name), member, standby)
 
     ordered = sorted(found.values(), key=lambda each: (each.document.service, each.number))
     return {replica.name: replica for replica in ordered}

@@ -127,7 +127,12 @@ class ClusterStatus:
         of_services = [
             f"service {row.name}: {row.condition}{f' ({row.detail})' if row.detail else ''}"
             for row in self.services
-            if not row.serves
+            if row.condition != "ready"
+        ]
+        of_services += [
+            f"service {row.name}: its standby {row.standby.state} ({row.standby.detail})"
+            for row in self.services
+            if row.standby and row.standby.state in {"failed", "backing-off", "stalled"}
         ]
         silent = [
             f"service {row.name}: {row.state.silence}"
@@ -329,6 +334,7 @@ def _service_row(survey: Survey, replica: Replica, on: str, url: str) -> Service
         replica.host,
         state,
         replica.member,
+        replica.standby,
         service_url=url,
         failed_ago=ago,
         on=on,

@@ -38,6 +38,7 @@ from clusterctl.node.documents import (
     config_dir,
     declared_dir,
     from_json,
+    is_standby,
     replica_name,
     run_dir,
     service_of,
@@ -510,20 +511,22 @@ class Survey:
 
     @cached_property
     def _reported(self) -> dict[str, dict[str, ServiceState]]:
-        """The current reports of the supervisors, by host and name."""
+        """The current reports of the supervisors, by host and name; standbys, too."""
         fresh = {host: self.fresh_state(host) for host in self.states}
         return {
-            host: {service.name: service for service in state.services}
+            host: {each.name: each for each in (*state.services, *state.standbys)}
             for host, state in fresh.items()
             if state
         }
 
     @cached_property
     def ranks(self) -> dict[str, list[Rank]]:
-        """Ranks that supervisors report, by replica, including those no longer declared."""
+        """Ranks that supervisors report, by replica, including those no longer declared; without
+        those of standbys, which have the same GPUs."""
         found: dict[str, list[Rank]] = {}
         for host, services in self._reported.items():
-            for name, state in services.items():
+            replicas = {name: one for name, one in services.items() if not is_standby(name)}
+            for name, state in replicas.items():
                 declared = self.replicas.get(name)
                 if declared is None or declared.host == host:
                     found.setdefault(name, state.ranks)

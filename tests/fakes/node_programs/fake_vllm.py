@@ -5,6 +5,8 @@ Settings in ROOT/vllm.json, read at every request: `exit` with `words`, `never_l
 model, `text` by default (ANSWERS; `rerank+tokens`: both), and `paths`: those of its openapi.json.
 Where it may sleep: `sleep` and `wake_up` (ok | error | hang), and `seconds`, which a request takes.
 Like vLLM it has the middleware of the command line, and an engine that a request ends in its sleep.
+`standby`: other settings of a standby. Two that share GPUs cannot be awake, or load, at once: with
+`--seat FILE` that one ends which finds the memory taken, and leaves FILE.taken.
 ROOT/vllm.die makes it log what that file has, and end with status 0, as the API server does when
 its engine died.
 """
@@ -14,6 +16,7 @@ its engine died.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
@@ -30,6 +33,7 @@ from clusterctl.node.sleeping import DESCRIPTOR, HoldsWhileAsleep
 
 root = Path(sys.argv[1])
 document = json.loads((root / "etc/clusterctl/demo/services/chat.json").read_text())
+port = int(sys.argv[sys.argv.index("--port") + 1]) if "--port" in sys.argv else document["port"]
 counted = {"generated": 0, "read": 0}
 adapters: dict[str, str] = {}  # Loaded now: directories by name
 
@@ -54,7 +58,8 @@ ANSWERS: dict[str, tuple[str, Any]] = {
 
 def settings() -> dict[str, Any]:
     found: dict[str, Any] = json.loads((root / "vllm.json").read_text())
-    return found
+    other = found.pop("standby", {}) if port == document.get("standby_port") else {}
+    return {**found, **other}
 
 
 def log(line: str) -> None:
@@ -158,6 +163,29 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+class Memory:
+    """Of GPUs, which is enough for one that is awake."""
+
+    def __init__(self, file: str) -> None:
+        self._file = Path(file) if file else None
+        self._held: Any = None
+
+    def take(self) -> None:
+        if self._file is None:
+            return
+        self._held = self._file.open("w")
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.with_suffix(".taken").touch()
+            print("CUDA error: out of memory", flush=True)
+            os._exit(1)
+
+    def free(self) -> None:
+        if self._held:
+            self._held.close()
+
+
 engine_sleeps = {"asleep": False}
 
 
@@ -169,8 +197,10 @@ class SleepingEngine:
         parked = "sleep freed 2.00 GiB memory in total, of which 1.50 GiB is backed up in CPU and"
         log(f"CuMemAllocator: {parked} the rest 0.50 GiB is discarded directly.")
         engine_sleeps["asleep"] = True
+        memory.free()
 
     async def wake_up(self) -> bool:
+        memory.take()
         await self.act("wake_up")
         engine_sleeps["asleep"] = False
         return True
@@ -211,6 +241,8 @@ def begin_holding() -> HoldsWhileAsleep | None:
     return asyncio.run_coroutine_threadsafe(begin(), loop).result()
 
 
+memory = Memory(sys.argv[sys.argv.index("--seat") + 1] if "--seat" in sys.argv else "")
+memory.take()
 loop = asyncio.new_event_loop()
 holding = begin_holding()
 
@@ -247,4 +279,5 @@ log("Starting to load model tiny...")
 while settings().get("never_listen"):
     time.sleep(0.02)
 log("GPU KV cache size: 1,024 tokens")
-ThreadingHTTPServer(("127.0.0.1", document["port"]), Handler).serve_forever()
+ThreadingHTTPServer.request_queue_size = 2048  # As uvicorn has it
+ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()

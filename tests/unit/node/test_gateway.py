@@ -706,9 +706,10 @@ def test_a_silent_member_leaves_only_if_another_can_answer() -> None:
     document = MembersDocument("tiny", ["tiny"], 8000, members)
     silent = MemberProof(ready=True, why="no token for 15 s", silent=True)
 
-    assert not admission(document, {1: silent, 2: READY})[1].ready
-    assert admission(document, {1: silent, 2: MemberProof(ready=False)})[1].ready
-    assert not admission(document, {1: READY})[2].ready
+    one, two = "replica-1", "replica-2"
+    assert not admission(document, {one: silent, two: READY})[one].ready
+    assert admission(document, {one: silent, two: MemberProof(ready=False)})[one].ready
+    assert not admission(document, {one: READY})[two].ready
 
 
 def test_a_replaced_key_is_sent_once_most_replicas_ask_for_it(gate: GatewayBench) -> None:

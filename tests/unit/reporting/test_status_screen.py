@@ -134,3 +134,39 @@ def test_a_service_that_sleeps_says_where_and_how_long_it_takes_to_wake() -> Non
         "  asleep     on gpu2 (15.9 GiB of weights in host memory), wakes in 0.6 s, "
         "1 request waiting\n" in stream.getvalue()
     )
+
+
+@pytest.mark.parametrize(
+    ("first", "standby", "shown"),
+    [
+        (
+            ServiceState("tiny", "ready", 1.0),
+            ServiceState(
+                "tiny@standby",
+                "ready",
+                1.0,
+                ranks=[Rank(0, 0, 0, "gpu2", "10.0.0.2", 7)],
+                sleep=SleepState(asleep=True, host_gib=61.0, wakes_in=2.1),
+            ),
+            "asleep on gpu2 (61.0 GiB of weights in host memory), wakes in 2.1 s",
+        ),
+        (
+            ServiceState("tiny", "waiting", 1.0, detail="for its turn: its standby serves"),
+            ServiceState("tiny@standby", "ready", 1.0, running=2),
+            "serves · 2 running, 0 waiting · 0.0 tokens/s",
+        ),
+        (
+            ServiceState("tiny", "ready", 1.0),
+            ServiceState("tiny@standby", "waiting", 1.0, detail="for its turn"),
+            "none yet, waiting for its turn",
+        ),
+    ],
+)
+def test_a_standby_has_a_line(first: ServiceState, standby: ServiceState, shown: str) -> None:
+    row = ServiceRow(build_service(launch()), "gpu1", first, standby=standby)
+    stream = io.StringIO()
+    status = replace(_status("gpu"), services=(row,))
+    screen(stream).print(status_screen(status), crop=False)
+    assert f"  standby    {shown}\n" in stream.getvalue()
+    assert row.serves
+    assert status.healthy == (first.state == "ready")
