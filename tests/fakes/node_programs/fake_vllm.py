@@ -1,8 +1,9 @@
 """Stands for `vllm serve`: an engine child and an API server with the endpoints that matter.
 
-Settings in ROOT/vllm.json, read at every request: `exit` with `words`, `never_listen`,
-`models`, `completion` (ok | error | hang), `running`, `tokens_still`, `ignore_term`, `kind`: of its
-model, `text` by default (ANSWERS; `rerank+tokens`: both), and `paths`: those of its openapi.json.
+Settings in ROOT/vllm.json, read at every request: `exit` with `words`, `never_listen`, `models`,
+`completion` (ok | error | refuse: an error, but for checks | hang), `running`, `tokens_still`,
+`ignore_term`, `kind`: of its model, `text` by default (ANSWERS; `rerank+tokens`: both), and
+`paths`: those of its openapi.json.
 Where it may sleep: `sleep` and `wake_up` (ok | error | hang), and `seconds`, which a request takes.
 Like vLLM it has the middleware of the command line, and an engine that a request ends in its sleep.
 `standby`: other settings of a standby. Two that share GPUs cannot be awake, or load, at once: with
@@ -29,6 +30,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from clusterctl.node.gateway_config import CANARY
 from clusterctl.node.sleeping import DESCRIPTOR, HoldsWhileAsleep
 
 root = Path(sys.argv[1])
@@ -116,7 +118,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(b'{"detail":"Not Found"}', 404)
         elif how == "hang":
             time.sleep(3600)
-        elif how == "error":
+        elif how == "error" or (how == "refuse" and not self.headers[CANARY]):
             self.answer(b"EngineDeadError", 500)
         elif self.authorized():
             counted["read"] += 1

@@ -208,7 +208,7 @@ def test_requests_beyond_the_bound_are_told_when_to_come_again() -> None:
     assert door.served == sleeping.MOST_WAITING
     start, body = door.sent
     assert (start["status"], dict(start["headers"])[b"retry-after"]) == (503, b"1")
-    assert b"256 requests is the most" in body["body"]
+    assert b"1024 requests is the most" in body["body"]
 
 
 def test_a_websocket_that_nobody_wakes_is_closed() -> None:

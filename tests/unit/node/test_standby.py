@@ -300,7 +300,7 @@ def test_one_killed_in_its_sleep_and_one_killed_as_it_starts(pair: PairBench) ->
 def test_what_the_first_one_answers_with_an_error_does_not_wake_it(pair: PairBench) -> None:
     pair.bench.start()
     pair.await_phases("ready", "asleep")
-    pair.bench.behaviour("vllm", {"completion": "error"})
+    pair.bench.behaviour("vllm", {"completion": "refuse"})
     status, content = pair.client.ask()
     assert status == 503
     assert "the standby of an engine that works" in content["error"]["message"]
