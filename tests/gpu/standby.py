@@ -55,7 +55,10 @@ def start(root: Path, model: str, tp: int, flags: list[str]) -> tuple[Supervisor
     argv += ["--distributed-executor-backend", "ray", *flags]
     node = NodeDocument(
         cluster="standby", host="a", role="head", node_ip=HOST, head_ip=HOST, ray_argv=ray,
-        env={"RAY_ADDRESS": f"{HOST}:{GCS}", "RAY_DEDUP_LOGS": "0"},
+        env={
+            "RAY_ADDRESS": f"{HOST}:{GCS}", "RAY_AUTH_MODE": "disabled", "RAY_DEDUP_LOGS": "0",
+            "RAY_worker_niceness": "0", "VLLM_HOST_IP": HOST,
+        },
         expected=[ExpectedNode("a", HOST, tp)], gcs_port=GCS,
     )  # fmt: skip
     service = ServiceDocument(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -295,6 +296,39 @@ def test_one_killed_in_its_sleep_and_one_killed_as_it_starts(pair: PairBench) ->
     pair.bench.await_service("ready", restarts=1)
     pair.bench.behaviour("vllm", {})
     pair.await_phases("ready", "asleep")
+
+
+def test_it_wakes_once_no_rank_of_the_first_one_has_memory(pair: PairBench) -> None:
+    ranks = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    try:
+        pair.bench.start()
+        pair.await_phases("ready", "asleep")
+        driver = pair.process(pair.document.port)
+        pair.bench.actors(
+            *(
+                {"name": f"vllm_Worker_x_TP{number}", "node_id": "n1", "node_ip": "10.0.0.1",
+                 "pid": rank.pid, "driver_pid": driver}
+                for number, rank in enumerate(ranks)
+            )
+        )  # fmt: skip
+        await_value(lambda: len((pair.bench.service() or pytest.fail("gone")).ranks) == 2, "ranks")
+
+        ranks[0].kill()
+        told = f"a rank ended on this host (process {ranks[0].pid})"
+        await_value(
+            lambda: told in (pair.bench.service() or pytest.fail("gone")).last_failure,
+            "its end to be seen, although Ray still has it",
+        )
+        asked = ThreadPoolExecutor(1).submit(pair.client.ask)
+        await_value(lambda: (pair.standby() or pytest.fail("gone")).sleep.waiting, "a request")
+        assert "takes over" not in pair.events()
+        ranks[1].kill()
+        assert asked.result(60)[0] == 200
+        assert "takes over" in pair.events()
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
 
 
 def test_what_the_first_one_answers_with_an_error_does_not_wake_it(pair: PairBench) -> None:
