@@ -27,9 +27,8 @@ def apply(
     as_json: options.Json = False,
 ) -> None:
     """Make the services match FILE. A second run changes nothing."""
-    from clusterctl.cli.session import confirm, session, show_changes
+    from clusterctl.cli.session import require_consent, session, show_changes
     from clusterctl.commands.apply import run
-    from clusterctl.errors import UsageError
     from clusterctl.reporting.text import each_below_itself, line_width
     from clusterctl.serving.fleet_file import read_fleet
 
@@ -43,15 +42,11 @@ def apply(
             document = {"changes": list(changes.lines), "notes": list(changes.notes)}
             same = "0 changes: all services already match."
             show_changes(changes.lines, document, same=same, dry_run=dry_run, as_json=as_json)
-            if changes.restarts and not confirm(
-                "This stops running services, or restarts a service's only replica. Continue?",
-                yes=yes,
-                progress=opened.progress,
-            ):
-                raise UsageError(
-                    "not confirmed: services would stop or restart",
-                    hint="add --yes, or --dry-run to only show the changes",
-                )
+            if changes.restarts:
+                question = "This stops running services, or restarts a service's only replica"
+                declined = "services would stop or restart"
+                hint = "add --yes, or --dry-run to only show the changes"
+                require_consent(question, declined, yes=yes, progress=opened.progress, hint=hint)
 
         applied = run(opened, requests, file.absolute().parent, prune=prune, agree=agree)
     decision = applied.decision

@@ -91,7 +91,7 @@ def bench(
 def _measure_start(
     name: str, runs: int, inventory: options.Inventory, *, yes: bool, as_json: bool
 ) -> None:
-    from clusterctl.cli.session import confirm, session
+    from clusterctl.cli.session import require_consent, session
     from clusterctl.commands.bench_start import run
     from clusterctl.operations.restarting import RestartPlan
     from clusterctl.reporting.bench_view import start_lines
@@ -99,9 +99,10 @@ def _measure_start(
     with session("bench", inventory, quiet=as_json) as opened:
 
         def agree(plan: RestartPlan) -> None:
-            question = f"This restarts {name} {2 * runs} times. Continue?"
-            if plan.interrupts and not confirm(question, yes=yes, progress=opened.progress):
-                raise UsageError(f"not confirmed: {name} would be unavailable", hint="add --yes")
+            if plan.interrupts:
+                question = f"This restarts {name} {2 * runs} times"
+                declined = f"{name} would be unavailable"
+                require_consent(question, declined, yes=yes, progress=opened.progress)
 
         found = run(opened, name, runs, agree=agree)
     documents = [asdict(one) for one in found]

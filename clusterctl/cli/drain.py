@@ -27,9 +27,8 @@ def drain(
     as_json: options.Json = False,
 ) -> None:
     """Move a host's replicas away while the others serve."""
-    from clusterctl.cli.session import confirm, session, show_changes
+    from clusterctl.cli.session import require_consent, session, show_changes
     from clusterctl.commands.drain import drain as run
-    from clusterctl.errors import UsageError
 
     with session("drain", inventory, quiet=as_json) as opened:
 
@@ -38,14 +37,10 @@ def drain(
             same = f"Nothing to change: {host} is drained."
             show_changes(plan.lines, document, same=same, dry_run=dry_run, as_json=as_json)
             ended = ", ".join(each.service for each in plan.moves if each.ends)
-            if ended and not confirm(
-                f"This stops the last replica of {ended}. Continue?",
-                yes=yes,
-                progress=opened.progress,
-            ):
-                raise UsageError(
-                    f"not confirmed: {host} has the last replica of {ended}", hint="add --yes"
-                )
+            if ended:
+                question = f"This stops the last replica of {ended}"
+                declined = f"{host} has the last replica of {ended}"
+                require_consent(question, declined, yes=yes, progress=opened.progress)
 
         changed = run(opened, host, agree=agree)
     if as_json:

@@ -139,9 +139,8 @@ def rotate(
 
     Replicas restart one at a time: services with several lose no request.
     """
-    from clusterctl.cli.session import confirm, session, show_changes
+    from clusterctl.cli.session import require_consent, session, show_changes
     from clusterctl.commands.key import replace_own
-    from clusterctl.errors import UsageError
     from clusterctl.operations.restarting import plan_restart
     from clusterctl.operations.restarting import run as restart
 
@@ -151,10 +150,10 @@ def rotate(
             plans = [plan_restart(survey, name) for name in survey.services]
             lines = ["replace api.key", *(line for plan in plans for line in plan.lines)]
             show_changes(lines, {"changes": lines}, dry_run=dry_run, as_json=as_json)
-            question = "Services without other replicas stop meanwhile. Continue?"
-            stops = any(plan.interrupts for plan in plans)
-            if stops and not confirm(question, yes=yes, progress=opened.progress):
-                raise UsageError("not confirmed: a service would be unavailable", hint="add --yes")
+            if any(plan.interrupts for plan in plans):
+                question = "Services without other replicas stop meanwhile"
+                declined = "a service would be unavailable"
+                require_consent(question, declined, yes=yes, progress=opened.progress)
 
         names = replace_own(opened, agree=agree)
         for name in names:

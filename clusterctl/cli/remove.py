@@ -29,9 +29,9 @@ def remove(
     as_json: options.Json = False,
 ) -> None:
     """Remove a worker, even a dead one, from a running cluster."""
-    from clusterctl.cli.session import confirm, session
+    from clusterctl.cli.session import require_consent, session
     from clusterctl.commands.remove import run
-    from clusterctl.errors import CHANGES_PENDING, UsageError
+    from clusterctl.errors import CHANGES_PENDING
     from clusterctl.reporting.plan_view import plan_document, plan_lines
     from clusterctl.reporting.text import line_width
 
@@ -49,12 +49,10 @@ def remove(
                     print(pretty({"moves": moves, **plan_document(removal.plan)}))
                 raise typer.Exit(CHANGES_PENDING if removal.shown else 0)
             ended = ", ".join(each.service for each in removal.moves if each.ends)
-            question = f"This stops the last replica of {ended}. Continue?"
-            if ended and not confirm(question, yes=yes, progress=opened.progress):
-                raise UsageError(
-                    f"not confirmed: removing {host} stops the last replica of {ended}",
-                    hint="add --yes",
-                )
+            if ended:
+                question = f"This stops the last replica of {ended}"
+                declined = f"removing {host} stops the last replica of {ended}"
+                require_consent(question, declined, yes=yes, progress=opened.progress)
 
         changed, line = run(opened, host, purge=purge, agree=agree)
         source = opened.inventory.source

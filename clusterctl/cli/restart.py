@@ -24,8 +24,7 @@ def restart(
     as_json: options.Json = False,
 ) -> None:
     """Restart a service with the same settings, one replica at a time."""
-    from clusterctl.cli.session import confirm, session, show_changes
-    from clusterctl.errors import UsageError
+    from clusterctl.cli.session import require_consent, session, show_changes
     from clusterctl.operations.restarting import run
 
     with session("restart", inventory, quiet=as_json) as opened:
@@ -33,10 +32,10 @@ def restart(
         def agree(plan: RestartPlan) -> None:
             document = {"service": name, "changes": plan.lines}
             show_changes(plan.lines, document, dry_run=dry_run, as_json=as_json)
-            if plan.interrupts and not confirm(
-                f"This interrupts {name}. Continue?", yes=yes, progress=opened.progress
-            ):
-                raise UsageError(f"not confirmed: {name} would be unavailable", hint="add --yes")
+            if plan.interrupts:
+                declined = f"{name} would be unavailable"
+                question = f"This interrupts {name}"
+                require_consent(question, declined, yes=yes, progress=opened.progress)
 
         proofs = run(opened, name, agree=agree)
     ready = {replica: round(proof.ready_seconds, 1) for replica, proof in proofs.items()}

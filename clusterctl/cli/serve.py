@@ -126,9 +126,9 @@ def serve(
     as_json: options.Json = False,
 ) -> None:
     """Serve MODEL with vLLM and verify that it answers. A second run changes nothing."""
-    from clusterctl.cli.session import confirm, session
+    from clusterctl.cli.session import require_consent, session
     from clusterctl.commands.serve import run
-    from clusterctl.errors import CHANGES_PENDING, UsageError
+    from clusterctl.errors import CHANGES_PENDING
     from clusterctl.serving.config_file import read_config_file
     from clusterctl.serving.request import Options, read_request
     from clusterctl.serving.vllm_flags import parse_arguments
@@ -162,15 +162,12 @@ def serve(
             if dry_run:
                 _show_plan(changes, as_json=as_json)
                 raise typer.Exit(CHANGES_PENDING if changes.lines else 0)
-            if not (changes.restarts or changes.drops):
-                return
-            without = f" without {', '.join(changes.drops)}" if changes.drops else ""
-            question = f"This restarts the service{without}. Continue?"
-            if not confirm(question, yes=yes, progress=opened.progress):
-                raise UsageError(
-                    f"not confirmed: the service would restart{without}",
-                    hint="add --yes; to change only the number of replicas: clusterctl scale",
-                )
+            if changes.restarts or changes.drops:
+                without = f" without {', '.join(changes.drops)}" if changes.drops else ""
+                question = f"This restarts the service{without}"
+                declined = f"the service would restart{without}"
+                hint = "add --yes; to change only the number of replicas: clusterctl scale"
+                require_consent(question, declined, yes=yes, progress=opened.progress, hint=hint)
 
         served = run(opened, request, agree=agree)
     if as_json:

@@ -115,6 +115,15 @@ def confirm(question: str, *, yes: bool, progress: Progress) -> bool:
         return answer.strip().lower() in {"y", "yes"}
 
 
+def require_consent(
+    question: str, declined: str, *, yes: bool, progress: Progress, hint: str = "add --yes"
+) -> None:
+    """Ask as `confirm` does. Raises UsageError if the answer is no; `declined`: what would have
+    happened."""
+    if not confirm(f"{question}. Continue?", yes=yes, progress=progress):
+        raise UsageError(f"not confirmed: {declined}", hint=hint)
+
+
 def show_changes(
     changes: Sequence[str],
     document: Mapping[str, object],
