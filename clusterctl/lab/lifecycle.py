@@ -98,29 +98,15 @@ def up(
     check_machine()
     paths = lab_paths()
     _refuse_other_lab(paths)
-    with_gpus = None
-    if gpu_image:
-        image = False
-        nodes = gpus.share_out(gpus.machine_gpus(), count)
-        gpus.machine_driver()
-        archive = gpu_image.archive or paths.gpu_archive
-        with_gpus = GpuLab(gpu_image.name, archive.absolute(), nodes)
+    with_gpus = _gpu_lab(gpu_image, paths, count) if gpu_image else None
+    image = image and not with_gpus
     journal = _Journal(say)
     target = inventory or paths.inventory
     with exclusive(paths.lock), _open_modes():
         base.end_builds()
         source = base.machine_source()
         built = caches(paths, source.suite)
-
-        # Hosts with a disk already use most of their space; running ones already have their memory.
-        new = sum(not hosts.has_disk(host, paths) for host in wanted)
-        each = room.gpu_host_disk(with_gpus.archive) if with_gpus else None
-        disk = room.disk_needed(built, new, image=image, host=each)
-        problems = [room.lack_of_disk(paths.root, disk)]
-        if not any(nspawn.is_running(host) for host in wanted):
-            served = model if image else None
-            problems.append(room.lack_of_memory(len(wanted), served, room.available_memory()))
-        raise_all(problem for problem in problems if problem)
+        _require_room(paths, built, wanted, with_gpus, model if image else None)
 
         journal.build(
             built.base,
@@ -157,6 +143,31 @@ def up(
             _ensure_image(paths, source, built, journal)
     missing = with_gpus.archive if with_gpus and not with_gpus.archive.exists() else None
     return LabUp(tuple(journal.changes), target, missing)
+
+
+def _gpu_lab(image: GpuImage, paths: LabPaths, count: int) -> GpuLab:
+    """Divide this machine's GPUs among `count` hosts. Raises what reading them raises."""
+    nodes = gpus.share_out(gpus.machine_gpus(), count)
+    gpus.machine_driver()
+    return GpuLab(image.name, (image.archive or paths.gpu_archive).absolute(), nodes)
+
+
+def _require_room(
+    paths: LabPaths,
+    built: Caches,
+    wanted: Sequence[LabHost],
+    with_gpus: GpuLab | None,
+    model: str | None,
+) -> None:
+    """Raise an error for lack of disk and of memory. `model`: to serve; None without an image."""
+    # Hosts with a disk already use most of their space; running ones already have their memory.
+    new = sum(not hosts.has_disk(host, paths) for host in wanted)
+    each = room.gpu_host_disk(with_gpus.archive) if with_gpus else None
+    disk = room.disk_needed(built, new, image=model is not None, host=each)
+    problems = [room.lack_of_disk(paths.root, disk)]
+    if not any(nspawn.is_running(host) for host in wanted):
+        problems.append(room.lack_of_memory(len(wanted), model, room.available_memory()))
+    raise_all(problem for problem in problems if problem)
 
 
 def down(*, purge: bool = False, say: Say = print) -> tuple[str, ...]:
