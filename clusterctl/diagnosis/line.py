@@ -27,6 +27,7 @@ _CONTINUES = re.compile(
     r"(?!(?:at|in|from|and then|root|self|return|raise) ?[\w@./(]*[@(:])[a-z(`'][^@$#={}]*$"
 )
 _IS_WHOLE = re.compile(r"[.!?:)\]}'\"]$")
+_HALF_A_YEAR = timedelta(days=183)
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 
 
@@ -60,6 +61,19 @@ def when(stamp: str) -> datetime:
 def time_of(before: Sequence[bytes]) -> str:
     """Return the time of the last line that has one."""
     return next(filter(None, (_time_in(raw[:200]) for raw in reversed(before))), "")
+
+
+def first_within(lines: Sequence[bytes], span: timedelta) -> int:
+    """Return the index of the first line in the last `span` of a log; 0 without times."""
+    last = None
+    for at in range(len(lines) - 1, -1, -1):
+        with suppress(ValueError):
+            written = when(time_of(lines[at : at + 1]))
+            last = last or written
+            passed = last - written
+            if passed > span or passed < -_HALF_A_YEAR:
+                return at + 1
+    return 0
 
 
 def last_silence(lines: Sequence[bytes]) -> tuple[int, timedelta]:

@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 from clusterctl.diagnosis.line import (
     LONGEST_LINE,
+    first_within,
     goes_on,
     last_silence,
     plain,
@@ -51,7 +52,6 @@ MOST = 100
 REQUESTS_COUNT = timedelta(hours=1)
 _JUST_BEFORE = timedelta(minutes=1)
 _SILENT = timedelta(minutes=30)  # longer than healthy starts are
-_HALF_A_YEAR = timedelta(days=183)
 
 # How many shapes of lines are remembered, as hashes, so that repeated lines are searched once
 _MOST_SHAPES = 200_000
@@ -86,6 +86,7 @@ _RELEASE = re.compile(
 
 # How a line ends whose message stands in the next one, and where the frames of a crash stand
 _ANNOUNCE = (":", " with error", " ERROR")
+_LOGGED_AT = re.compile(r"\[[\w./]+\.py:\d+\]")
 _ADDS = ("what():", "Search for `hip")  # the second tells that an error of CUDA is one of ROCm
 _FRAMES_FOLLOW = 6  # lines
 
@@ -93,12 +94,9 @@ _BLOCK = 4096  # lines
 _INDENTED = " " * 8  # deeper than the lines of a traceback
 
 _DIGITS = b"0123456789"
-_MARKS = tuple(
-    mark.translate(None, _DIGITS) for mark in (*_STARTS, *_READY, _STOP, *_ENGINE_STOPS, _RAY_RUNS)
-)
-_MARKED = re.compile(
-    b"|".join(map(re.escape, (*_STARTS, *_READY, *_WORKS, _STOP, *_ENGINE_STOPS, _RAY_RUNS)))
-)
+_MARKS = (*_STARTS, *_READY, _STOP, *_ENGINE_STOPS, _RAY_RUNS)
+_MARKED = re.compile(b"|".join(map(re.escape, (*_MARKS, *_WORKS))))
+_MARKED_SHAPE = re.compile(b"|".join(re.escape(mark.translate(None, _DIGITS)) for mark in _MARKS))
 _RAY_PREFIX = re.compile(r"\([\w.:+ =-]*?pid=\d+, ip=([\w.:]+)\)")
 
 # What a log says may stand in a fix, which people give to a shell, if it is a number or a name.
@@ -284,6 +282,8 @@ class _Search:
                     break
         if known and overcome(text):
             return
+        if known and known[1].level != "report":
+            self._drop_what_leads_to(text)
         alike = not any(pattern.tells_alike_apart for _, pattern in candidates)
         if known is None and self._fails and may_fail(text):
             if self._chain(text):
@@ -294,7 +294,8 @@ class _Search:
         if known is None:
             if (last and self._goes_on(last, text)) or self._crashed_in(text):
                 return
-            if alike and len(self._silent) < _MOST_SHAPES and not _marked(raw):
+            marked = _MARKED_SHAPE.search(raw.translate(None, _DIGITS))
+            if alike and len(self._silent) < _MOST_SHAPES and not marked:
                 self._silent.add(shape)
             return
         if alike and len(self._met) < _MOST_SHAPES:
@@ -320,6 +321,19 @@ class _Search:
             return None
         self._current[last.id].remove(last)
         return known
+
+    def _drop_what_leads_to(self, text: str) -> None:
+        """Drop the unknown failure that announced a line which a rule knows, or that a logger wrote
+        at the same place before a traceback that ends with it."""
+        last, place = self._last, _LOGGED_AT.search(text)
+        if last is None or not last.is_read or not self._counts(last):
+            return
+        announced = last.evidence.line == self._number - 1 and last.evidence.text.endswith(
+            _ANNOUNCE
+        )
+        said = last.pattern.level == "said" and place and place[0] in last.evidence.text
+        if announced or said:
+            self._current[last.id].remove(last)
 
     def _goes_on(self, last: Finding, text: str) -> bool:
         """Whether the line says what the unknown failure of the line before announced with a colon,
@@ -478,7 +492,8 @@ def _there(joined: bytes) -> tuple[Sequence[tuple[str, Rule, Pattern]], bool]:
     joined = without_escapes(joined)
     # Any line stands for all that differ from it only in digits.
     small = without_digits(joined.decode("utf-8", "replace")).lower()
-    return [each for each in _patterns() if each[0] in small], TRIGGER.search(small) is not None
+    there = {anchor for anchor in _anchors() if anchor in small}
+    return [each for each in _patterns() if each[0] in there], TRIGGER.search(small) is not None
 
 
 def _joined(last: Finding, text: str) -> Iterator[str]:
@@ -498,12 +513,6 @@ def _shapes(block: Sequence[bytes]) -> list[int]:
     if len(together) == len(block) + 1 and not together[-1]:
         return list(map(hash, together[:-1]))  # much faster, where all lines are whole
     return [hash(raw.translate(None, _DIGITS)) for raw in block]
-
-
-def _marked(raw: bytes) -> bool:
-    """Whether a line of this shape could be a mark."""
-    shape = raw.translate(None, _DIGITS)
-    return any(mark in shape for mark in _MARKS)
 
 
 def _keep(kept: dict[str, list[Finding]], more: Iterable[Finding]) -> None:
@@ -536,25 +545,12 @@ def search_now(lines: Sequence[bytes], file: str, host: str = "") -> list[Findin
     found = search(lines, file, host, last_start=True)
     kept = [one for one in found if one.pattern.level != "request"]
     if len(kept) < len(found):
-        first = _beginning(lines, REQUESTS_COUNT)
+        first = first_within(lines, REQUESTS_COUNT)
         for one in search(lines[first:], file, host, last_start=True):
             if one.pattern.level == "request":
                 line = one.evidence.line + first
                 kept.append(replace(one, evidence=replace(one.evidence, line=line)))
     return kept
-
-
-def _beginning(lines: Sequence[bytes], span: timedelta) -> int:
-    """Return the index of the first line in the last `span` of a log; 0 without times."""
-    last = None
-    for at in range(len(lines) - 1, -1, -1):
-        with suppress(ValueError):
-            written = when(time_of(lines[at : at + 1]))
-            last = last or written
-            passed = last - written
-            if passed > span or passed < -_HALF_A_YEAR:
-                return at + 1
-    return 0
 
 
 class _Values(dict[str, str]):
@@ -588,6 +584,12 @@ def _match(
         if match:
             return rule, pattern, _Values(match.groupdict())
     return None
+
+
+@cache
+def _anchors() -> frozenset[str]:
+    """Return the anchors of all patterns, each once."""
+    return frozenset(anchor for anchor, _, _ in _patterns())
 
 
 @cache

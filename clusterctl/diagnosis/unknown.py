@@ -16,9 +16,9 @@ from clusterctl.diagnosis.parts import (
     Part,
     part_of,
     running_in,
-    settings_of_parts,
 )
 from clusterctl.diagnosis.rules import Pattern, Rule
+from clusterctl.diagnosis.settings import MOST_FLAGS, named_in, read_by, settings_in
 
 UNKNOWN, REFUSED, REQUEST = "unknown-cause", "setting-refused", "request-failed"
 """Ids of causes that no rule names."""
@@ -28,8 +28,6 @@ HANDLES = "During handling of the above exception"
 """What stands between two tracebacks of one failure."""
 
 _LONGEST = 300  # characters of a message
-_MOST_FLAGS = 4
-_SHORTEST_VALUE = 2  # characters of a setting's value that a message may have by chance
 _MOST_OF_KEYS = 20  # lines in which pydantic lists what it refuses
 _MOST_BEFORE = 2  # lines before a failure that are shown
 
@@ -112,7 +110,8 @@ _NATIVE = re.compile(
 _DIED = re.compile(
     r"Segmentation fault|Segfault encountered|core dumped|Fatal Python error: |"
     rf"{_DAMAGED}|terminate called |panicked at|^Aborted\b|Check failed: |Assertion\b.* failed|"
-    r"Assertion failed|LLVM ERROR|CUDBG_EXCEPTION|Cuda failure \d|CUDA error \d"
+    r"Assertion failed|LLVM ERROR|CUDBG_EXCEPTION|Cuda failure \d|CUDA error \d|"
+    r"^(?:CUDA|HIP|MUSA) error: "
 )
 _BARE = re.compile(
     r"(?:[\w./:\[\]-]+ ){0,3}(?:(?:fatal )?error|failed|failure)\b[^(=]*:|"
@@ -135,15 +134,6 @@ _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+)(?:,? in (?P<fun
 # As people shorten it in their notes
 _SHORT_FRAME = re.compile(r"(?P<path>[\w./-]+\.py):(?P<line>\d+) +(?:in )?(?P<function>[\w.<>]+)")
 _PACKAGES = re.compile(r".*(?:site|dist)-packages/")
-_SETTING = re.compile(r"'(\w+)': ('[^']*'|\{[^{}]*\}|[^,{}]+)")
-_ARGUMENTS = re.compile(r"'?(\w+)'?[:=]")
-_FLAG = re.compile(r"--[a-z][a-z0-9-]+(?!\S*$)|\b[a-z]+(?:_[a-z]+)+\b")
-_VARIABLE = re.compile(
-    r"\b(?:VLLM|NCCL|GLOO|RAY|HF|UCX|NVSHMEM|LMCACHE|FLASHINFER|TRITON|CUDA_VISIBLE|CUDA_HOME|PYTORCH)"
-    r"_[A-Z0-9_]+\b"
-)
-_STANDARD = frozenset({"true", "false", "none", "auto"})
-_NOT_TO_CHANGE = frozenset({"model", "served_model_name", "host", "port", "api_key", "tokenizer"})
 # An exception that has only a name, or a number, for what a library said beside it
 _SAYS_LITTLE = re.compile(
     r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+$|.*(?:unhandled \w+ error|NCCL error in: |internal error|"
@@ -312,10 +302,10 @@ class Start:
             return ()
         old, new = self.before.release, self.release
         releases = [f"vLLM {old} is now {new}"] if old and new and old != new else []
-        then, now = (_settings(one.arguments) for one in (self.before, self))
+        then, now = (settings_in(one.arguments) for one in (self.before, self))
         names = sorted(then.keys() | now.keys()) if then and now else ()
         flags = [f"--{name.replace('_', '-')}" for name in names if then.get(name) != now.get(name)]
-        return (*releases, *flags[:_MOST_FLAGS])
+        return (*releases, *flags[:MOST_FLAGS])
 
 
 def body_of(text: str) -> str:
@@ -367,6 +357,8 @@ def failure_in(
         return None
     if any(words in shown.message for words in _WRAPPED):
         return None
+    if shown.kind is Kind.RAISED and _SAYS_LITTLE.match(shown.message):
+        shown = replace(shown, message=f"{_told_above(text, before)}{shown.message}")
 
     frames = list(_frames(text, before)) if shown.kind is Kind.RAISED else []
     crashed = _FRAME.search(text) if shown.kind is Kind.DIED else None
@@ -393,7 +385,7 @@ def failure_in(
     place = frames[0].place if frames else ""
     kind = kind_of(": ".join(filter(None, (shown.name, shown.message))))
     of_value = kind if identity == UNKNOWN else None
-    named = _named(part, shown.message, start.arguments, of_value)
+    named = named_in(part, shown.message, start.arguments, of_value)
     if identity == UNKNOWN and kind:
         identity = kind.id
     return UnknownFailure(
@@ -403,7 +395,7 @@ def failure_in(
         running,
         place,
         named,
-        _read_by(part, start.arguments, named),
+        read_by(part, start.arguments, named),
         start.changed,
         kind if identity not in {REFUSED, REQUEST} else None,
     )
@@ -498,6 +490,18 @@ def _raised(match: re.Match[str]) -> Shown:
     return _cut(Kind.RAISED, match["name"], match["message"] or "")
 
 
+def _told_above(text: str, before: Sequence[bytes]) -> str:
+    """Return what a library wrote in the line above an exception that only has a name for it, with
+    a colon; empty if that is a line of a traceback or of a logger."""
+    lines = [raw.decode("utf-8", "replace") for raw in list(before)[-2:-1]]
+    if not lines or _TAG.findall(lines[0]) != _TAG.findall(text):
+        return ""
+    prefix = _PREFIX.match(lines[0])
+    body = lines[0][prefix.end() if prefix else 0 :].rstrip()
+    told = body[:1].isspace() or (prefix and prefix["level"]) or _HEADLINE.match(body)
+    return "" if not body or told or _shown(lines[0]) else f"{body[:_LONGEST]}: "
+
+
 def _key_in(before: Sequence[bytes]) -> str:
     """Return which key of which class of settings pydantic's line is about, from the lines before
     it; empty if they do not say."""
@@ -521,41 +525,6 @@ def _is_refusal(shown: Shown, running: str, paths: Sequence[str], start: Start) 
 def _of_a_request(paths: Sequence[str]) -> bool:
     inside = any(one in path for path in paths for one in _OF_THE_ENGINE)
     return not inside and any(one in path for path in paths for one in _OF_REQUESTS)
-
-
-def _settings(arguments: str) -> dict[str, str]:
-    """Return the settings in vLLM's log line about them, by name."""
-    return dict(_SETTING.findall(arguments))
-
-
-def _named(part: Part, message: str, arguments: str, kind: FailureKind | None) -> tuple[str, ...]:
-    """Return the flags that a message names, or whose value it has if it is about values, and the
-    variables of the environment."""
-    own = _settings(arguments)
-    known = own.keys() | (frozenset() if part.is_foreign else settings_of_parts())
-    words = [word for word in _FLAG.findall(message) if word.startswith("--") or word in known]
-    for name, value in own.items() if kind and kind.of_values else ():
-        text = value.strip("'")
-        odd = len(text) > _SHORTEST_VALUE and text.lower() not in _STANDARD
-        if odd and name not in _NOT_TO_CHANGE and _stands_in(text, message):
-            words.append(name)
-    flags = [f"--{word.lstrip('-').replace('_', '-')}" for word in words]
-    variables = [f"{name} in `env`" for name in _VARIABLE.findall(message) if "_ERR" not in name]
-    return tuple(dict.fromkeys((*flags, *variables)))[:_MOST_FLAGS]
-
-
-def _stands_in(text: str, message: str) -> bool:
-    found = re.search(rf"(?:['\"`=(]){re.escape(text)}(?![\w.-])", message, re.IGNORECASE)
-    return found is not None
-
-
-def _read_by(part: Part, arguments: str, named: Sequence[str]) -> tuple[str, ...]:
-    """Return the flags that a part reads, apart from those that are named already; if the log shows
-    which are set, only those."""
-    own = set(_ARGUMENTS.findall(arguments))
-    read = [word for word in part.settings if word in own or not own]
-    flags = [f"--{word.replace('_', '-')}" for word in read]
-    return tuple(flag for flag in flags if flag not in named)[:_MOST_FLAGS]
 
 
 @dataclass(frozen=True)

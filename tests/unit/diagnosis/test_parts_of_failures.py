@@ -146,6 +146,9 @@ def test_a_start_that_is_silent_for_long_before_its_log_ends_is_told() -> None:
         ("KeyError: 'lanes.7.odd_proj.weight'", "weights-mismatch"),
         ("OddError: no route to host 10.0.0.7", "not-reached"),
         ("OddError: no lane within 30 seconds", "waited-in-vain"),
+        ("OddError: odd lanes require even ones", "requirement"),
+        ("OddError: CUDA error: operation not permitted", "call-not-permitted"),
+        ("IndexError: lane 7 of 2", "index-out-of-range"),
     ],
 )
 def test_what_an_exception_says_tells_its_kind_and_is_never_certain(raised: str, kind: str) -> None:
@@ -183,3 +186,29 @@ def test_a_code_for_what_was_said_above_does_not_hide_it() -> None:
     cause = first(warning, error("RuntimeError: NCCL error: unhandled odd error"))
 
     assert cause.evidence[0].line == 1
+
+
+def test_a_code_is_told_with_what_stands_above_it() -> None:
+    lines = ["makeLane: lane is out of range at 7", "lanes._bindings.laneError: LANE_ERR_PARAM"]
+
+    assert not diagnose(lines[:1])
+    cause = first(*lines)
+    assert cause.cause.endswith("laneError: makeLane: lane is out of range at 7: LANE_ERR_PARAM")
+
+
+def test_an_error_of_cuda_without_an_exception_counts_more_than_what_waits_for_it() -> None:
+    waits = (
+        "INFO 10-01 08:02:28 [shm_broadcast.py:698] No available shared memory broadcast block "
+        "found in 60 seconds."
+    )
+    cause = first("[rank0]: CUDA error: an odd access was encountered", waits)
+
+    assert cause.evidence[0].line == 1
+
+
+@pytest.mark.parametrize("said", [error("preparing failed"), "x.exceptions.OddValidationError:"])
+def test_what_leads_to_a_known_line_is_not_told_before_it(said: str) -> None:
+    known = error(
+        "ValueError: As of transformers v4.44, default chat template is no longer allowed"
+    )
+    assert [one.id for one in diagnose([said, known])] == ["chat-template-missing"]
