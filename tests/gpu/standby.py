@@ -30,6 +30,7 @@ from clusterctl.node.documents import (
     MembersDocument,
     NodeDocument,
     NodeState,
+    Rank,
     ServiceDocument,
     ServiceState,
     from_json,
@@ -122,6 +123,10 @@ def shown(paths: NodePaths) -> tuple[ServiceState | None, ServiceState | None]:
     return next(iter(state.services), None), next(iter(state.standbys), None)
 
 
+def ranks_of(state: ServiceState | None) -> list[Rank]:
+    return state.ranks if state else []
+
+
 def is_ready(paths: NodePaths) -> bool:
     first, standby = shown(paths)
     serves = first is not None and first.state == "ready" and not first.sleep.asleep
@@ -137,7 +142,7 @@ def takes_over(paths: NodePaths, client: Sleeper, number: int) -> None:
         each.start()
     await_value(lambda: len(asking.answers) > 5 * number, "answers")
 
-    ranks = await_value(lambda: (first := shown(paths)[0]) and first.ranks, "ranks")
+    ranks = await_value(lambda: ranks_of(shown(paths)[0]), "ranks")
     killed = time.monotonic()
     os.kill(ranks[-1].pid, signal.SIGKILL)
 
