@@ -14,9 +14,7 @@ core_in_the_lab=(
     tests/lab/test_main_job.py
     tests/lab/test_replicas.py
     tests/lab/test_security.py
-    tests/lab/test_security_of_containers.py
     tests/lab/test_faults.py
-    tests/lab/test_engine_faults.py
     tests/lab/test_image_push.py
 )
 

@@ -21,6 +21,7 @@ from tests.lab.faulty import Bench, bench
 
 pytestmark = [
     pytest.mark.lab,
+    pytest.mark.long,
     pytest.mark.timeout(400, func_only=True),
     pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
 ]

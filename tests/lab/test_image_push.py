@@ -187,6 +187,7 @@ def test_a_link_that_is_down_for_a_while_costs_no_byte(scene: Scene) -> None:
     assert scene.holders() == list(HOSTS)
 
 
+@pytest.mark.long
 def test_a_host_that_is_lost_keeps_no_other_from_its_image(scene: Scene) -> None:
     try:
         ran = scene.broken_at(0.4, lambda: faults.power_off("gpu1"))

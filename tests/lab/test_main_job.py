@@ -314,7 +314,9 @@ AWAY = "docker kill clusterctl-lab && sleep 95 && docker start clusterctl-lab"
             marks=pytest.mark.long,
         ),
         ("engine, killed", ["gpu1"], "pkill -KILL -f 'VLLM::EngineCore'", 60, "end"),
-        ("head's container, killed", ["gpu1"], KILL_HEAD, 60, ""),
+        pytest.param(
+            "head's container, killed", ["gpu1"], KILL_HEAD, 60, "", marks=pytest.mark.long
+        ),
         pytest.param(
             "Ray's processes on both hosts, SIGTERM",
             ["gpu2", "gpu1"],
@@ -386,6 +388,7 @@ def test_a_service_comes_back(
         assert cause in now["last_failure"]
 
 
+@pytest.mark.long
 def test_an_engine_that_hangs_with_requests_is_told_at_once_and_comes_back(
     operator: Operator, on_host: OnHost, record_property: Callable[[str, object], None]
 ) -> None:

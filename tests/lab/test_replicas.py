@@ -125,6 +125,7 @@ def test_what_a_serving_host_lost_is_named(
     assert operator.ok("status")
 
 
+@pytest.mark.long
 def test_sessions_find_their_prefixes_and_the_load_is_balanced(
     operator: Operator, on_host: OnHost
 ) -> None:
@@ -316,6 +317,7 @@ def test_the_head_cannot_be_removed(operator: Operator) -> None:
     assert operator.run("remove", "gpu2", "--dry-run").status == 10
 
 
+@pytest.mark.long
 def test_a_restart_changes_the_processes_one_at_a_time_and_nothing_else(
     operator: Operator, on_host: OnHost
 ) -> None:
@@ -342,6 +344,7 @@ def test_on_keeps_a_service_on_the_hosts_that_are_named(operator: Operator) -> N
     assert (asked.status, "no answers until" in asked.stdout) == (10, True), asked.text
 
 
+@pytest.mark.long
 def test_a_start_is_measured_cold_and_warm(operator: Operator, on_host: OnHost) -> None:
     before = pids(on_host)
     measured = operator.ok("bench", "tiny", "--start", "--yes", "--json", timeout=1500).json

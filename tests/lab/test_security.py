@@ -200,6 +200,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 """
 
 
+@pytest.mark.long
 def test_the_key_is_held_by_no_process_beyond_the_head(on_host: OnHost) -> None:
     key = on_host("gpu1", "cat /etc/clusterctl/lab/api.key").stdout.strip()
     hidden = key.encode()[::-1].hex()
@@ -258,6 +259,7 @@ def test_rules_that_nobody_confirms_are_taken_back(guarded: str, on_host: OnHost
         )
 
 
+@pytest.mark.long
 def test_after_a_reboot_the_rules_are_there_and_ray_waits_for_its_token(
     operator: Operator, guarded: str, on_host: OnHost
 ) -> None:

@@ -17,6 +17,7 @@ from tests.lab.conftest import OnHost
 
 pytestmark = [
     pytest.mark.lab,
+    pytest.mark.long,
     pytest.mark.timeout(1800, func_only=True),
     pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root"),
 ]
