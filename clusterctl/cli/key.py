@@ -59,6 +59,11 @@ def create(
     _note(followed)
 
 
+_HEADS = (
+    "NAME", "REQUESTS/MIN", "TOKENS/DAY", "REQUESTS", "TOKENS READ", "GENERATED", "TODAY", "MODELS",
+)  # fmt: skip
+
+
 @app.command("ls")
 @guarded
 def ls(inventory: options.Inventory = None, as_json: options.Json = False) -> None:
@@ -82,18 +87,7 @@ def ls(inventory: options.Inventory = None, as_json: options.Json = False) -> No
     if not found:
         print("No keys.")
         return
-    rows: list[tuple[str, ...]] = [
-        (
-            "NAME",
-            "REQUESTS/MIN",
-            "TOKENS/DAY",
-            "REQUESTS",
-            "TOKENS READ",
-            "GENERATED",
-            "TODAY",
-            "MODELS",
-        )
-    ]
+    rows: list[tuple[str, ...]] = [_HEADS]
     rows += [
         (
             one.key.name,
