@@ -138,12 +138,12 @@ without any rule could have known. The fourth set came after it had been taught 
 | --- | --- | --- |
 | the exception's words say what kind of failure it is, and were not read | 21 | 0 |
 | the part that failed was not named, or another one | 14 | 4 |
-| another of several lines stood first: a consequence, or a library's code for what it said | 23 | 5 |
-| a sentence claimed too much: a rule that was too broad, or another cause of the same line | 20 | 4 |
+| another line stood first: a consequence, or a library's code for what it said | 23 | 5 |
+| a sentence claimed too much: a rule too broad, or another cause of the line | 20 | 4 |
 | the form of the lines was not read: prefixes, broken lines, an end without a message | 19 | 2 |
 | the log does not show it | 2 | 0 |
 
-So the kinds of failures were [written down](#what-no-rule-knows), and 89 wordings of rules that say
+So the kinds of failures were [written down](#what-no-rule-knows), and 88 wordings of rules that say
 no more than a kind are gone. The fourth set was gathered after this had been published and before
 it ran on any of it: 62 failures, mostly of 2026, of which 52 have less than six lines, and 23
 healthy logs, from sources that no set before had used. It is weaker than the others in two ways: it
@@ -164,6 +164,15 @@ of 11. The reader from before the kinds agrees with about 45 of these 62, 22 of 
 certain, judged in the same way: most of the difference between the sets is one of how hard they
 are, and little of it is due to the kinds. Without a single rule, the line that matters stands first
 in 150 of the 203 logs of the first three sets, 143 before.
+
+Then it was mended with the fourth set, so that it is held out no longer: 54 of 62 agree, 8 are
+beside, none is wrong, 19 of 20 that are called certain agree, none of the 23 is called sick. No log
+of the sets before is told wrong for it; twelve causes that had been certain are probable, and five
+are told more coarsely. Of 17 quotes more that were found afterwards by the form of log lines and
+not by an error's words, labelled in the same way, 8 agreed, 6 were beside, 1 was wrong (not
+certain) and 2 silent; so expect about half of what nobody has seen, as before. The 97 % of what is
+called certain is not reached on new logs: over the four sets 80 of 101 agreed at first, of the
+fourth 17 of 19.
 
 After the first set, 30 quotes from other incident notes of public repositories, of 1 to 20 lines,
 were labelled by somebody who knows the rules before `diagnose` saw them: it agreed with 13 (6

@@ -111,7 +111,8 @@ _DIED = re.compile(
     r"Segmentation fault|Segfault encountered|core dumped|Fatal Python error: |"
     rf"{_DAMAGED}|terminate called |panicked at|^Aborted\b|Check failed: |Assertion\b.* failed|"
     r"Assertion failed|LLVM ERROR|CUDBG_EXCEPTION|Cuda failure \d|CUDA error \d|"
-    r"^(?:CUDA|HIP|MUSA) error: "
+    r"^(?:CUDA|HIP|MUSA) error: |HIP failure|\bFATAL ERROR\b|"
+    r"\.(?:cc?|cpp|cuh?|h):\d+: .*\bAssertion\b"
 )
 _BARE = re.compile(
     r"(?:[\w./:\[\]-]+ ){0,3}(?:(?:fatal )?error|failed|failure)\b[^(=]*:|"
