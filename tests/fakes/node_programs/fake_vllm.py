@@ -69,6 +69,8 @@ def log(line: str) -> None:
 
 
 class Handler(BaseHTTPRequestHandler):
+    wbufsize = 2**16  # Head and body leave together, so that none is killed between them
+
     def do_GET(self) -> None:
         models = settings().get("models", [document["served_name"]])
         if self.path == "/health":

@@ -331,6 +331,23 @@ def test_it_wakes_once_no_rank_of_the_first_one_has_memory(pair: PairBench) -> N
             rank.wait()
 
 
+def test_it_wakes_once_ray_has_no_rank_of_the_first_one_on_another_host(pair: PairBench) -> None:
+    pair.bench.start()
+    pair.await_phases("ready", "asleep")
+    driver = pair.process(pair.document.port)
+    other = {"name": "vllm_Worker_x_TP1", "node_id": "n2", "node_ip": "10.0.0.2", "pid": 7}
+    pair.bench.actors({**other, "driver_pid": driver})
+    await_value(lambda: (pair.bench.service() or pytest.fail("gone")).ranks, "the rank")
+
+    pair.kill_first()
+    asked = ThreadPoolExecutor(1).submit(pair.client.ask)
+    await_value(lambda: (pair.standby() or pytest.fail("gone")).sleep.waiting, "a request")
+    assert "takes over" not in pair.events()
+    pair.bench.actors()
+    assert asked.result(60)[0] == 200
+    assert "takes over" in pair.events()
+
+
 def test_what_the_first_one_answers_with_an_error_does_not_wake_it(pair: PairBench) -> None:
     pair.bench.start()
     pair.await_phases("ready", "asleep")
