@@ -83,7 +83,7 @@ class FakeDriver:
         self._change()
         if self.find(spec.name):
             raise StepFailed(f"Docker says: Conflict. The name {spec.name} is already in use")
-        made = _container(f"c{next(self._numbers)}", spec)
+        made = container_of(f"c{next(self._numbers)}", spec)
         self._engine.containers[made.id] = made
         self._settle(made.id)
         return made.id
@@ -257,7 +257,8 @@ def _stock(engine: FakeEngine) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _container(identifier: str, spec: ContainerSpec) -> Container:
+def container_of(identifier: str, spec: ContainerSpec) -> Container:
+    """The container that an engine makes of the spec, not started yet."""
     return Container(
         id=identifier,
         name=spec.name,
@@ -290,7 +291,7 @@ def foreign(name: str, **labels: str) -> Container:
     """A container that clusterctl did not make; `cluster` labels it for a cluster all the same."""
     spec = ContainerSpec(name=name, image="sha256:x", command=("sh",), env={})
     told = {CLUSTER_LABEL: labels["cluster"]} if "cluster" in labels else {}
-    return replace(_container(f"id-{name}", spec), status="running", labels=told)
+    return replace(container_of(f"id-{name}", spec), status="running", labels=told)
 
 
 class FakeChannel:

@@ -11,10 +11,10 @@ from clusterctl.containers.driver import Container
 from clusterctl.containers.spec import (
     CLUSTER_LABEL,
     FINGERPRINT_LABEL,
-    SECURITY_OPTIONS,
     ContainerSpec,
     Mount,
 )
+from tests.fakes.container_engine import container_of
 
 SPEC = ContainerSpec(
     name="clusterctl-demo",
@@ -28,31 +28,14 @@ SPEC = ContainerSpec(
 
 
 def made_from(spec: ContainerSpec) -> Container:
-    return Container(
-        id="c1",
-        name=spec.name,
-        image=spec.image,
+    """One that runs, of an image that has a variable and a label of its own."""
+    made = container_of("c1", spec)
+    return replace(
+        made,
         status="running",
-        exit_code=0,
-        error="",
-        command=spec.command,
         env={**spec.env, "PATH": "/bin"},
         image_env={"PATH": "/bin"},
-        mounts=spec.mounts,
-        ulimits=spec.ulimits,
-        cdi_devices=spec.cdi_devices,
-        all_gpus=spec.all_gpus,
-        devices=spec.devices,
-        capabilities=spec.capabilities,
-        drops_others=True,
-        security_options=SECURITY_OPTIONS,
-        pids_limit=spec.pids_limit,
-        labels={**spec.labels, FINGERPRINT_LABEL: spec.fingerprint(), "org.image": "x"},
-        stop_timeout=spec.stop_timeout,
-        network="host",
-        ipc="host",
-        restart="unless-stopped",
-        init=True,
+        labels={**made.labels, "org.image": "x"},
     )
 
 
