@@ -21,11 +21,9 @@ class ModelDirectory:
     path: str
     config: str | None = None  # Text of config.json
     weight_files: int = 0
-    weight_bytes: int = 0
     pointers: int = 0  # Files that git-lfs left in place of weights
     # Shards of the index that are missing, as after an interrupted copy.
     missing: tuple[str, ...] = ()
-    tokenizer: bool = False
     chat_template: bool = False
     # Weights are left out on purpose, as marked by a file RANDOM_WEIGHTS (the lab).
     random_weights: bool = False
@@ -95,17 +93,15 @@ def parse_probe(text: str) -> tuple[ModelDirectory, ...]:
         elif record:
             content = "\n".join(line[1:] for line in record if line.startswith("|"))
             quantization = "\n".join(line[1:] for line in record if line.startswith("+"))
-            sizes = _all(record, "weights")[:1] or ("0 0 0",)
-            files, total, pointers = map(int, sizes[0].split())
+            counts = _all(record, "weights")[:1] or ("0 0",)
+            files, pointers = map(int, counts[0].split())
             found.append(
                 ModelDirectory(
                     path=_all(record, "directory")[0],
                     config=_with_quantization(content, quantization) or None,
                     weight_files=files,
-                    weight_bytes=total,
                     pointers=pointers,
                     missing=_all(record, "missing"),
-                    tokenizer="tokenizer" in record,
                     chat_template="chat-template" in record,
                     random_weights="random-weights" in record,
                     unreadable=_all(record, "unreadable"),

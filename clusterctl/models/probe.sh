@@ -5,7 +5,7 @@
 # taken for a record.
 
 weights() {
-    count=0 total=0 pointers=0
+    count=0 pointers=0
     for file in "$1"/*.safetensors "$1"/*.bin "$1"/*.gguf "$1"/*.pt; do
         [ -f "$file" ] || continue
         case ${file##*/} in training_args.bin) continue ;; esac
@@ -16,9 +16,9 @@ weights() {
             pointers=$((pointers + 1))
             continue
         fi
-        count=$((count + 1)) total=$((total + size))
+        count=$((count + 1))
     done
-    echo "weights $count $total $pointers"
+    echo "weights $count $pointers"
 }
 
 missing_shards() {
@@ -29,10 +29,7 @@ missing_shards() {
     done
 }
 
-tokenizer() {
-    for name in tokenizer.json tokenizer.model vocab.json tekken.json; do
-        [ -f "$1/$name" ] && echo "tokenizer" && break
-    done
+chat_template() {
     if [ -f "$1/chat_template.jinja" ] || [ -f "$1/chat_template.json" ] ||
         show "$1/tokenizer_config.json" | grep -q '"chat_template"'; then
         echo "chat-template"
@@ -43,8 +40,9 @@ record() {
     echo "directory $1"
     weights "$1"
     missing_shards "$1"
-    tokenizer "$1"
+    chat_template "$1"
     [ -e "$1/RANDOM_WEIGHTS" ] && echo "random-weights"
+    # shellcheck disable=SC2154  # reach.sh sets name
     if (reach "$1/config.json" && [ -f "./$name" ] && [ -r "./$name" ]); then
         show "$1/config.json" | sed 's/^/|/'
         echo

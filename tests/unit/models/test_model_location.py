@@ -21,9 +21,7 @@ from tests.fakes.catalogue import config_of
 CONFIG = json.dumps(config_of("Qwen/Qwen2.5-1.5B-Instruct"))
 MODEL = resolve("qwen2.5-1.5b", "/data/models")
 PATH = "/data/models/Qwen2.5-1.5B-Instruct"
-WHOLE = ModelDirectory(
-    PATH, CONFIG, weight_files=1, weight_bytes=3 << 30, tokenizer=True, chat_template=True
-)
+WHOLE = ModelDirectory(PATH, CONFIG, weight_files=1, chat_template=True)
 
 
 class ThisMachine:
@@ -87,15 +85,14 @@ def probe(*candidates: Path) -> tuple[ModelDirectory, ...]:
     return look_for(ThisMachine(), [str(path) for path in candidates])
 
 
-def test_a_whole_model_is_found_with_its_size_and_config(tmp_path: Path) -> None:
+def test_a_whole_model_is_found_with_its_config(tmp_path: Path) -> None:
     path = model_directory(tmp_path / "it's a model; $(rm)", weights=2)
-    (path / "tokenizer.json").write_text("{}", encoding="utf-8")
     (path / "chat_template.jinja").write_text("x", encoding="utf-8")
     (path / "training_args.bin").write_bytes(b"\0" * 99)
 
     (found,) = probe(tmp_path / "absent", path)
 
-    assert found == ModelDirectory(str(path), CONFIG, 2, 4096, tokenizer=True, chat_template=True)
+    assert found == ModelDirectory(str(path), CONFIG, 2, chat_template=True)
     assert found.complete
     assert found.shape is not None
     assert found.shape.heads == 12
@@ -113,7 +110,7 @@ def test_a_hugging_face_cache_is_looked_through_to_the_revision_in_use(tmp_path:
 
     (found,) = probe(cache)
 
-    assert (found.path, found.weight_bytes) == (str(new), 5000)
+    assert (found.path, found.weight_files) == (str(new), 1)
 
 
 def test_a_cache_without_a_main_revision_gives_a_snapshot(tmp_path: Path) -> None:
@@ -155,7 +152,7 @@ def test_a_mark_says_that_weights_are_left_out_on_purpose(tmp_path: Path) -> Non
 
 
 def test_a_config_that_looks_like_the_probes_own_output_is_content(tmp_path: Path) -> None:
-    config = '{\n"a":\n"x"}\nend\ndirectory /etc\nweights 9 9 9'
+    config = '{\n"a":\n"x"}\nend\ndirectory /etc\nweights 9 9'
     path = model_directory(tmp_path / "m", config=config)
 
     (found,) = probe(path)
@@ -165,7 +162,7 @@ def test_a_config_that_looks_like_the_probes_own_output_is_content(tmp_path: Pat
 
 
 def test_a_record_cut_short_is_left_out() -> None:
-    assert parse_probe("directory /m\nweights 1 2 0\n|{}") == ()
+    assert parse_probe("directory /m\nweights 1 0\n|{}") == ()
 
 
 def test_a_host_without_a_shell_is_named() -> None:
@@ -243,7 +240,7 @@ def test_a_model_on_no_host_says_where_it_was_looked_for() -> None:
 
 
 def test_a_config_without_weights_asks_for_weights_or_says_how_to_go_without() -> None:
-    shape_only = replace(WHOLE, weight_files=0, weight_bytes=0)
+    shape_only = replace(WHOLE, weight_files=0)
 
     with pytest.raises(UsageError) as caught:
         locate(MODEL, {"a": [shape_only], "b": [shape_only]})
@@ -253,7 +250,7 @@ def test_a_config_without_weights_asks_for_weights_or_says_how_to_go_without() -
 
 @pytest.mark.parametrize("marked", [True, False])
 def test_random_weights_are_served_when_asked_for_or_marked_and_said(marked: bool) -> None:
-    shape_only = replace(WHOLE, weight_files=0, weight_bytes=0, random_weights=marked)
+    shape_only = replace(WHOLE, weight_files=0, random_weights=marked)
 
     location = locate(MODEL, {"a": [shape_only], "b": [shape_only]}, random_weights=not marked)
 

@@ -111,7 +111,7 @@ class Cluster:
 
     @cached_property
     def transports(self) -> dict[str, FakeTransport]:
-        record = f"directory {MODEL}\nweights 1 3000000000 0\n|{json.dumps(self.config)}\nend\n"
+        record = f"directory {MODEL}\nweights 1 0\n|{json.dumps(self.config)}\nend\n"
         found = {name: FakeTransport() for name in self.answers}
         for transport in found.values():
             transport.on(starts("sh", "-c"), stdout=record)

@@ -22,10 +22,7 @@ SPEAKS = {**config_of("Qwen/Qwen3-8B"), "architectures": ["Qwen3TTSForConditiona
 
 def cluster_with(config: dict[str, Any]) -> Cluster:
     cluster = Cluster("nvidia")
-    record = (
-        "directory /data/models/qwen\nweights 1 3000000000 0\ntokenizer\n"
-        f"|{json.dumps(config)}\nend\n"
-    )
+    record = f"directory /data/models/qwen\nweights 1 0\n|{json.dumps(config)}\nend\n"
     for transport in cluster.transports.values():
         transport.on(starts("sh", "-c"), stdout=record)
     return cluster

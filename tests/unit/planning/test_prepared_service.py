@@ -39,7 +39,7 @@ from tests.fakes.surveys import survey_of
 from tests.fakes.transport import FakeTransport, starts
 
 CONFIG = json.dumps(config_of("Qwen/Qwen2.5-1.5B-Instruct"))
-RECORD = f"directory /data/models/qwen\nweights 1 3000000000 0\ntokenizer\n|{CONFIG}\nend\n"
+RECORD = f"directory /data/models/qwen\nweights 1 0\n|{CONFIG}\nend\n"
 
 
 class Cluster:
