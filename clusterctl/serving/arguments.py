@@ -12,7 +12,7 @@ from clusterctl.errors import UsageError, raise_all
 from clusterctl.models.catalogue import CatalogueEntry
 from clusterctl.models.families import FAMILIES
 from clusterctl.models.shape import ModelShape
-from clusterctl.models.version import Version
+from clusterctl.models.version import Version, show_version
 from clusterctl.serving.release_flags import (
     DATA_PARALLEL_BACKEND_SINCE,
     SHUTDOWN_TIMEOUT_SINCE,
@@ -49,6 +49,10 @@ CHUNKED_PREFILL_SINCE: Version = (0, 8, 0)
 # unless it has a list of domains. This one exists nowhere (RFC 2606), and is shown to the client.
 MEDIA_DOMAINS_SINCE: Version = (0, 11, 2)
 NO_DOMAIN = "none-is-allowed.invalid"
+
+# Releases whose executor for Ray may start where no whole GPU is free
+# (`require_gpu_on_driver` in v1/executor/ray_utils.py): a standby finds a share of each.
+STANDBY_SINCE: Version = (0, 25, 0)
 
 
 @dataclass(frozen=True)
@@ -191,7 +195,11 @@ def serve_arguments(launch: Launch) -> tuple[Argument, ...]:
     # named, config/parallel.py): otherwise Ray counts its GPU as free and assigns it again.
     flags.append(Argument("distributed-executor-backend", ("ray",)))
     arguments = drop_idle_negations(lay_over(flags, engine_arguments(launch)))
-    refused = [*_undecided_trust(launch), *_no_experts(launch, arguments)]
+    refused = [
+        *_undecided_trust(launch),
+        *_no_experts(launch, arguments),
+        *_too_old_for_a_standby(launch),
+    ]
     raise_all([*refused_flags(arguments, launch.version), *refused])
     return arguments
 
@@ -204,6 +212,16 @@ def _no_experts(launch: Launch, arguments: Iterable[Argument]) -> Iterator[Usage
         yield UsageError(
             f"{launch.request.model} is not a mixture of experts, so --ep has nothing to split",
             hint="leave --ep out",
+        )
+
+
+def _too_old_for_a_standby(launch: Launch) -> Iterator[UsageError]:
+    version = launch.version
+    if launch.request.standby and version and not _knows(version, STANDBY_SINCE):
+        yield UsageError(
+            f"vLLM {show_version(version)} may want a whole free GPU to start, and a standby has a "
+            "share of each",
+            hint=f"leave --standby out, or use vLLM {show_version(STANDBY_SINCE)} or newer",
         )
 
 

@@ -96,6 +96,14 @@ def test_a_share_of_a_gpu_and_a_standby_are_not_on_one_host() -> None:
     assert "gpu1 is left out: small has a share of a GPU there" in str(refused.value.detail)
 
 
+def test_a_release_that_needs_a_whole_free_gpu_is_refused() -> None:
+    cluster = Cluster("nvidia")
+    cluster.state = replace(cluster.state, vllm_version="0.24.0")
+    with pytest.raises(UsageError, match="may want a whole free GPU") as refused:
+        plan(cluster.survey())
+    assert refused.value.hint == "leave --standby out, or use vLLM 0.25.0 or newer"
+
+
 def test_a_host_without_memory_for_both_is_refused() -> None:
     cluster = Cluster("nvidia")
     answer = cluster.answers["gpu1"]
