@@ -274,6 +274,18 @@ class RemovalPlan(TypedDict):
     changes: list[PlannedStep]
 
 
+class StandbyStatus(TypedDict):
+    """The second engine of a service with `--standby`."""
+
+    name: str
+    state: str
+    detail: str
+    requests_running: float
+    requests_waiting: float
+    ranks: list[Rank]
+    sleep: SleepState
+
+
 class ServiceStatus(TypedDict):
     """A service or replica."""
 
@@ -302,6 +314,7 @@ class ServiceStatus(TypedDict):
     load: ServiceLoad | None
     start_seconds: dict[str, float]
     sleep: SleepState | None
+    standby: StandbyStatus | None
 
 
 class Status(TypedDict):

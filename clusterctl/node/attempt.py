@@ -249,7 +249,8 @@ class Attempt:
         ranks = self._ranks.values()
         here = [each.pid for each in ranks if each.node_ip == self._node_ip]
         gone = [pid for pid in here if not is_alive(pid)]
-        return f"a rank ended on this host (process {gone[0]})" if gone else ""
+        before = ", maybe after one of another host" if len(here) < self.document.gpus else ""
+        return f"a rank ended on this host (process {gone[0]}){before}" if gone else ""
 
     def let_go(self, now: float, snapshot: Optional[Snapshot], taken: float) -> bool:
         """Return whether its ranks have ended, after `kill`: their GPUs have no memory of them.

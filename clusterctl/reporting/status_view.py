@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from clusterctl.node.documents import ServiceState
 from clusterctl.reporting.escaping import drawing_on, one_line
 from clusterctl.reporting.text import count, duration, size
 from clusterctl.survey.status import ClusterStatus, HostRow, ServiceLoad, ServiceRow
@@ -284,6 +285,18 @@ def _gateway_lines(status: ClusterStatus) -> list[Text]:
     return lines
 
 
+def _standby_document(state: ServiceState) -> dict[str, Any]:
+    return {
+        "name": state.name,
+        "state": state.state,
+        "detail": state.detail,
+        "requests_running": state.running,
+        "requests_waiting": state.waiting,
+        "ranks": [asdict(rank) for rank in state.ranks],
+        "sleep": asdict(state.sleep),
+    }
+
+
 def status_document(status: ClusterStatus) -> dict[str, Any]:
     """Return the status as a JSON document."""
     return {
@@ -321,7 +334,7 @@ def status_document(status: ClusterStatus) -> dict[str, Any]:
                 "load": asdict(row.load) if row.load else None,
                 "start_seconds": row.state.start if row.state else {},
                 "sleep": asdict(row.state.sleep) if row.state else None,
-                "standby": asdict(row.standby) if row.standby else None,
+                "standby": _standby_document(row.standby) if row.standby else None,
             }
             for row in status.services
         ],
