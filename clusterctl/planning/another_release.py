@@ -12,6 +12,7 @@ from clusterctl.planning.forecast import refusal
 from clusterctl.planning.planner import one_service, plan
 from clusterctl.planning.question import Question, question_again
 from clusterctl.planning.report import FitReport
+from clusterctl.planning.rules import OLDEST, too_old
 from clusterctl.serving.release_flags import refused_flags
 from clusterctl.serving.vllm_flags import parse_arguments
 from clusterctl.survey.services import Service
@@ -34,6 +35,8 @@ class AnotherRelease:
         running = {parse_version(state.vllm_version) for state in self.survey.states.values()}
         if version is None or running == {version}:
             return []
+        if version < OLDEST:
+            return [too_old(version)]
         found = list[ClusterctlError]()
         for service in self.survey.services.values():
             found += self._refused(service, version) or self._does_not_fit(service, version)

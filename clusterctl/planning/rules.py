@@ -96,6 +96,16 @@ class Rules:
         return self._second_charges_graphs if second_runner else self._graphs_charged
 
 
+def too_old(version: Version) -> UsageError:
+    """Return the error for a version before OLDEST."""
+    return UsageError(
+        f"vLLM {show_version(version)} is older than {show_version(OLDEST)}, the oldest release "
+        "that clusterctl serves and plans for",
+        hint=f"image: vllm/vllm-openai:v{show_version(NEWEST)} in the inventory, and clusterctl "
+        f"bootstrap; for fit: --vllm {show_version(NEWEST)}",
+    )
+
+
 def rules_for(version: str | None) -> Rules:
     """Return the rules of a version as users, images or `pip` write it.
 
@@ -108,12 +118,7 @@ def rules_for(version: str | None) -> Rules:
         note = f"{what}: planned for {show_version(NEWEST)}, the newest version known here"
         return Rules(NEWEST, (note,))
     if parsed < OLDEST:
-        raise UsageError(
-            f"vLLM {show_version(parsed)} is older than {show_version(OLDEST)}, the oldest release "
-            "that clusterctl serves and plans for",
-            hint=f"image: vllm/vllm-openai:v{show_version(NEWEST)} in the inventory, and "
-            f"clusterctl bootstrap; for fit: --vllm {show_version(NEWEST)}",
-        )
+        raise too_old(parsed)
     if parsed <= (*NEWEST[:2], 99):
         return Rules(parsed)
     note = (

@@ -59,3 +59,8 @@ def test_what_serves_against_the_planner_s_word_is_not_refused() -> None:
     plan = cluster.prepare("--max-model-len", "32768", tp=1)
     cluster.state = replace(cluster.state, vllm_version="0.33.0")
     assert AnotherRelease(cluster.survey(plan), "0.34.0").refusals() == []
+
+
+def test_a_release_before_the_oldest_is_refused() -> None:
+    (error,) = refusals(Cluster("nvidia"), vllm="vllm/vllm-openai:v0.6.3")
+    assert error.summary.startswith("vLLM 0.6.3 is older than 0.7.0")
