@@ -50,6 +50,7 @@ _PREFIX = re.compile(
     r"(?:\d+[:-](?=[(A-Z\[]|\d{4}-))?"
     r"(?:(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT[\d:.,]+[\d:+-]*) "
     r"[\w.-]+ [\w.@/-]+(?:\[\d+\])?: )?"
+    r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):[\w./-]+:)?"
     r"(?:\s*(?:\((?:[^()]*\bpid=\d+[^()]*|[A-Z]\w+)\)|\[[^\]]*\]:?|[\w.-]+ *\||\||"
     r"(?P<level>ERROR|CRITICAL|FATAL|WARNING|WARN|INFO|DEBUG):?(?=\s)|"
     r"\d{4}-\d\d-\d\d[T ][\d:.,]+\S*|\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?|\w+\.py:\d+\]?|-(?=\s)) ?)*"
@@ -111,7 +112,7 @@ _DIED = re.compile(
     r"Segmentation fault|Segfault encountered|core dumped|Fatal Python error: |"
     rf"{_DAMAGED}|terminate called |panicked at|^Aborted\b|Check failed: |Assertion\b.* failed|"
     r"Assertion failed|LLVM ERROR|CUDBG_EXCEPTION|Cuda failure \d|CUDA error \d|"
-    r"^(?:CUDA|HIP|MUSA) error: |HIP failure|\bFATAL ERROR\b|"
+    r"^(?:CUDA|HIP|MUSA) error(?:: | \()|HIP failure|\bFATAL ERROR\b|"
     r"\.(?:cc?|cpp|cuh?|h):\d+: .*\bAssertion\b"
 )
 _BARE = re.compile(
