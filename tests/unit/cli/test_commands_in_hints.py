@@ -69,9 +69,10 @@ def _named() -> Iterator[tuple[str, list[str]]]:
                 words = found[1].split()
                 if words[0] not in PROSE and "." not in words[0]:
                     yield str(file.relative_to(ROOT)), words
-    patterns = (each for rule in rules() for each in rule.seen)
-    for told in (*patterns, *kinds()):
-        for found in COMMAND.finditer(f"{told.cause}; {told.fix}"):
+    told = [f"{each.cause}; {each.fix}" for rule in rules() for each in rule.seen]
+    told += [f"{each.cause}; {each.fix}" for each in kinds()]
+    for text in told:
+        for found in COMMAND.finditer(text):
             if (words := found[1].split())[0] not in PROSE:
                 yield "clusterctl/diagnosis", words
     for file in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
