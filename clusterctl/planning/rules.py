@@ -100,7 +100,7 @@ def too_old(version: Version) -> UsageError:
     """Return the error for a version before OLDEST."""
     return UsageError(
         f"vLLM {show_version(version)} is older than {show_version(OLDEST)}, the oldest release "
-        "that clusterctl serves and plans for",
+        "that can be planned and served",
         hint=f"image: vllm/vllm-openai:v{show_version(NEWEST)} in the inventory, and clusterctl "
         f"bootstrap; for fit: --vllm {show_version(NEWEST)}",
     )
