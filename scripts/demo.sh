@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The main job on this machine, from nothing: two bare Debian hosts, then the same three commands
-# that a real cluster takes, a completion, and two replicas whose flags, and then whose image, change
-# while requests come.
+# that a real cluster takes, a completion, a standby that takes over, and two replicas whose flags, and
+# then whose image, change while requests come.
 # Needs root on Debian or Ubuntu.
 #
 #     scripts/demo.sh                leaves it all running; clusterctl lab down removes it
@@ -68,8 +68,18 @@ print("Requests meanwhile: {sent} sent, {whole} answered, {failed} failed, {brok
 ' <"$answers"
 }
 
-printf '\n%sTwo replicas behind the gateway, and other flags while a client sends two requests a second:%s\n' "$bold" "$plain"
+printf '\n%sA second engine sleeps on the same devices, and takes over when a rank is killed:%s\n' "$bold" "$plain"
 run clusterctl stop "$model"
+run clusterctl serve "${tiny[@]}" --tp 2 --standby
+for _ in $(seq 150); do # it starts once the first one has nothing to do
+    clusterctl status | grep -q 'standby *asleep' && break
+    sleep 2
+done
+under_load clusterctl ssh gpu2 'pkill -KILL -o -f RayWorkerProc && sleep 15'
+run clusterctl status || true # the first engine has not started again
+
+printf '\n%sTwo replicas behind the gateway, and other flags while a client sends two requests a second:%s\n' "$bold" "$plain"
+run clusterctl stop tiny
 run clusterctl serve "${tiny[@]}" --replicas 2
 under_load clusterctl serve "${tiny[@]}" --replicas 2 -- --max-model-len 1024
 
