@@ -12,7 +12,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from clusterctl.node.documents import ServiceState
 from clusterctl.reporting.escaping import drawing_on, one_line
 from clusterctl.reporting.text import count, duration, size
 from clusterctl.survey.status import ClusterStatus, HostRow, ServiceLoad, ServiceRow
@@ -285,7 +284,10 @@ def _gateway_lines(status: ClusterStatus) -> list[Text]:
     return lines
 
 
-def _standby_document(state: ServiceState) -> dict[str, Any]:
+def _standby_document(row: ServiceRow) -> dict[str, Any] | None:
+    state = row.standby
+    if state is None:
+        return None
     return {
         "name": state.name,
         "state": state.state,
@@ -334,7 +336,7 @@ def status_document(status: ClusterStatus) -> dict[str, Any]:
                 "load": asdict(row.load) if row.load else None,
                 "start_seconds": row.state.start if row.state else {},
                 "sleep": asdict(row.state.sleep) if row.state else None,
-                "standby": _standby_document(row.standby) if row.standby else None,
+                "standby": _standby_document(row),
             }
             for row in status.services
         ],
