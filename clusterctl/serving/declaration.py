@@ -39,6 +39,7 @@ from clusterctl.node.documents import (
     from_json,
     replica_name,
     service_of,
+    standby_name,
     to_json,
 )
 from clusterctl.node.files import NodePaths
@@ -448,8 +449,9 @@ class HostServices:
                     host=host,
                     hint="clusterctl status",
                 )
-            own = state.service(document.name)
-            return own is None or own.state == "stopped" or None
+            names = (document.name, standby_name(document.name))
+            own = [each for each in (*state.services, *state.standbys) if each.name in names]
+            return all(each.state == "stopped" for each in own) or None
 
         limit = document.shutdown_timeout + deadlines.STOP_SLACK
         if not deadlines.wait_until(stopped, limit, every=0.3):
