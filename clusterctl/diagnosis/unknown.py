@@ -37,9 +37,9 @@ _DAMAGED = (
     r"free\(\): double"
 )
 TRIGGER = re.compile(
-    r"error|exception|\.exc\.|\.empty|fatal|aborted|core dumped|segfault|segmentation fault|"
-    r"panicked at|nccl warn|\.(?:h|cc|cu):\d* warn |assertion|cudbg_|cuda failure|failed|"
-    rf"non-zero status|null value|terminate called|{_DAMAGED}|, input_value="
+    r"error|exception|critical *\||\.exc\.|\.empty|fatal|aborted|core dumped|segfault|"
+    r"segmentation fault|panicked at|nccl warn|\.(?:h|cc|cu):\d* warn |assertion|cudbg_|"
+    rf"cuda failure|failed|non-zero status|null value|terminate called|{_DAMAGED}|, input_value="
 )
 """Texts of which a line of a failure has one, in small letters."""
 
@@ -51,8 +51,9 @@ _PREFIX = re.compile(
     r"(?:(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT[\d:.,]+[\d:+-]*) "
     r"[\w.-]+ [\w.@/-]+(?:\[\d+\])?: )?"
     r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):[\w./-]+:)?"
-    r"(?:\s*(?:\((?:[^()]*\bpid=\d+[^()]*|[A-Z]\w+)\)|\[[^\]]*\]:?|[\w.-]+ *\||\||"
-    r"(?P<level>ERROR|CRITICAL|FATAL|WARNING|WARN|INFO|DEBUG):?(?=\s)|"
+    r"(?:\s*(?:\((?:[^()]*\bpid=\d+[^()]*|[A-Z]\w+)\)|\[[^\]]*\]:?|"
+    r"(?P<level>(?:ERROR|CRITICAL|FATAL|WARNING|WARN|INFO|DEBUG)(?=:?\s)|"
+    r"(?:critical|fatal|error|warning|info|debug)(?= *\|)):?|[\w.-]+ *\||\||"
     r"\d{4}-\d\d-\d\d[T ][\d:.,]+\S*|\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?|\w+\.py:\d+\]?|-(?=\s)) ?)*"
 )
 # How glog and Ray mark an error: E0417 19:46:42, [2026-11-22 03:12:07,1 E 7 7]
@@ -65,9 +66,9 @@ _OF_VLLM = re.compile(
     r"Worker failed with error '|"
     r"(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[\w+\.py:\d+\]"
 )
-_GRAVE = frozenset({"ERROR", "CRITICAL", "FATAL"})
+_GRAVE = frozenset({"ERROR", "CRITICAL", "FATAL", "error", "critical", "fatal"})
 _TELLING = frozenset({*_GRAVE, "WARNING", "WARN"})
-_HARMLESS = frozenset({"INFO", "DEBUG", "WARNING", "WARN"})
+_HARMLESS = frozenset({"INFO", "DEBUG", "WARNING", "WARN", "info", "debug", "warning"})
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*")
 _MILD = re.compile(
     r"\b(?:INFO|DEBUG|WARN|WARNING|[A-Z]?[a-z]*Warning)\b|Exception ignored in|"

@@ -57,7 +57,9 @@ def _causes(findings: Sequence[Finding]) -> list[Cause]:
     causes = []
     for same in groups.values():
         first = same[0]
-        follows = _depth(first, lost=lost)[0] > _depth(order[0], lost=lost)[0]
+        follows = _depth(first, lost=lost)[0] > _depth(order[0], lost=lost)[0] or (
+            first.pattern.level == "link" and order[0].pattern.level == "raised"
+        )
         causes.append(
             Cause(
                 first.id,

@@ -643,3 +643,30 @@ def test_what_a_library_says_counts_more_than_the_code_that_is_raised_for_it() -
 )
 def test_a_line_without_a_traceback_shows_the_part_by_its_words(line: str, part: str) -> None:
     assert first(line).cause.startswith(f"{part} failed: ")
+
+
+def test_what_others_wait_for_in_vain_follows_from_a_failure_before_it() -> None:
+    causes = diagnose(
+        [
+            "ValueError: lane 7 cannot be used with rail 8",
+            "RuntimeError: Did not receive response from front-end process within 5 minutes",
+        ]
+    )
+
+    assert [(one.id, one.follows_from) for one in causes] == [
+        ("unsupported", None),
+        ("engine-ready-timeout", "unsupported"),
+    ]
+
+
+def test_a_level_in_small_letters_between_bars_is_one() -> None:
+    stamp = "2026-10-01 08:01:00.299"
+
+    cause = first(f"{stamp} | critical | Always | lane 7 timed out. Try resetting the device.")
+
+    assert cause.id == "gpu-lost"
+    assert not diagnose([f"{stamp} | info | Always | lane 7 failed: it is tried again"])
+
+
+def test_a_call_that_a_container_may_not_make_is_told_as_that() -> None:
+    assert first("RuntimeError: lane_open: Operation not permitted").id == "permission"
