@@ -18,6 +18,7 @@ from clusterctl.planning.fit_request import (
     exists,
     load_shape,
     with_edition_note,
+    with_standby_note,
 )
 from clusterctl.planning.planner import plan
 from clusterctl.planning.question import Question, question
@@ -46,6 +47,7 @@ def fit_on(survey: Survey, asked: FitArguments, hub: HubShapes | None = None) ->
     survey = survey.without_dead().require_answers()
     request, files = plan_request(survey, asked, hub)
     report = with_edition_note(plan(request), asked.request().model, request.hardware)
+    report = with_standby_note(report, asked)
     if files and (report.unproven or asked.ask):
         report = ask_engine(survey, request, report, files)
     return report

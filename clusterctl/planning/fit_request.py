@@ -25,7 +25,7 @@ from clusterctl.planning.planner import plan, request_for
 from clusterctl.planning.problems import possible_tp
 from clusterctl.planning.report import FitReport, Hardware
 from clusterctl.planning.rules import NEWEST, rules_for
-from clusterctl.planning.sleepers import with_room_for_standby
+from clusterctl.planning.sleepers import parked_by_two, with_room_for_standby
 from clusterctl.planning.speed import LinkSpeed, parse_network
 from clusterctl.planning.weights import compared_with_files
 from clusterctl.serving.arguments import UNDECIDED, Launch
@@ -82,6 +82,7 @@ def without_cluster(asked: FitArguments, hub: HubShapes | None = None) -> FitRep
     shape = load_shape(request.model, hub)
     report = plan(request_for(launch_for(request, shape, hardware), shape, hardware))
     report = with_edition_note(report, request.model, hardware)
+    report = with_standby_note(report, asked)
     if asked.network and len(hardware.sites) == 1:
         alone = "--network is not used, since all GPUs are in one host: give --gpus for each host"
         report = replace(report, notes=(*report.notes, alone))
@@ -104,6 +105,17 @@ def with_edition_note(report: FitReport, model: str, hardware: Hardware) -> FitR
     fits = report.plan.verdict != "does not fit"
     note = edition_note(entry, gpus, fits=fits) if entry else None
     return replace(report, notes=(*report.notes, note)) if note else report
+
+
+def with_standby_note(report: FitReport, asked: FitArguments) -> FitReport:
+    """Add what the hosts need for a standby, which `serve` compares with what they have."""
+    if not asked.standby:
+        return report
+    most = parked_by_two(sum(rank.weights_gib for rank in report.plan.ranks))
+    note = (
+        f"--standby: its two engines may take up to {most:.0f} GiB of host memory while they sleep"
+    )
+    return replace(report, notes=(*report.notes, note))
 
 
 def launch_for(request: ServiceRequest, shape: ModelShape, hardware: Hardware) -> Launch:

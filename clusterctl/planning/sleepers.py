@@ -40,11 +40,17 @@ def parked(documents: Iterable[ServiceDocument]) -> dict[str, float]:
     """Return the GiB of each host, by node IP, that these services may take of its memory."""
     found: dict[str, float] = defaultdict(float)
     for document in documents:
-        # One sleeps while the other starts, and keeps what it has pinned.
-        engines = 2 if document.standby_port else 1
+        own = document.parked_gib
+        each = parked_by_two(own) if document.standby_port else own * _ROUNDED_UP
         for node_ip, ranks in Counter(document.node_ips).items():
-            found[node_ip] += engines * ranks * document.parked_gib * _ROUNDED_UP
+            found[node_ip] += ranks * each
     return found
+
+
+def parked_by_two(weights_gib: float) -> float:
+    """Return the GiB that the two engines of a service with a standby may take: one sleeps while
+    the other starts, and keeps what it has pinned."""
+    return 2 * weights_gib * _ROUNDED_UP
 
 
 def require_host_memory(

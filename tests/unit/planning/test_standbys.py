@@ -9,6 +9,7 @@ import pytest
 
 from clusterctl.errors import DoesNotFit, UsageError
 from clusterctl.models.name import resolve
+from clusterctl.planning.fit_request import FitArguments, without_cluster
 from clusterctl.planning.moves import moves_from, scaling
 from clusterctl.planning.question import question_again
 from clusterctl.planning.service_plan import ServicePlan, plan_service
@@ -51,6 +52,16 @@ def test_a_fleet_file_has_it(tmp_path: Path) -> None:
     path.write_text("services:\n  a:\n    model: qwen2.5-1.5b\n    standby: true\n")
     (request,) = read_fleet(path)
     assert request.standby
+
+
+def test_fit_leaves_room_for_it_and_says_what_hosts_need() -> None:
+    asked = FitArguments("qwen3-32b", 2, gpus="2xH100", vllm="0.33.0", standby=True)
+    report, alone = without_cluster(asked), without_cluster(replace(asked, standby=False))
+    assert report.plan.settings.utilization == 0.87
+    assert report.plan.kv_cache_tokens < alone.plan.kv_cache_tokens
+    said = "--standby: its two engines may take up to 245 GiB of host memory while they sleep"
+    assert said in report.notes
+    assert said not in alone.notes
 
 
 def test_it_has_a_port_of_its_own_and_room_on_the_gpu() -> None:
