@@ -19,6 +19,7 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import (
     MembersDocument,
     from_json,
+    is_standby,
     replica_name,
     service_of,
     standby_name,
@@ -122,11 +123,9 @@ def _replicas(inventory: Inventory, head: Transport, name: str) -> list[tuple[st
     except ValueError:
         return [own]
     known = {host.name for host in inventory.hosts}
-    found = list[tuple[str, str]]()
-    for each in members:
-        replica = replica_name(service_of(name), each.replica)
-        found.append((each.host, replica))
-        found += [(each.host, standby_name(replica))] if each.standby_port else []
+    found = [(each.host, replica_name(service_of(name), each.replica)) for each in members]
+    if is_standby(name):  # Only by its own name: it may not have started yet
+        found = [(host, standby_name(replica)) for host, replica in found]
     chosen = [
         (f"{host} {replica}", host, str(paths.log(replica)))
         for host, replica in found
