@@ -122,15 +122,15 @@ def look(inventory: Inventory, transports: Mapping[str, Transport]) -> Survey:
 def decide_on(survey: Survey, wanted: Wanted, leaving: Collection[str] = ()) -> Decision:
     """Plan one service. `leaving`: replicas that will have stopped before it changes. Raises what
     `plan_service` raises, and all reasons against its adapters."""
-    plan = plan_service(survey, wanted.request, wanted.model, leaving)
-    shape = plan.location.shape if plan.location else None
-    require_adapters(survey, plan.document, shape, wanted.adapters)
-    changes = changes_of(survey, plan)
-
     inventory = survey.inventory
     declared = {replica.document.service for replica in survey.replicas.values()}
     head = survey.transports[inventory.head.name]
     key = new_key(inventory, head, wanted.request, sorted(declared))
+
+    plan = plan_service(survey, wanted.request, wanted.model, leaving)
+    shape = plan.location.shape if plan.location else None
+    require_adapters(survey, plan.document, shape, wanted.adapters)
+    changes = changes_of(survey, plan)
     if key:
         file = NodePaths(inventory.cluster).api_key
         line = f"API key: the config file's, kept in {file} (0600)"
