@@ -54,7 +54,8 @@ _PREFIX = re.compile(
     r"(?:\s*(?:\((?:[^()]*\bpid=\d+[^()]*|[A-Z]\w+)\)|\[[^\]]*\]:?|"
     r"(?P<level>(?:ERROR|CRITICAL|FATAL|WARNING|WARN|INFO|DEBUG)(?=:?\s)|"
     r"(?:critical|fatal|error|warning|info|debug)(?= *\|)):?|[\w.-]+ *\||\||"
-    r"\d{4}-\d\d-\d\d[T ][\d:.,]+\S*|\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?|\w+\.py:\d+\]?|-(?=\s)) ?)*"
+    r"\d{4}-\d\d-\d\d[T ][\d:.,]+\S*|"
+    r"(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d+)?(?=\s)|\w+\.py:\d+\]?|-(?=\s)) ?)*"
 )
 # How glog and Ray mark an error: E0417 19:46:42, [2026-11-22 03:12:07,1 E 7 7]
 _GRAVE_PREFIX = re.compile(
@@ -127,7 +128,9 @@ _OF_NCCL = re.compile(r"NCCL WARN|\.(?:h|cc|cu):\d+ WARN ")
 _RAISED_IN_C = re.compile(r"Exception raised from (?P<where>\S+ at \S+) \(most recent call first")
 # An executor that tells what a rank of its raised
 _PASSED_ON = re.compile(r"Worker failed with error '(?P<error>.+)', please check the stack trace")
-_HEADLINE = re.compile(r"Traceback \(most|Error executing method |  File \"")
+_HEADLINE = re.compile(
+    r"Traceback \(most|Error executing method |  File \"|(?:AsyncLLM )?output_handler failed"
+)
 # What only leads over to a traceback or is a part of one
 _LEADS_OVER = re.compile(
     r"Traceback \(most|  File \"|WorkerProc (?:hit|failed)|EngineCore (?:failed|encountered)|"
@@ -386,7 +389,7 @@ def failure_in(
     elif start.serves and _of_a_request(paths):
         identity = REQUEST
     place = frames[0].place if frames else ""
-    kind = kind_of(": ".join(filter(None, (shown.name, shown.message))))
+    kind = _kind(shown, frames)
     of_value = kind if identity == UNKNOWN else None
     named = named_in(part, shown.message, start.arguments, of_value)
     if identity == UNKNOWN and kind:
@@ -517,6 +520,13 @@ def _key_in(before: Sequence[bytes]) -> str:
 
 def _cut(kind: Kind, name: str, message: str) -> Shown:
     return Shown(kind, name, message[:_LONGEST].strip())
+
+
+def _kind(shown: Shown, frames: Sequence[_Frame]) -> FailureKind | None:
+    """Return the kind of a failure by what it says, else by the function that raised it: a name
+    that is not found says less than who looked it up."""
+    said = ": ".join(filter(None, (shown.name, shown.message)))
+    return kind_of(said) or (kind_of(f"{shown.name} in {frames[0].function}") if frames else None)
 
 
 def _is_refusal(shown: Shown, running: str, paths: Sequence[str], start: Start) -> bool:

@@ -670,3 +670,15 @@ def test_a_level_in_small_letters_between_bars_is_one() -> None:
 
 def test_a_call_that_a_container_may_not_make_is_told_as_that() -> None:
     assert first("RuntimeError: lane_open: Operation not permitted").id == "permission"
+
+
+def test_a_name_that_the_loader_of_weights_misses_is_one_of_weights() -> None:
+    lines = traceback(
+        ("vllm/model_executor/models/lane.py", "load_weights"), raised="KeyError: 'w'"
+    )
+
+    assert first(*lines).id == "weights-mismatch"
+
+
+def test_a_headline_of_the_server_is_no_failure_of_its_own() -> None:
+    assert not diagnose(["01:29:15 ERROR async_llm.py:704 AsyncLLM output_handler failed."])
