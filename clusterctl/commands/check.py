@@ -33,7 +33,7 @@ from clusterctl.operations.bootstrap_stages import plan_for
 from clusterctl.operations.session import Session
 from clusterctl.packages.bundle import open_bundles
 from clusterctl.planning.question import release_of
-from clusterctl.planning.rules import rules_for
+from clusterctl.planning.rules import require_served
 from clusterctl.ray_cluster.topology import Topology
 from clusterctl.serving.vulnerabilities import vulnerability_notes
 from clusterctl.steps.fetching import to_be_fetched
@@ -91,7 +91,7 @@ def run(session: Session) -> Report:
         if not survey.containers:  # else the plan below opens them
             found += _unreadable_files(inventory)
         try:
-            rules_for(release_of(survey))
+            require_served(release_of(survey))
         except UsageError as error:
             found.append(RequirementsNotMet(error.summary, hint=error.hint))
 

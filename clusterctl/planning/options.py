@@ -279,7 +279,7 @@ def _checked(
 _LARGE_GPU_GIB = 70
 _HUGE_GPU_GIB = 160
 _V0_TOKENS = 2048
-_V0_CHUNKED_BEYOND = 32 * 1024  # Longer contexts are prefilled in chunks (vllm#6666)
+_V0_CHUNKED_BEYOND = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +406,7 @@ def default_batch(rules: Rules, head: GpuModel, length: int, ranks: int = 1) -> 
     if head.is_cpu:
         return Batch(2048 * ranks, 128 * ranks)
     if rules.engine_v0:
-        chunked = length > _V0_CHUNKED_BEYOND
+        chunked = rules.chunks_long_contexts and length > _V0_CHUNKED_BEYOND
         return Batch(_V0_TOKENS if chunked else max(length, _V0_TOKENS), 256)
     if rules.widest_from_160_gib and head.memory_gib >= _HUGE_GPU_GIB:
         return Batch(16384, 1024)

@@ -43,6 +43,8 @@ class Rules:
 
     # The first engine: no chunked prefill, no hybrid cache, sampler on the first rank only.
     engine_v0 = _Of(until=(0, 8, 0))
+    # Chunked prefill is on by default for models beyond 32K (vllm#6666).
+    chunks_long_contexts = _Of((0, 5, 4))
     # Buffers of fused experts stay allocated after a step (v1/worker/workspace.py).
     keeps_workspace = _Of((0, 17, 0))
     # Top-k/top-p by pivots (v1/sample/ops/topk_topp_triton.py), before by sorting the vocabulary.
@@ -97,33 +99,41 @@ class Rules:
 
 
 def too_old(version: Version) -> UsageError:
-    """Return the error for a version before OLDEST."""
+    """Return the error for a version before OLDEST, which is planned for, and not served."""
     return UsageError(
         f"vLLM {show_version(version)} is older than {show_version(OLDEST)}, the oldest release "
-        "that can be planned and served",
+        "that can be served",
         hint=f"image: vllm/vllm-openai:v{show_version(NEWEST)} in the inventory, and clusterctl "
-        f"bootstrap; for fit: --vllm {show_version(NEWEST)}",
+        "bootstrap",
     )
+
+
+def require_served(version: str | None) -> None:
+    """Raise UsageError for a version before OLDEST. One that cannot be parsed passes."""
+    parsed = parse_version(version) if version else None
+    if parsed and parsed < OLDEST:
+        raise too_old(parsed)
 
 
 def rules_for(version: str | None) -> Rules:
     """Return the rules of a version as users, images or `pip` write it.
 
-    A version newer than any known here, or one that cannot be parsed, uses the newest rules and
-    notes that. Raises UsageError for one older than OLDEST.
+    A version older or newer than any known here, or one that cannot be parsed, uses the nearest or
+    the newest rules and notes that.
     """
     parsed = parse_version(version) if version else None
     if parsed is None:
         what = "no vLLM version given" if version is None else f"{version!r} is not a vLLM version"
         note = f"{what}: planned for {show_version(NEWEST)}, the newest version known here"
         return Rules(NEWEST, (note,))
+    how, end, known = "newer", "newest", NEWEST
     if parsed < OLDEST:
-        raise too_old(parsed)
-    if parsed <= (*NEWEST[:2], 99):
+        how, end, known = "older", "oldest", OLDEST
+    elif parsed <= (*NEWEST[:2], 99):
         return Rules(parsed)
     note = (
-        f"vLLM {show_version(parsed)} is newer than the newest version known here: "
-        f"the rules of {show_version(NEWEST)} apply"
+        f"vLLM {show_version(parsed)} is {how} than the {end} version known here: "
+        f"the rules of {show_version(known)} apply"
     )
     return Rules(parsed, (note,))
 

@@ -21,7 +21,7 @@ from clusterctl.planning.asking import asked as ask_engine
 from clusterctl.planning.forecast import MemoryForecast, forecast_memory, layout_env
 from clusterctl.planning.free_gpus import hosts_on
 from clusterctl.planning.placement import PARTITION
-from clusterctl.planning.question import Question, question
+from clusterctl.planning.question import Question, question, release_of
 from clusterctl.planning.replicas import (
     ReplicaPorts,
     Seats,
@@ -33,6 +33,7 @@ from clusterctl.planning.replicas import (
     sizes_of,
 )
 from clusterctl.planning.report import FitReport
+from clusterctl.planning.rules import require_served
 from clusterctl.planning.sleepers import (
     require_host_memory,
     require_one_replica,
@@ -109,6 +110,7 @@ def plan_service(
     `leaving`: replicas that will have stopped by then, whose GPUs count as free.
     """
     require_formed(survey)
+    require_served(release_of(survey))
     asked = question(survey, request, model, leaving=leaving)
     _require_same_share(asked)
     location = asked.require_location()

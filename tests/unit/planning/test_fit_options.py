@@ -18,7 +18,7 @@ from clusterctl.planning.options import (
     parse_length,
     parse_options,
 )
-from clusterctl.planning.rules import NEWEST, rules_for
+from clusterctl.planning.rules import NEWEST, require_served, rules_for
 
 
 @pytest.mark.parametrize(
@@ -167,10 +167,11 @@ def test_unknown_versions_use_the_newest_rules_and_say_so(version: str | None) -
 
 
 @pytest.mark.parametrize("version", ["0.6.6.post1", "vllm/vllm-openai:v0.6.3"])
-def test_a_version_from_before_the_oldest_is_refused(version: str) -> None:
-    with pytest.raises(UsageError, match=r"is older than 0\.7\.0, the oldest release") as caught:
-        rules_for(version)
-    assert "--vllm 0.33.0" in str(caught.value.hint)
+def test_a_version_from_before_the_oldest_is_planned_for_and_not_served(version: str) -> None:
+    (note,) = rules_for(version).notes
+    assert "the rules of 0.7.0 apply" in note
+    with pytest.raises(UsageError, match=r"is older than 0\.7\.0, the oldest release"):
+        require_served(version)
 
 
 def test_batch_defaults_depend_on_the_gpu_of_the_head() -> None:
