@@ -523,8 +523,7 @@ def _cut(kind: Kind, name: str, message: str) -> Shown:
 
 
 def _kind(shown: Shown, frames: Sequence[_Frame]) -> FailureKind | None:
-    """Return the kind of a failure by what it says, else by the function that raised it: a name
-    that is not found says less than who looked it up."""
+    """Return the kind of a failure by what it says, else by the function that misses a name."""
     said = ": ".join(filter(None, (shown.name, shown.message)))
     return kind_of(said) or (kind_of(f"{shown.name} in {frames[0].function}") if frames else None)
 
