@@ -8,7 +8,7 @@ import time
 from typing import Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 from clusterctl.node.adapters import Adapters, takes_adapters
-from clusterctl.node.children import Child, is_alive
+from clusterctl.node.children import Child, has_threads, is_alive
 from clusterctl.node.documents import Rank, ServiceDocument
 from clusterctl.node.endpoint import EndpointWatch, LocalApi, Reading
 from clusterctl.node.files import NodePaths
@@ -259,7 +259,7 @@ class Attempt:
         if spent > self._timing.memory_stuck:
             return True
         here = [each for each in ranks if each.node_ip == self._node_ip]
-        if not self.child.gone() or any(is_alive(each.pid) for each in here):
+        if not self.child.gone() or any(has_threads(each.pid) for each in here):
             return False
         all_here = len(here) == self.document.gpus
         if all_here and self.was_ready:

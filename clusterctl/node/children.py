@@ -150,8 +150,22 @@ class RotatedLog:
 
 def is_alive(pid: int) -> bool:
     """Return whether a process is there that is no zombie."""
+    return _runs(Path("/proc", str(pid)))
+
+
+def has_threads(pid: int) -> bool:
+    """Return whether a thread of a process is left. A killed process is a zombie at once, while its
+    last thread gives memory back: seconds if much of it is pinned."""
     try:
-        stat = Path("/proc", str(pid), "stat").read_text("utf-8", "replace")
+        return any(_runs(thread) for thread in Path("/proc", str(pid), "task").iterdir())
+    except OSError:
+        return False
+
+
+def _runs(entry: Path) -> bool:
+    """Return whether a process or thread, by its directory in /proc, is there and no zombie."""
+    try:
+        stat = (entry / "stat").read_text("utf-8", "replace")
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] not in "ZX"

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.node import documents, files, package
-from clusterctl.node.children import Child, RotatedLog
+from clusterctl.node.children import Child, RotatedLog, has_threads, is_alive
 from clusterctl.node.documents import (
     DELETED,
     GpuListing,
@@ -253,6 +253,25 @@ def test_a_document_that_cannot_be_read_now_stays_in_effect_and_was_not_deleted(
     file.write_text(to_json(GOOD))
     assert (declared.node(), declared.services()) == (NODE, {"tiny": GOOD})
     assert declared.unreadable() == []
+
+
+# Ends its first thread alone, as Linux ends those of a killed process one after the other
+FIRST_THREAD_ENDS = """
+import ctypes, platform, sys, threading
+threading.Thread(target=sys.stdin.read).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)
+"""
+
+
+def test_a_zombie_has_threads_until_the_last_one_has_ended() -> None:
+    argv = [sys.executable, "-c", FIRST_THREAD_ENDS]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
+        assert is_alive(process.pid)
+        await_value(lambda: not is_alive(process.pid), "a zombie")
+        assert has_threads(process.pid)
+        process.kill()
+        await_value(lambda: not has_threads(process.pid), "the end of all threads")
+    assert not has_threads(process.pid)
 
 
 def test_killing_a_child_reaches_its_grandchildren_in_other_groups(tmp_path: Path) -> None:
