@@ -49,7 +49,7 @@ case "${1:-}" in
         section 'whole hosts with GPUs'
         # Without one, every test would be skipped
         [ "${CLUSTERCTL_GPU_TESTS:-}" = cpu ] || nvidia-smi -L
-        pytest -v tests/gpu
+        pytest -v tests/gpu/test_{cluster,early_ranks,changes,standby,sleep,down}.py
         exit
         ;;
     '' | quick | ci) ;;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 from clusterctl.cli.init import IMAGE
+from clusterctl.inventory.load import load
 from clusterctl.lab import lifecycle
 from clusterctl.lab.gpus import MODULE_VERSION, machine_gpus
 from clusterctl.lab.requirements import LabUnavailable
+from tests.gpu.shapes import write_shape
 from tests.lab.cluster import Operator, quiet
-from tests.lab.conftest import lab, on_host
+from tests.lab.conftest import OnHost, lab, on_host
 
 __all__ = ["lab", "on_host"]
 
@@ -30,6 +32,17 @@ this time, so that those without can still run."""
 LAST = 40.0
 """Seconds for the last test, which takes the cluster down."""
 BEGAN = time.monotonic()
+
+# nvidia-smi makes links in /dev/char itself: it runs before each look, so that they are in both.
+# Of /etc/cdi and /etc/docker, files count: the engine's package may leave its directory.
+WHAT_PURGE_REMOVES = """\
+nvidia-smi >/dev/null 2>&1
+dpkg-query -W -f '${Package}\\n'
+ls -d /etc/clusterctl /opt/clusterctl /var/lib/clusterctl /var/log/clusterctl 2>/dev/null
+find /dev/char -lname '*nvidia*'
+find /etc/cdi /etc/docker /etc/systemd/system /etc/udev/rules.d /etc/sysctl.d ! -type d 2>/dev/null
+true
+"""
 
 
 @dataclass
@@ -143,6 +156,62 @@ def gpu_lab(gpus: int) -> Iterator[GpuLab]:
     lifecycle.down(say=quiet)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def hosts(gpus: int) -> int:
+    """Two hosts share the GPUs, where there are two; each may have several."""
+    return min(gpus, 2)
+
+
+@pytest.fixture(scope="session")
+def inventory(gpu_lab: GpuLab, hosts: int) -> str:
+    return gpu_lab.up(hosts)
+
+
+@pytest.fixture(scope="session")
+def as_found(inventory: str, on_host: OnHost) -> list[str]:
+    """What the hosts have before the first bootstrap."""
+    return state_of_hosts(inventory, on_host)
+
+
+def state_of_hosts(inventory: str, on_host: OnHost) -> list[str]:
+    """A line for each thing: what differs is shown by itself."""
+    return [
+        f"{host.name}: {line}"
+        for host in load(Path(inventory)).hosts
+        for line in on_host(host.name, WHAT_PURGE_REMOVES).stdout.splitlines()
+    ]
+
+
+@pytest.fixture(scope="session")
 def operator(tmp_path_factory: pytest.TempPathFactory) -> Operator:
     return Operator(tmp_path_factory.mktemp("operator"))
+
+
+@pytest.fixture
+def two_ranks(hosts: int) -> None:
+    if hosts < 2:
+        pytest.skip("two ranks need two GPUs, and this machine has one")
+
+
+@pytest.fixture
+def two_in_a_host(gpus: int, hosts: int) -> None:
+    if ON_CPUS or gpus < 2 * hosts:
+        pytest.skip("two GPUs of one host need four, as hosts share them")
+
+
+Push = Callable[[str], str]
+
+
+@pytest.fixture(scope="session")
+def push_shape(
+    operator: Operator, inventory: str, tmp_path_factory: pytest.TempPathFactory
+) -> Push:
+    """Puts a model of the catalogue on the hosts, its shape without weights; returns its path."""
+
+    def run(alias: str) -> str:
+        directory = tmp_path_factory.mktemp("models") / f"{alias}-shape"
+        write_shape(alias, directory)
+        operator.ok("model", "push", str(directory), "-i", inventory)
+        return f"/data/models/{directory.name}"
+
+    return run

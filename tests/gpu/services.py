@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 from urllib.request import Request, urlopen
 
 from clusterctl.lab.models import QWEN, TINY
-from tests.gpu.conftest import ON_CPUS
+from tests.gpu.conftest import ON_CPUS, Table
 from tests.lab.cluster import Operator
+from tests.lab.conftest import OnHost
 
 MODEL = f"/data/models/{TINY if ON_CPUS else QWEN}"
 EXPERTS = "qwen3-30b-a3b"
@@ -16,6 +19,10 @@ DENSE = "qwen3-8b"
 WEIGHTS = "/data/models/weights"
 """DENSE with weights, in files of real size."""
 NAME = "served"
+CONTAINER = "clusterctl-lab"
+
+KV_CACHE = 0.01
+"""How far off the predicted tokens of the KV cache may be."""
 
 
 @dataclass(frozen=True)
@@ -70,43 +77,75 @@ OTHER_MODELS = ("qwen3-8b", "qwen3-14b", EXPERTS)
 FP8 = ("--tp", "1", "--on", "gpu1", "--", "--quantization", "fp8")
 
 
-@dataclass(frozen=True)
-class Unlike:
-    """A service of a fleet: its entry in the file, and the words of `serve` that say the same."""
+def fleet_file(directory: Path, services: dict[str, dict[str, object]]) -> str:
+    """Write a fleet file, and return its path."""
+    file = directory / "fleet.yaml"
+    file.write_text(json.dumps({"services": services}))
+    return str(file)
 
-    entry: dict[str, object]
-    words: tuple[str, ...]
+
+def again(operator: Operator, words: dict[str, tuple[str, ...]]) -> dict[str, Any]:
+    """Serve each service once more by its model and flags, which must change nothing; return what
+    `serve` says of each."""
+    said = {}
+    for name, (model, *flags) in words.items():
+        ran = operator.ok("serve", model, "--name", name, "--yes", "--json", *flags)
+        assert ran.json["changed"] is False, ran.text
+        said[name] = ran.json
+    return said
 
 
-def fleet_with(shape: str) -> dict[str, Unlike]:
-    """Weights of real size, two models on one GPU, one that sleeps, and fp8 while loading."""
-    half = Unlike(
-        {"model": MODEL, "gpu_share": 0.45, "on": "gpu2"},
-        (MODEL, "--gpu-share", "0.45", "--on", "gpu2"),
-    )
+def require_forecasts(served: dict[str, Any], table: Table) -> None:
+    """Keep what was predicted of each service, and require the KV cache to be as predicted."""
+    for name, one in served.items():
+        table.add(f"forecast of {name}", reported=one["reported"])
+    found = {
+        (name, each["name"]): each["off"]
+        for name, one in served.items()
+        for each in one["reported"]
+    }
+    cache = {name: found.get((name, "kv_cache_tokens")) for name in served}
+    assert all(off is not None and abs(off) < KV_CACHE for off in cache.values()), cache
+
+
+def starts(operator: Operator) -> dict[str, dict[str, float]]:
+    """Return the seconds of each stage of the last start of each service, and of all of it."""
+    services = operator.run("status", "--json").json["services"]
     return {
-        "weights": Unlike(
-            {"model": WEIGHTS, "tp": 1, "on": "gpu1"}, (WEIGHTS, "--tp", "1", "--on", "gpu1")
-        ),
-        "left": half,
-        "right": half,
-        "sleeper": Unlike(
-            {"model": shape, "tp": 1, "on": "gpu2", "idle": "20s"},
-            (shape, "--tp", "1", "--on", "gpu2", "--idle", "20s"),
-        ),
-        "fp8": Unlike(
-            {"model": shape, "tp": 1, "on": "gpu1", "flags": {"quantization": "fp8"}}, (shape, *FP8)
-        ),
+        one["name"]: {**one["start_seconds"], "all": round(sum(one["start_seconds"].values()), 1)}
+        for one in services
     }
 
 
-def complete(api: str, model: str, key: str) -> int:
-    """Return how many tokens came."""
-    body = json.dumps({"model": model, "prompt": "hello", "max_tokens": 16, "ignore_eos": True})
+def causes(operator: Operator) -> list[str]:
+    """Return what `diagnose` names, in its order."""
+    found = operator.run("diagnose", "--json").json["causes"]
+    return [f"{one['id']} ({one['certainty']}): {one['cause']}" for one in found]
+
+
+def api_key(on_host: OnHost) -> str:
+    return on_host("gpu1", "cat /etc/clusterctl/lab/api.key").stdout.strip()
+
+
+def used_mib(on_host: OnHost) -> dict[str, list[int]]:
+    """Return the memory in use on each GPU, by host."""
+    query = "nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits 2>/dev/null"
+    return {
+        name: [int(line) for line in on_host(name, query).stdout.split()]
+        for name in ("gpu1", "gpu2")
+    }
+
+
+def complete(api: str, model: str, key: str, tokens: int = 24) -> str:
+    """Return the text of that many tokens, each the likeliest."""
+    body = {"model": model, "prompt": "hello", "max_tokens": tokens, "temperature": 0}
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    asked = Request(f"{api}/completions", body.encode(), headers)  # noqa: S310
+    data = json.dumps({**body, "ignore_eos": True}).encode()
+    asked = Request(f"{api}/completions", data, headers)  # noqa: S310
     with urlopen(asked, timeout=120) as answer:  # noqa: S310 - the test's own cluster
-        return int(json.load(answer)["usage"]["completion_tokens"])
+        said = json.load(answer)
+    assert said["usage"]["completion_tokens"] == tokens, said
+    return str(said["choices"][0]["text"])
 
 
 def stop_services(operator: Operator) -> None:

@@ -22,14 +22,16 @@ from clusterctl.inventory.load import load
 from clusterctl.lab import faults
 from clusterctl.lab.paths import LabPaths
 from clusterctl.planning.speed import REQUESTS
-from tests.gpu.conftest import ON_CPUS, GpuLab, Table
+from tests.gpu.conftest import ON_CPUS, GpuLab, Push, Table
 from tests.gpu.services import (
+    CONTAINER,
     COPIES_OF_VLLM,
     DENSE,
     DIVIDED,
     EXPERTS,
     FP8,
     IN_ONE_HOST,
+    KV_CACHE,
     MODEL,
     NAME,
     ONE,
@@ -39,13 +41,16 @@ from tests.gpu.services import (
     TP,
     WEIGHTS,
     Layout,
+    again,
     answers,
-    complete,
-    fleet_with,
+    causes,
+    fleet_file,
+    require_forecasts,
     serve_if_none,
+    starts,
     stop_services,
+    used_mib,
 )
-from tests.gpu.shapes import write_shape
 from tests.lab.cluster import Operator, until
 from tests.lab.conftest import OnHost
 from tests.lab.steady_load import SteadyLoad
@@ -59,8 +64,6 @@ pytestmark = [
 AT_ONCE = (1, 2) if ON_CPUS else REQUESTS
 SECONDS = {1: 3.0, 64: 5.0, 256: 6.0}
 RECOVERY = 240.0
-KV_CACHE = 0.01
-"""How far off the predicted tokens of the KV cache may be."""
 FACTOR = 2.0
 """How far off an estimated speed may be: by this factor, in either direction."""
 
@@ -78,62 +81,12 @@ for _ in range(40):
 time.sleep(600)
 """
 
-CONTAINER = "clusterctl-lab"
 SPECIFICATION = "/etc/cdi/nvidia.yaml"
 STALE = {
     "another driver": r"s/\.so\.[0-9][0-9.]*/.so.570.86.15/g",
     "other GPUs": r"s,/dev/nvidia[0-9][0-9]*,/dev/nvidia99,g",
 }
 """How a specification looks then, as edits of the one that is right."""
-# nvidia-smi makes links in /dev/char itself: it runs before each look, so that they are in both.
-# Of /etc/cdi and /etc/docker, files count: the engine's package may leave its directory.
-WHAT_PURGE_REMOVES = """\
-nvidia-smi >/dev/null 2>&1
-dpkg-query -W -f '${Package}\\n'
-ls -d /etc/clusterctl /opt/clusterctl /var/lib/clusterctl /var/log/clusterctl 2>/dev/null
-find /dev/char -lname '*nvidia*'
-find /etc/cdi /etc/docker /etc/systemd/system /etc/udev/rules.d /etc/sysctl.d ! -type d 2>/dev/null
-true
-"""
-
-
-@pytest.fixture(scope="module")
-def hosts(gpus: int) -> int:
-    """Two hosts share the GPUs, where there are two; each may have several."""
-    return min(gpus, 2)
-
-
-@pytest.fixture
-def two_ranks(hosts: int) -> None:
-    if hosts < 2:
-        pytest.skip("two ranks need two GPUs, and this machine has one")
-
-
-@pytest.fixture
-def two_in_a_host(gpus: int, hosts: int) -> None:
-    if ON_CPUS or gpus < 2 * hosts:
-        pytest.skip("two GPUs of one host need four, as hosts share them")
-
-
-@pytest.fixture(scope="module")
-def inventory(gpu_lab: GpuLab, hosts: int) -> str:
-    return gpu_lab.up(hosts)
-
-
-@pytest.fixture(scope="module")
-def as_found(inventory: str, on_host: OnHost) -> list[str]:
-    """What the hosts have before the first bootstrap."""
-    return _state(inventory, on_host)
-
-
-def _state(inventory: str, on_host: OnHost) -> list[str]:
-    """A line for each thing: what differs is shown by itself."""
-    return [
-        f"{host.name}: {line}"
-        for host in load(Path(inventory)).hosts
-        for line in on_host(host.name, WHAT_PURGE_REMOVES).stdout.splitlines()
-    ]
-
 
 Measure = Callable[[Layout, dict[str, Any], dict[str, Any]], None]
 
@@ -205,24 +158,6 @@ def test_bootstrap_proves_nccl_on_the_interfaces_asked_for(
         assert any(line.startswith(expected) for line in ran.json["fabric"]), ran.json["fabric"]
 
 
-Push = Callable[[str], str]
-
-
-@pytest.fixture(scope="module")
-def push_shape(
-    operator: Operator, inventory: str, tmp_path_factory: pytest.TempPathFactory
-) -> Push:
-    """Puts a model of the catalogue on the hosts, its shape without weights; returns its path."""
-
-    def run(alias: str) -> str:
-        directory = tmp_path_factory.mktemp("models") / f"{alias}-shape"
-        write_shape(alias, directory)
-        operator.ok("model", "push", str(directory), "-i", inventory)
-        return f"/data/models/{directory.name}"
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def weights_written(inventory: str, lab: LabPaths) -> Iterator[subprocess.Popen[bytes]]:
     """Writes DENSE with weights to gpu1's disk."""
@@ -248,7 +183,8 @@ def serve_and_measure(
         ran = operator.ok(*words, timeout=600)
         served = ran.json
         cache = {one["name"]: one for one in served["reported"]}.get("kv_cache_tokens")
-        table.add(layout.name, serve_seconds=round(ran.seconds, 1), kv_cache=cache)
+        spent = starts(operator)
+        table.add(layout.name, serve_seconds=round(ran.seconds, 1), kv_cache=cache, starts=spent)
         ranks = [*served["ranks"], *(rank for r in served["replicas"] for rank in r["ranks"])]
         places = {(rank["host"], rank["pid"]) for rank in ranks}
         used = {f"gpu{n + 1}": gpus // hosts for n in range(hosts)}
@@ -309,57 +245,31 @@ def test_a_killed_engine_costs_only_the_streams_that_it_had_begun(
     assert row["whole"] > 0.9 * row["sent"], row
 
 
-@pytest.mark.takes(230)
+@pytest.mark.takes(190)
 @pytest.mark.usefixtures("two_in_a_host")
-def test_a_fleet_of_unlike_services_serves_as_estimated(
+def test_weights_of_real_size_beside_fp8_serve_as_estimated(
     operator: Operator,
     push_shape: Push,
     measure: Measure,
     weights_written: subprocess.Popen[bytes],
-    on_host: OnHost,
     table: Table,
     tmp_path: Path,
 ) -> None:
-    """All at once: weights of real size, fp8 while loading, two models on one GPU, and one that
-    sleeps."""
+    """Both at once, on the GPUs of one host; fp8 is made while loading."""
     stop_services(operator)
     shape = push_shape(DENSE)
     assert weights_written.wait(120) == 0
-    fleet = fleet_with(shape)
     estimated = operator.run("fit", shape, "--json", *FP8).json["speed"]
-    file = tmp_path / "fleet.yaml"
-    file.write_text(json.dumps({"services": {name: one.entry for name, one in fleet.items()}}))
-    ran = operator.run("apply", str(file), "--yes", "--json", timeout=400)
-    table.add("fleet", apply_seconds=round(ran.seconds, 1), status=ran.status)
-    served, failures = {}, {}
-    for one in operator.run("status", "--json").json["services"]:
-        name, (model, *flags) = one["name"], fleet[one["name"]].words
-        known = {key: one[key] for key in ("state", "start_seconds", "last_failure", "sleep")}
-        again = operator.run("serve", model, "--name", name, "--yes", "--json", *flags)
-        served[name], failures[name] = again.json, one["last_failure"]
-        table.add(f"fleet: {name}", **known, reported=again.json.get("reported"))
-    assert ran.status == 0, ran.text
-    measure(Layout("8B, fp8, one GPU", FP8, FP8, shape, service="fp8"), estimated, served["fp8"])
-
-    def asleep() -> bool:
-        states = operator.run("status", "--json").json["services"]
-        return any((one["sleep"] or {}).get("asleep") for one in states)
-
-    until(asleep, within=90, what="a service without requests sleeps")
-    key = on_host("gpu1", "cat /etc/clusterctl/lab/api.key").stdout.strip()
-    began = time.monotonic()
-    tokens = complete(served["sleeper"]["endpoint"], "sleeper", key)
-    table.add("request to a model that sleeps", seconds=round(time.monotonic() - began, 2))
-    assert tokens == 16
-    found = {
-        (name, each["name"]): each["off"]
-        for name, one in served.items()
-        for each in one["reported"]
+    fleet = {
+        "weights": {"model": WEIGHTS, "tp": 1, "on": "gpu1"},
+        "fp8": {"model": shape, "tp": 1, "on": "gpu1", "flags": {"quantization": "fp8"}},
     }
-    cache = {name: found.get((name, "kv_cache_tokens")) for name in fleet}
-    assert all(off is not None and abs(off) < KV_CACHE for off in cache.values()), cache
-    assert not any(one["changed"] for one in served.values())
-    assert failures == dict.fromkeys(fleet, "")
+    ran = operator.ok("apply", fleet_file(tmp_path, fleet), "--yes", "--json", timeout=400)
+    table.add("weights and fp8", apply_seconds=round(ran.seconds, 1), starts=starts(operator))
+    words = {"weights": (WEIGHTS, "--tp", "1", "--on", "gpu1"), "fp8": (shape, *FP8)}
+    served = again(operator, words)
+    measure(Layout("8B, fp8, one GPU", FP8, FP8, shape, service="fp8"), estimated, served["fp8"])
+    require_forecasts(served, table)
 
 
 @pytest.mark.takes(270)
@@ -411,7 +321,13 @@ def test_a_service_comes_back_by_itself_when_docker_restarts(
 
 def _comes_back(fault: str, began: float, inventory: str, operator: Operator, table: Table) -> None:
     until(lambda: answers(operator), within=RECOVERY, what="the service is ready again")
-    table.add(f"all hosts: {fault}", ready_seconds=round(time.monotonic() - began, 1))
+    seconds = round(time.monotonic() - began, 1)
+    table.add(
+        f"all hosts: {fault}",
+        ready_seconds=seconds,
+        starts=starts(operator),
+        causes=causes(operator),
+    )
     assert operator.ok("bootstrap", inventory, "--yes", "--json").json["changed"] == 0
 
 
@@ -442,6 +358,8 @@ def test_a_killed_rank_is_replaced(
         "kill -9 of a rank",
         noticed_seconds=round(noticed, 1),
         ready_seconds=round(time.monotonic() - began, 1),
+        starts=starts(operator),
+        causes=causes(operator),
     )
 
 
@@ -460,11 +378,11 @@ def test_a_stale_cdi_specification_is_named_and_written_anew(
     stale = f"sed -i '{STALE[kind]}' {SPECIFICATION} && docker restart {CONTAINER}"
     assert on_host(host.name, stale).returncode != 0
     planned = operator.run("plan", inventory)
-    causes = operator.run("diagnose", "--json").json["causes"]
+    found = causes(operator)
     ran = operator.ok("bootstrap", inventory, "--yes", "--json")
     seen = on_host(host.name, f"docker exec {CONTAINER} nvidia-smi -L").stdout
     table.add(
-        f"CDI specification for {kind}", bootstrap_seconds=round(ran.seconds, 1), causes=causes
+        f"CDI specification for {kind}", bootstrap_seconds=round(ran.seconds, 1), causes=found
     )
     assert f"is for {kind}" in planned.text, planned.text
     assert on_host(host.name, f"cat {SPECIFICATION}").stdout == as_made
@@ -521,11 +439,11 @@ def test_ranks_go_to_gpus_whose_memory_nobody_else_holds(
     hold = f"nohup python3 -c '{HOLD}' >/dev/null 2>&1 & echo $!"
     pid = on_host("gpu1", hold).stdout.strip()
     try:
-        until(lambda: _memory_used(on_host)[0] > HELD, within=60, what="the memory is held")
+        until(lambda: used_mib(on_host)["gpu1"][0] > HELD, within=60, what="the memory is held")
         words = ("serve", MODEL, "--name", NAME, "--tp", "1", "--on", "gpu1", "--yes", "--json",
                  "--", "--enforce-eager")  # fmt: skip
         ran = operator.ok(*words, timeout=400)
-        first, second = _memory_used(on_host)
+        first, second = used_mib(on_host)["gpu1"]
     finally:
         on_host("gpu1", f"kill -9 {pid}")
     table.add("serve beside a GPU that is held", serve_seconds=round(ran.seconds, 1),
@@ -533,12 +451,6 @@ def test_ranks_go_to_gpus_whose_memory_nobody_else_holds(
     assert first < HELD + 8192
     assert second > 40960
     operator.ok("stop", NAME)
-
-
-def _memory_used(on_host: OnHost) -> tuple[int, ...]:
-    """Return the MiB in use on each GPU of gpu1."""
-    query = "nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits"
-    return tuple(map(int, on_host("gpu1", query).stdout.split()))
 
 
 @pytest.mark.takes(110)
@@ -585,12 +497,3 @@ def test_the_gate_measures_the_links_own_rate(
     table.add("links of 10 Gbit/s", gate=network)
     assert network["backend"] == "nccl"
     assert 0.85 < network["bandwidth"] * 8 / 10e9 < 1.0
-
-
-def test_down_leaves_the_hosts_as_found(
-    as_found: list[str], inventory: str, operator: Operator, on_host: OnHost, table: Table
-) -> None:
-    ran = operator.ok("down", "--purge", "--yes", "-i", inventory)
-    table.add("down --purge", seconds=round(ran.seconds, 1))
-    left = _state(inventory, on_host)
-    assert (set(left) - set(as_found), set(as_found) - set(left)) == (set(), set())
