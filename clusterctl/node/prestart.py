@@ -61,6 +61,8 @@ def prestart(address: str, variables: str, ranks: Sequence[str]) -> int:
             continue
         try:
             _ask(raylets[ip], int(count), runtime_env)
+            if runtime_env:
+                _ask(raylets[ip], 1, {})  # Looks for held GPUs (held_gpus.py)
         except Exception as error:
             failed = _tell(f"{FAILED} on {ip}", error)
     return failed
