@@ -64,6 +64,7 @@ class Clients:
                     self.answers.append(time.monotonic())
                 except (OSError, HTTPException) as error:
                     self.lost.append(str(error))
+                    ended.wait(0.1)  # As a client that tries again
 
         threads = [threading.Thread(target=ask) for _ in range(CLIENTS)]
         for each in threads:
