@@ -220,10 +220,17 @@ class Gateway:
         self, name: str, document: MembersDocument, watched: Set[Tuple[str, int, str, str]]
     ) -> Dict[str, MemberProof]:
         """Return which members get requests, and note the key that most of them require: after
-        api.key is replaced, they restart with the new one at different times."""
+        api.key is replaced, they restart with the new one at different times. A standby counts
+        only among equals: it refuses requests while its first engine serves."""
         keys = dict.fromkeys((self._key, self._in_use.get(name, self._key)))
         found = {key: admission(document, self._proofs(document, watched, key)) for key in keys}
-        most = max(found, key=lambda key: sum(proof.ready for proof in found[key].values()))
+        first = {server.name for _, server in servers_of(document) if not server.standby}
+
+        def ready(key: str) -> Tuple[int, int]:
+            names = {server for server, proof in found[key].items() if proof.ready}
+            return len(names & first), len(names)
+
+        most = max(found, key=ready)
         self._in_use[name] = most
         return found[most]
 

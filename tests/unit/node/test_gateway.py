@@ -745,6 +745,32 @@ def test_a_replaced_key_is_sent_once_most_replicas_ask_for_it(gate: GatewayBench
     await_value(lambda: gate.post(CLUSTER_KEY).status_code == 401, "the old key is refused")
 
 
+def test_a_standby_that_started_with_a_replaced_key_takes_nothing_from_one_that_serves(
+    gate: GatewayBench,
+) -> None:
+    first, standby = gate.replicas
+    member = Member(1, "a", "127.0.0.1", first.port, standby_port=standby.port)
+    gate.documents = {"tiny": replace(gate.documents["tiny"], members=[member])}
+    ready = {each.port: MemberProof(ready=True, key=mark(CLUSTER_KEY)) for each in gate.replicas}
+    gate.proofs = ready
+    gate.follow()
+    await_value(lambda: any(one.standby for one in gate.state().members), "the standby")
+
+    new = "n" * 64
+    gate.proofs = {**ready, standby.port: MemberProof(ready=True, key=mark(new))}
+    gate.paths.api_key.write_text(new)
+    gate.follow()
+    await_value(lambda: gate.post(new).status_code == 200, "the new key is accepted")
+
+    def admitted() -> list[bool]:
+        return [one.standby for one in gate.state().members if one.admitted]
+
+    await_value(lambda: admitted() == [False], "the first engine alone")
+    gate.proofs[first.port] = MemberProof(ready=False, why="it is backing-off")
+    gate.follow()
+    await_value(lambda: admitted() == [True], "the standby, whose key counts now")
+
+
 def test_an_emptied_key_changes_nothing_for_clients(gate: GatewayBench) -> None:
     gate.paths.api_key.write_text("")
     assert [gate.post().status_code for _ in range(5)] == [200] * 5
