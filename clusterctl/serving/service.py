@@ -62,7 +62,8 @@ def document_name(request: ServiceRequest, names: tuple[str, ...]) -> str:
 
 
 HOLDS = "CLUSTERCTL_HOLDS"
-"""Variable of a service that sleeps where vLLM has no sleep mode."""
+"""Variable of a service that sleeps, where nothing else of its command might differ: 1 where vLLM
+has no sleep mode; 2 with a standby, since one with --idle has the same flags and whole GPUs."""
 
 FIRST_OPEN = 1024
 """Linux's first port for programs without CAP_NET_BIND_SERVICE."""
@@ -134,8 +135,10 @@ def build_service(launch: Launch, *, env: Mapping[str, str] | None = None) -> Se
     if launch.model_argument.startswith("/"):
         # With the weights on disk, no rank must contact the Hub.
         environment["HF_HUB_OFFLINE"] = "1"
-    if launch.request.sleeps and not launch.defaults.sleeps:
-        environment[HOLDS] = "1"  # Nothing else of its command would differ
+    if launch.request.standby:
+        environment[HOLDS] = "2"
+    elif launch.request.idle and not launch.defaults.sleeps:
+        environment[HOLDS] = "1"
     environment |= {**(env or {}), **launch.request.env}
     try:
         given = last_value(parse_arguments(argv[3:]), "shutdown-timeout")

@@ -20,9 +20,11 @@ from clusterctl.serving.vllm_flags import parse_arguments
 MODEL = "qwen2.5-1.5b"
 
 
-def document(idle: str | None, defaults: EngineDefaults = ON_GPUS) -> ServiceDocument:
+def document(
+    idle: str | None, defaults: EngineDefaults = ON_GPUS, *, standby: bool = False
+) -> ServiceDocument:
     launch = Launch(
-        request=read_request(Options(MODEL, idle=idle)),
+        request=read_request(Options(MODEL, idle=idle, standby=standby)),
         model_argument="/data/models/Qwen2.5-1.5B-Instruct",
         served_names=(MODEL,),
         layout=Layout(1, 1, seats=("gpu1",)),
@@ -79,6 +81,15 @@ def test_without_gpus_it_sleeps_without_that_mode() -> None:
     assert "--enable-sleep-mode" not in made.argv
     assert made.env[HOLDS] == "1"
     assert needs_restart(document(None, ACCELERATOR.defaults), made)
+
+
+@pytest.mark.parametrize("defaults", [ON_GPUS, ACCELERATOR.defaults])
+def test_an_engine_that_sleeps_restarts_for_a_standby(defaults: EngineDefaults) -> None:
+    """It has whole GPUs in Ray, and the same flags if its --gpu-memory-utilization leaves room."""
+    idle, pair = document("10m", defaults), document(None, defaults, standby=True)
+    assert idle.argv == pair.argv
+    assert needs_restart(idle, pair)
+    assert needs_restart(pair, idle)
 
 
 def test_a_fleet_file_has_it(tmp_path: Path) -> None:
