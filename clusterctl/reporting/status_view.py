@@ -155,7 +155,7 @@ def _service_lines(row: ServiceRow) -> list[Text]:
     if state.ranks:
         ranks = ", ".join(f"{rank.rank} on {rank.host}" for rank in state.ranks)
         lines.append(_text(f"  ranks      {ranks}"))
-    if row.serves:
+    if row.condition == "ready":  # Else its standby serves, which has a line of its own
         requests = f"{state.running:.0f} running, {state.waiting:.0f} waiting"
         rest = f"{state.tokens_per_second:.1f} tokens/s · KV cache {state.kv_cache_use:.0%} used"
         lines.append(_text(f"  requests   {requests} · {rest}"))

@@ -27,6 +27,7 @@ from clusterctl.node.documents import (
     MembersDocument,
     ServiceDocument,
     replica_name,
+    standby_name,
     to_json,
 )
 from clusterctl.node.files import NodePaths
@@ -246,8 +247,10 @@ class Rollout:
 
         def idle() -> bool | None:
             state = read_reported_state(self.survey.inventory, transports[host])
-            own = state.service(document.name) if state else None
-            return own is None or own.running + own.waiting == 0 or None
+            names = (document.name, standby_name(document.name))
+            every = (*state.services, *state.standbys) if state else ()
+            own = [each for each in every if each.name in names]
+            return not any(each.running + each.waiting for each in own) or None
 
         limit = max(document.shutdown_timeout, deadlines.GATEWAY_NOTICE)
         deadlines.wait_until(let_go, limit, every=0.2)

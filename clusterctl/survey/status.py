@@ -105,6 +105,8 @@ class ServiceRow(Replica):
 
 RENEW_WITHIN = 30  # Days
 
+_FAILING = frozenset({"failed", "backing-off", "stalled"})  # States of an engine
+
 
 @dataclass(frozen=True)
 class ClusterStatus:
@@ -130,9 +132,9 @@ class ClusterStatus:
             if row.condition != "ready"
         ]
         of_services += [
-            f"service {row.name}: its standby {row.standby.state} ({row.standby.detail})"
+            f"service {row.name}: its standby is {row.standby.state} ({row.standby.detail})"
             for row in self.services
-            if row.standby and row.standby.state in {"failed", "backing-off", "stalled"}
+            if row.standby and row.standby.state in _FAILING
         ]
         silent = [
             f"service {row.name}: {row.state.silence}"
@@ -162,8 +164,13 @@ class ClusterStatus:
         hints += [
             f"clusterctl logs {row.name}"
             for row in self.services
-            if row.condition in {"failed", "backing-off", "stalled"}
+            if row.condition in _FAILING
             or (not row.serves and row.state and row.state.attempts > 1)
+        ]
+        hints += [
+            f"clusterctl logs {row.standby.name}"
+            for row in self.services
+            if row.standby and row.standby.state in _FAILING
         ]
         if self._renew:
             hints.append("clusterctl bootstrap renews it, or takes over the inventory's new one")

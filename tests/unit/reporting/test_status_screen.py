@@ -168,5 +168,15 @@ def test_a_standby_has_a_line(first: ServiceState, standby: ServiceState, shown:
     status = replace(_status("gpu"), services=(row,))
     screen(stream).print(status_screen(status), crop=False)
     assert f"  standby    {shown}\n" in stream.getvalue()
+    assert ("  requests " in stream.getvalue()) == (first.state == "ready")
     assert row.serves
     assert status.healthy == (first.state == "ready")
+
+
+def test_a_standby_that_fails_is_a_problem_with_the_command_that_shows_its_log() -> None:
+    standby = ServiceState("tiny@standby", "backing-off", 1.0, detail="ended with status 1")
+    first = ServiceState("tiny", "ready", 1.0)
+    row = ServiceRow(build_service(launch()), "gpu1", first, standby=standby)
+    status = replace(_status("gpu"), services=(row,))
+    told = "service m: its standby is backing-off (ended with status 1)"
+    assert (status.problems, status.hints) == ((told,), ("clusterctl logs tiny@standby",))

@@ -25,6 +25,7 @@ from clusterctl.node.documents import (
     declared_dir,
     from_json,
     replica_name,
+    standby_name,
     to_json,
 )
 from clusterctl.node.files import NodePaths
@@ -68,6 +69,7 @@ class World:
 
     def __init__(self, *declared: ServiceDocument, broken: str = "") -> None:
         self.broken, self.story = broken, list[str]()
+        self.standby_works = 0  # How often the first host is looked at until its standby is idle
         self.files: dict[str, dict[str, bytes]] = {name: {} for name in HOSTS}
         self.events: list[Event] = []
         self._guard = threading.Lock()
@@ -99,7 +101,8 @@ class World:
                 files.pop(path, None)
                 if size != "gone":
                     files[path] = call.stdin
-                self.story.append(self._told(path, call.stdin if size != "gone" else b""))
+                told = self._told(path, call.stdin if size != "gone" else b"")
+                self.story.append(f"{told} too soon" if self.standby_works else told)
             return CommandResult(call.argv, 0, "", "")
 
         transport.on(starts("cat"), answer=read)
@@ -131,7 +134,15 @@ class World:
             else ServiceState(each.name, "ready", 0.0, each.fingerprint)
             for each in declared
         ]
-        return to_json(NodeState(host, "worker", CLOCK, "1", "up", 0.0, 0, services=services))
+        standbys = []
+        if host == "gpu1" and self.standby_works:
+            self.standby_works -= 1
+            standbys = [ServiceState(standby_name("tiny"), "ready", 0.0, "1", running=1)]
+        return to_json(
+            NodeState(
+                host, "worker", CLOCK, "1", "up", 0.0, 0, services=services, standbys=standbys
+            )
+        )
 
     def survey(self) -> Survey:
         answers = {
@@ -201,6 +212,13 @@ def test_a_drain_says_who_gets_the_requests(declared: tuple[int, ...], said: str
     world = World(*map(document, declared))
     world.run(document(1, "2"), *map(document, declared[1:]))
     assert [one.change.summary for one in world.events if isinstance(one, StepStarted)] == [said]
+
+
+def test_requests_of_a_standby_are_finished_too() -> None:
+    world = World(replace(document(1), shutdown_timeout=10.0))
+    world.standby_works = 5
+    world.run(document(1, "2"))
+    assert world.story == ["1- too soon", "tiny 2", "1"]
 
 
 def test_a_broken_version_is_undone_and_the_others_are_never_touched() -> None:
