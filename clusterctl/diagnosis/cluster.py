@@ -170,11 +170,12 @@ class _Cluster:
 
     @cached_property
     def _states(self) -> dict[str, NodeState]:
-        """Return the state of each host that sent a readable one."""
+        """Return the state of each host that sent a readable one; standbys are services here."""
         found = {}
         for host, files in self.files.items():
             try:
-                found[host] = from_json(NodeState, files.get(STATE, ""))
+                state = from_json(NodeState, files.get(STATE, ""))
+                found[host] = replace(state, services=[*state.services, *state.standbys])
             except ValueError:
                 continue
         return found

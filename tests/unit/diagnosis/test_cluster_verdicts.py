@@ -15,7 +15,14 @@ from clusterctl.diagnosis.bundle import write_bundle
 from clusterctl.diagnosis.cluster import Asked, causes_of
 from clusterctl.diagnosis.verdict import Cause
 from clusterctl.errors import UsageError
-from clusterctl.node.documents import GatewayState, KeyUse, NodeState, ServiceState, to_json
+from clusterctl.node.documents import (
+    GatewayState,
+    KeyUse,
+    NodeState,
+    ServiceState,
+    is_standby,
+    to_json,
+)
 from clusterctl.reporting.diagnosis_view import cause_lines
 from clusterctl.transport.log_ends import ENGINE_LINES
 
@@ -43,7 +50,9 @@ def host(
     and states."""
     states = [ServiceState(name, state, NOW - 60) for name, state in services]
     state = NodeState(
-        "h", "worker", NOW - seen, "1", "up", NOW - 600, 0, vllm_version="0.25.1", services=states,
+        "h", "worker", NOW - seen, "1", "up", NOW - 600, 0, vllm_version="0.25.1",
+        services=[each for each in states if not is_standby(each.name)],
+        standbys=[each for each in states if is_standby(each.name)],
         gateway=GatewayState(keys=[KeyUse("alice", 5, 70, 30, "2026-11-22", 100)]),
     )  # fmt: skip
     return {
@@ -103,6 +112,16 @@ def test_the_last_start_of_a_service_that_fails_now_counts() -> None:
     told = ask(files, "chat")
 
     assert [(each.id, each.over) for each in told] == [("kv-no-blocks", False), ("disk-full", True)]
+
+
+@pytest.mark.parametrize("service", ["", "chat"])
+@pytest.mark.parametrize(("state", "over"), [("backing-off", False), ("ready", True)])
+def test_a_standby_fails_as_a_service_does(state: str, over: bool, service: str) -> None:
+    log = STARTED + "ERROR 11-22 02:59:00 ValueError: No available memory for the cache blocks.\n"
+    files = {
+        "gpu1": host(("chat", "ready"), ("chat@standby", state), logs={"chat@standby": log}),
+    }
+    assert [(each.id, each.over) for each in ask(files, service)] == [("kv-no-blocks", over)]
 
 
 def test_of_a_failure_that_no_rule_knows_the_next_command_is_named() -> None:
