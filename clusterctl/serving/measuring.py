@@ -48,7 +48,8 @@ def replicas_named(name: str, survey: Survey) -> list[Replica]:
 
 def require_ready(name: str, replicas: Sequence[Replica]) -> ModelKind:
     """Return the kind of the service's model. Raises UsageError if it is not ready."""
-    ready = [replica.state for replica in replicas if replica.serves and replica.state]
+    engines = (each for replica in replicas for each in (replica.state, replica.standby))
+    ready = [each for each in engines if each and each.state == "ready"]
     if not ready:
         raise UsageError(
             f"{name} is {replicas[0].condition}, and only a ready service can be measured",

@@ -70,6 +70,9 @@ def test_only_a_ready_service_is_measured_and_in_the_unit_of_its_kind(facts: Hos
         require_ready("tiny", [replace(ready[0], state=replace(state, state="loading"))])
     embeds = replace(ready[0], state=replace(state, kind="embed"))
     assert require_ready("tiny", [embeds]).unit == "texts"
+    waits = replace(state, state="waiting", kind="")
+    taken_over = replace(ready[0], state=waits, standby=embeds.state)
+    assert require_ready("tiny", [taken_over]).unit == "texts"
 
 
 def test_no_run_has_the_prompts_of_another(
