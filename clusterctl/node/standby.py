@@ -101,5 +101,5 @@ class EnginePair:
     ) -> str:
         if service is starts:
             return ""
-        until = f"it starts once there was no request for {self._needed:g} s"
+        until = f"it starts after {self._needed:g} s without requests"
         return f"{IN_TURN}: {'; '.join(filter(None, (serves, until)))}"

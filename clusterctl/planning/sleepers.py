@@ -125,4 +125,4 @@ def standby_note(request: ServiceRequest) -> str:
     """Return when the standby starts, and what it costs."""
     given = last_value(request.given, _UTILIZATION)
     room = f", for which --{_UTILIZATION} {given} leaves room" if given else ""
-    return f"its standby starts once it is ready and has had no request for a while{room}"
+    return f"its standby starts once the service is ready and has had no requests for a while{room}"
