@@ -275,11 +275,11 @@ def _gateway_lines(status: ClusterStatus) -> list[Text]:
         f"  requests   {gateway.served} answered, {gateway.retried} of them sent again · "
         f"{gateway.failed} failed, {gateway.refused} refused"
     )
-    out = [member for member in gateway.members if not member.admitted]
+    # What a standby waits for is in a line of its service.
+    out = [member for member in gateway.members if not (member.admitted or member.standby)]
     lines = [first, _text(counts)]
     for member in out:
-        what = "the standby of replica" if member.standby else "replica"
-        who = f"{member.service} {what} {member.replica} on {member.host}"
+        who = f"{member.service} replica {member.replica} on {member.host}"
         lines.append(_text(f"  gets none  {who}: {member.why}", style="yellow"))
     return lines
 

@@ -8,7 +8,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from clusterctl.node.documents import Member, Rank, ServiceState, SleepState
+from clusterctl.node.documents import (
+    GatewayMember,
+    GatewayState,
+    Member,
+    Rank,
+    ServiceState,
+    SleepState,
+)
 from clusterctl.reporting.status_view import screen, status_screen
 from clusterctl.serving.service import build_service
 from clusterctl.survey.status import ClusterStatus, HostRow, ServiceLoad, ServiceRow
@@ -180,3 +187,15 @@ def test_a_standby_that_fails_is_a_problem_with_the_command_that_shows_its_log()
     status = replace(_status("gpu"), services=(row,))
     told = "service m: its standby is backing-off (ended with status 1)"
     assert (status.problems, status.hints) == ((told,), ("clusterctl logs tiny@standby",))
+
+
+def test_a_standby_that_has_not_started_is_no_member_that_lacks_requests() -> None:
+    members = [
+        GatewayMember("tiny", 1, "gpu1", False, why, standby=standby)
+        for standby, why in ((False, "it is backing-off"), (True, "it is waiting"))
+    ]
+    stream = io.StringIO()
+    status = replace(_status("gpu"), gateway=GatewayState("up", members=members))
+    screen(stream).print(status_screen(status), crop=False)
+    assert "gets none  tiny replica 1 on gpu1: it is backing-off" in stream.getvalue()
+    assert "it is waiting" not in stream.getvalue()
