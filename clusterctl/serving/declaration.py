@@ -275,9 +275,17 @@ def _why_not_started(
 
 
 def followed(node: NodeState, document: ServiceDocument) -> ServiceState | None:
-    """Return the service's state, or None until the supervisor follows exactly this document."""
+    """Return the state of the engine that serves or is to serve, or None until the supervisor
+    follows exactly this document. That is the standby while it serves: the first engine may have
+    to wait for a pause between requests that never comes."""
     state = node.service(document.name)
-    return state if state and state.fingerprint == document.fingerprint else None
+    if state is None or state.fingerprint != document.fingerprint:
+        return None
+    own = (each for each in node.standbys if each.name == standby_name(document.name))
+    standby = next(own, None)
+    if state.state == "ready" or standby is None or standby.fingerprint != document.fingerprint:
+        return state
+    return standby if standby.state == "ready" and not standby.sleep.asleep else state
 
 
 def _colon(text: str) -> str:

@@ -23,9 +23,11 @@ from clusterctl.node.documents import (
     Rank,
     ServiceDocument,
     ServiceState,
+    is_standby,
 )
 from clusterctl.ray_cluster.topology import base_url
 from clusterctl.serving.arguments import Layout
+from clusterctl.serving.declaration import followed
 from clusterctl.serving.endpoint import ServiceAnswer, ask
 from clusterctl.serving.service import PlannedReplica
 from clusterctl.transport.base import Transport
@@ -71,7 +73,7 @@ def prove(
     def look() -> ServiceState | None:
         nonlocal ranks
         state = read()
-        service = state.service(document.name) if state else None
+        service = followed(state, document) if state else None
         ranks = service.ranks if service else []
         return service if service and len(ranks) >= document.gpus else None
 
@@ -86,7 +88,8 @@ def prove(
         )
     running = found
     kind = kind_named(running.kind)
-    with Tunnel(api, document.host, document.port) as tunnel:
+    port = document.standby_port if is_standby(running.name) else document.port
+    with Tunnel(api, document.host, port) as tunnel:
         endpoint = replace(service.endpoint, url=base_url("127.0.0.1", tunnel.port), kind=kind)
         answer = ask(endpoint, key, deadline=deadlines.FIRST_ANSWER)
     problems = placement_problems(service.layout, addresses, ranks)

@@ -14,19 +14,22 @@ from typing import Any
 import pytest
 
 from clusterctl import deadlines
-from clusterctl.engine.events import Event
+from clusterctl.engine.events import Event, ignore
 from clusterctl.errors import StepFailed
 from clusterctl.inventory.model import Gpu, Host, Inventory
 from clusterctl.node.documents import (
+    IN_TURN,
     GatewayMember,
     GatewayState,
     NodeState,
     Rank,
     ServiceDocument,
     ServiceState,
+    SleepState,
 )
 from clusterctl.serving import proof
 from clusterctl.serving.arguments import Layout
+from clusterctl.serving.declaration import StageEvents, await_ready, followed
 from clusterctl.serving.proof import Proof, await_gateway, prove
 from clusterctl.serving.service import PlannedReplica
 from tests.fakes.transport import FakeTransport
@@ -103,6 +106,36 @@ def test_a_model_that_generates_is_asked_for_a_completion(
     found = proved(port, kind, monkeypatch)
 
     assert (found.answer.kind, found.answer.text, found.answer.tokens) == ("text", "Hello!", 3)
+
+
+def test_a_standby_that_serves_proves_the_service(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def tunnel(_: object, __: str, where: int) -> Any:
+        asked.append(where)
+        return nullcontext(SimpleNamespace(port=port))
+
+    monkeypatch.setattr(proof, "Tunnel", tunnel)
+    waits = ServiceState("m", "waiting", 0.0, "f", detail=f"{IN_TURN}: its standby serves")
+    rank = Rank(0, 0, 0, "gpu1", "10.0.0.1", 7)
+    standby = ServiceState("m@standby", "ready", 0.0, "f", ranks=[rank])
+    state = NodeState("gpu1", "head", 0.0, "1", "up", 0.0, 0, services=[waits], standbys=[standby])
+    document = replace(DOCUMENT, standby_port=8101)
+
+    assert followed(state, document) == standby
+    assert await_ready(document, lambda: state, StageEvents("gpu1", ignore)) == standby
+    layout = Layout(1, 1, seats=("gpu1",))
+    planned = PlannedReplica(document=document, layout=layout, host="gpu1")
+    head = FakeTransport(Host(name="gpu1", address="gpu1"))
+    found = prove(planned, "key", head, lambda: state, ignore, {"gpu1": "10.0.0.1"})
+    assert (found.ranks, asked) == ((rank,), [8101])
+
+    sleeps = replace(standby, sleep=SleepState(asleep=True))
+    assert followed(replace(state, standbys=[sleeps]), document) == waits
+    old = replace(standby, fingerprint="before")
+    assert followed(replace(state, standbys=[old]), document) == waits
 
 
 def gateway(**more: Any) -> NodeState:
