@@ -13,7 +13,7 @@ MOST_FLAGS = 4
 _SHORTEST_VALUE = 2  # characters of a setting's value that a message may have by chance
 
 _SETTING = re.compile(r"'(\w+)': ('[^']*'|\{[^{}]*\}|[^,{}]+)")
-_ARGUMENTS = re.compile(r"'?(\w+)'?[:=]")
+_ARGUMENTS = re.compile(r"'?\b(\w+)'?[:=]")
 _FLAG = re.compile(r"--[a-z][a-z0-9-]+(?!\S*$)|\b[a-z]+(?:_[a-z]+)+\b")
 _VARIABLE = re.compile(
     r"\b(?:VLLM|NCCL|GLOO|RAY|HF|UCX|NVSHMEM|LMCACHE|FLASHINFER|TRITON|CUDA_VISIBLE|CUDA_HOME|PYTORCH)"

@@ -9,7 +9,7 @@ from typing import Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 from clusterctl.node.adapters import Adapters, takes_adapters
 from clusterctl.node.children import Child, has_threads, is_alive
-from clusterctl.node.documents import Rank, ServiceDocument
+from clusterctl.node.documents import MOST_PINNED, Rank, ServiceDocument
 from clusterctl.node.endpoint import EndpointWatch, LocalApi, Reading
 from clusterctl.node.files import NodePaths
 from clusterctl.node.first_token import MIDDLEWARE
@@ -249,8 +249,11 @@ class Attempt:
         ranks = self._ranks.values()
         here = [each.pid for each in ranks if each.node_ip == self._node_ip]
         gone = [pid for pid in here if not is_alive(pid)]
-        before = ", maybe after one of another host" if len(here) < self.document.gpus else ""
-        return f"a rank ended on this host (process {gone[0]}){before}" if gone else ""
+        if not gone:
+            return ""
+        others = "; one of another host may have ended first"
+        told = f"a rank ended on this host (process {gone[0]})"
+        return told + others if len(here) < self.document.gpus else told
 
     def let_go(self, now: float, snapshot: Optional[Snapshot], taken: float) -> bool:
         """Return whether its ranks have ended, after `kill`: their GPUs have no memory of them.
@@ -269,7 +272,9 @@ class Attempt:
         workers = snapshot.workers if snapshot and taken > self._killed else None
         if workers is None or any(self._is_orphan(each) for each in workers):
             return False
-        return all_here or spent > self._timing.memory_freed
+        pinned = MOST_PINNED * self.document.parked_gib
+        freed = self._timing.memory_freed + self._timing.memory_freed_per_gib * pinned
+        return all_here or spent > freed
 
     def _is_orphan(self, worker: WorkerActor) -> bool:
         ours = worker.driver_ip in ("", self._node_ip)

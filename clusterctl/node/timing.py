@@ -72,10 +72,12 @@ class Timing:
     # How long a standby keeps requests while the other engine works. vLLM ends within a few seconds
     # after its engine failed a request for good.
     standby_refuses: float = 15.0
-    # For a driver of GPUs to give memory back: ranks of other hosts have this long after Ray no
-    # longer lists them, and all at most the second, since one may hang. A killed process on H100
-    # kept 60 GiB for 0.2 s, and for 3.8 s if it had pinned 16 GiB of the host's memory.
+    # For a driver of GPUs to give memory back: after Ray no longer lists them, ranks of other hosts
+    # have the first, and the second for each GiB that they may have pinned; all have at most the
+    # third, since one may hang. A killed process on H100 kept 60 GiB for 0.2 s, and for 3.8 s if it
+    # had pinned 16 GiB of the host's memory.
     memory_freed: float = 1.0
+    memory_freed_per_gib: float = 0.25
     memory_stuck: float = 60.0
     silence_shown: float = 10.0  # A missing sign of life is reported after this long, two readings
 

@@ -9,6 +9,7 @@ from math import floor
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import DoesNotFit, UsageError
+from clusterctl.node.documents import MOST_PINNED
 from clusterctl.planning.report import Hardware
 from clusterctl.planning.rules import rules_for
 from clusterctl.serving.request import ServiceRequest
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
 # Part of a host's memory that weights may take: vLLM pins what it puts there, and keeps it when it
 # wakes. The rest is for processes, the page cache and the system.
 _SHARE = 0.75
-
-# Bytes of host memory for each of weights, at most: PyTorch pins in powers of two. 22.3 GiB were
-# taken for 15.9 GiB of an 8B, 116 for the 62.7 of a 32B.
-_ROUNDED_UP = 2.0
 
 # GiB of each GPU that a sleeping engine keeps: 1.96 were measured with one rank, 3.47 with two
 # (docs/performance.md), which have buffers for what they exchange.
@@ -41,7 +38,7 @@ def parked(documents: Iterable[ServiceDocument]) -> dict[str, float]:
     found: dict[str, float] = defaultdict(float)
     for document in documents:
         own = document.parked_gib
-        each = parked_by_two(own) if document.standby_port else own * _ROUNDED_UP
+        each = parked_by_two(own) if document.standby_port else own * MOST_PINNED
         for node_ip, ranks in Counter(document.node_ips).items():
             found[node_ip] += ranks * each
     return found
@@ -50,7 +47,7 @@ def parked(documents: Iterable[ServiceDocument]) -> dict[str, float]:
 def parked_by_two(weights_gib: float) -> float:
     """Return the GiB that the two engines of a service with a standby may take: one sleeps while
     the other starts, and keeps what it has pinned."""
-    return 2 * weights_gib * _ROUNDED_UP
+    return 2 * weights_gib * MOST_PINNED
 
 
 def require_host_memory(

@@ -183,7 +183,7 @@ def _standby(row: ServiceRow) -> str:
     if state.state == "ready":
         requests = f"{state.running:.0f} running, {state.waiting:.0f} waiting"
         return f"serves · {requests} · {state.tokens_per_second:.1f} tokens/s"
-    return f"none yet, {state.state}{f' {state.detail}' if state.detail else ''}"
+    return f"none now, {state.state}{f' {state.detail}' if state.detail else ''}"
 
 
 def _asleep(row: ServiceRow) -> str:

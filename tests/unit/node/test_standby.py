@@ -122,13 +122,17 @@ def test_the_standby_is_the_same_on_another_port_and_with_what_is_left_of_its_gp
 class PairBench:
     """A service with a standby behind a real HAProxy."""
 
-    def __init__(self, root: Path, door: int, timing: Timing = QUICK) -> None:
+    def __init__(
+        self, root: Path, door: int, timing: Timing = QUICK, parked_gib: float = 0.0
+    ) -> None:
         self.bench = Bench(root, timing=timing)
         self.seat = root / "seat"
         own, other = self.bench._port("chat"), self.bench._port("standby")
         argv = [str(PROGRAMS / "fake_vllm.py"), str(root), "--port", str(own)]
         argv = [sys.executable, *argv, "--seat", str(self.seat)]
-        self.document = self.bench.declare(argv=argv, standby_port=other, stall_timeout=60)
+        self.document = self.bench.declare(
+            argv=argv, standby_port=other, stall_timeout=60, parked_gib=parked_gib
+        )
         member = Member(1, "a", "127.0.0.1", own, standby_port=other)
         listed = MembersDocument("chat", ["tiny"], door, [member], listen="127.0.0.1")
         self.bench.paths.members.mkdir()
@@ -331,7 +335,8 @@ def test_it_wakes_once_no_rank_of_the_first_one_has_memory(pair: PairBench) -> N
             rank.wait()
 
 
-def test_it_wakes_once_ray_has_no_rank_of_the_first_one_on_another_host(pair: PairBench) -> None:
+def killed_with_a_rank_elsewhere(pair: PairBench) -> float:
+    """Return the seconds from the kill, after which Ray drops the rank, until an answer."""
     pair.bench.start()
     pair.await_phases("ready", "asleep")
     driver = pair.process(pair.document.port)
@@ -340,12 +345,27 @@ def test_it_wakes_once_ray_has_no_rank_of_the_first_one_on_another_host(pair: Pa
     await_value(lambda: (pair.bench.service() or pytest.fail("gone")).ranks, "the rank")
 
     pair.kill_first()
+    killed = time.monotonic()
     asked = ThreadPoolExecutor(1).submit(pair.client.ask)
     await_value(lambda: (pair.standby() or pytest.fail("gone")).sleep.waiting, "a request")
     assert "takes over" not in pair.events()
     pair.bench.actors()
     assert asked.result(60)[0] == 200
     assert "takes over" in pair.events()
+    return time.monotonic() - killed
+
+
+def test_it_wakes_once_ray_has_no_rank_of_the_first_one_on_another_host(pair: PairBench) -> None:
+    killed_with_a_rank_elsewhere(pair)
+
+
+def test_a_rank_of_another_host_has_time_to_give_back_what_it_pinned(haproxy: None) -> None:
+    with tempfile.TemporaryDirectory(prefix="pair") as root, reserved() as door:
+        pair = PairBench(Path(root), port_of(door), parked_gib=16.0)
+        try:
+            assert killed_with_a_rank_elsewhere(pair) > 8.0
+        finally:
+            pair.bench.stop()
 
 
 def test_what_the_first_one_answers_with_an_error_does_not_wake_it(pair: PairBench) -> None:

@@ -165,7 +165,7 @@ def test_a_service_that_sleeps_says_where_and_how_long_it_takes_to_wake() -> Non
         (
             ServiceState("tiny", "ready", 1.0),
             ServiceState("tiny@standby", "waiting", 1.0, detail="for its turn"),
-            "none yet, waiting for its turn",
+            "none now, waiting for its turn",
         ),
     ],
 )
