@@ -24,7 +24,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from clusterctl.node.held_gpus import beside_held
 from clusterctl.node.rank_placement import pinned
 
-ray.init(num_gpus=3, num_cpus=2, include_dashboard=False, _temp_dir=sys.argv[1], logging_level=30)
+options = {"include_dashboard": False, "_temp_dir": sys.argv[1], "logging_level": 30}
+ray.init("local", num_gpus=3, num_cpus=2, **options)
 here = ray.util.get_node_ip_address()
 
 class Rank:

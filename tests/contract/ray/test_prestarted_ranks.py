@@ -19,7 +19,7 @@ TAKEN = """
 import json, os, subprocess, sys, threading, time
 import ray
 
-context = ray.init(num_gpus=2, num_cpus=2, include_dashboard=False, log_to_driver=False)
+context = ray.init("local", num_gpus=2, num_cpus=2, include_dashboard=False, log_to_driver=False)
 ip = ray.util.get_node_ip_address()
 argv = [sys.executable, "-m", "clusterctl.node", "prestart", "--variables", "NOSET_A",
         "--address", context.address_info["gcs_address"], f"{ip}=1", "10.9.9.9=1"]
@@ -56,7 +56,7 @@ LEFT = """
 import json, os, subprocess, sys, time
 import ray
 
-context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+context = ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 ip = ray.util.get_node_ip_address()
 argv = [sys.executable, "-m", "clusterctl.node", "prestart", "--variables", "NOSET_A",
         "--address", context.address_info["gcs_address"], f"{ip}=1"]

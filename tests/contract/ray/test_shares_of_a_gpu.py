@@ -13,7 +13,7 @@ import ray
 from clusterctl.node import rank_placement
 
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-ray.init(num_gpus=1, num_cpus=2, include_dashboard=False, log_to_driver=False)
+ray.init("local", num_gpus=1, num_cpus=2, include_dashboard=False, log_to_driver=False)
 node_ip = ray.util.get_node_ip_address()
 whole = ray.util.placement_group
 
@@ -54,7 +54,7 @@ import ray
 from clusterctl.node import rank_placement
 
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-ray.init(num_gpus=3, num_cpus=2, include_dashboard=False, log_to_driver=False)
+ray.init("local", num_gpus=3, num_cpus=2, include_dashboard=False, log_to_driver=False)
 node_ip = ray.util.get_node_ip_address()
 whole = ray.util.placement_group
 os.environ["CLUSTERCTL_NODE_IPS"] = f"{node_ip},{node_ip}"
