@@ -75,7 +75,7 @@ for _ in $(seq 150); do # it starts once the first one has nothing to do
     clusterctl status | grep -q 'standby *asleep' && break
     sleep 2
 done
-clusterctl status | grep 'standby *asleep' # or it ends here
+run clusterctl status
 under_load clusterctl ssh gpu2 'pkill -KILL -o -f RayWorkerProc && sleep 15'
 run clusterctl status || true # the first engine has not started again
 
