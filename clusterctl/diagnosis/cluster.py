@@ -175,7 +175,7 @@ class _Cluster:
         for host, files in self.files.items():
             try:
                 state = from_json(NodeState, files.get(STATE, ""))
-                found[host] = replace(state, services=[*state.services, *state.standbys])
+                found[host] = replace(state, services=state.engines)
             except ValueError:
                 continue
         return found

@@ -476,6 +476,16 @@ class NodeState:
         """Return the state of the service or replica with this name."""
         return next((each for each in self.services if each.name == name), None)
 
+    @property
+    def engines(self) -> List[ServiceState]:
+        """The states of services, then those of standbys."""
+        return [*self.services, *self.standbys]
+
+    def engines_of(self, replica: str) -> List[ServiceState]:
+        """Return the states of a replica and of its standby, as far as there are any."""
+        names = (replica, standby_name(replica))
+        return [each for each in self.engines if each.name in names]
+
 
 def replica_name(service: str, replica: int) -> str:
     """Return the name of a replica's document and log. A service's name contains no @."""

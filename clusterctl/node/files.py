@@ -276,7 +276,7 @@ class StateFile:
             state = from_json(NodeState, read_file(self._path, _LARGEST_STATE).decode())
         except (OSError, ValueError):
             return {}
-        return {service.name: service for service in (*state.services, *state.standbys)}
+        return {service.name: service for service in state.engines}
 
     def write(self, state: NodeState) -> None:
         """Replace the file atomically, if the state changed or the last write is `every` seconds

@@ -457,8 +457,7 @@ class HostServices:
                     host=host,
                     hint="clusterctl status",
                 )
-            names = (document.name, standby_name(document.name))
-            own = [each for each in (*state.services, *state.standbys) if each.name in names]
+            own = state.engines_of(document.name)
             return all(each.state == "stopped" for each in own) or None
 
         limit = document.shutdown_timeout + deadlines.STOP_SLACK

@@ -27,7 +27,6 @@ from clusterctl.node.documents import (
     MembersDocument,
     ServiceDocument,
     replica_name,
-    standby_name,
     to_json,
 )
 from clusterctl.node.files import NodePaths
@@ -247,9 +246,7 @@ class Rollout:
 
         def idle() -> bool | None:
             state = read_reported_state(self.survey.inventory, transports[host])
-            names = (document.name, standby_name(document.name))
-            every = (*state.services, *state.standbys) if state else ()
-            own = [each for each in every if each.name in names]
+            own = state.engines_of(document.name) if state else []
             return not any(each.running + each.waiting for each in own) or None
 
         limit = max(document.shutdown_timeout, deadlines.GATEWAY_NOTICE)

@@ -514,7 +514,7 @@ class Survey:
         """The current reports of the supervisors, by host and name; standbys, too."""
         fresh = {host: self.fresh_state(host) for host in self.states}
         return {
-            host: {each.name: each for each in (*state.services, *state.standbys)}
+            host: {each.name: each for each in state.engines}
             for host, state in fresh.items()
             if state
         }
