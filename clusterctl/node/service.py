@@ -289,7 +289,7 @@ class SupervisedService:
             return Engine("moving")
         if not attempt.was_ready:
             return Engine("loading")
-        if sleeping.pending:
+        if sleeping.pending or sleeping.report.error:  # It is started again, also after an error
             return Engine("moving")
         report, reading = sleeping.report, attempt.reading
         return Engine(
@@ -517,7 +517,11 @@ class SupervisedService:
         self._drop(attempt)
         self._last_error = attempt.last_lines()
         self._stood_on, self._blame_until = attempt.nodes, now + self._timing.blame_limit
-        delay = self._backoff.failed()
+        delay, failures = self._backoff.failed(), self._backoff.failures
+        if self.is_standby and failures >= self._timing.attempts_until_failed:
+            why += f"; {failures} failures in a row, and the first engine sleeps for each start"
+            self._give_up(why, self._last_error)
+            return
         self._retry_at = now + delay
         beyond = self._attempts >= self._timing.attempts_until_failed
         self._turn("failed" if beyond else "backing-off", f"{why}; retrying in {delay:g} s")

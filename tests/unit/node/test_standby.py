@@ -285,7 +285,33 @@ def test_a_standby_that_cannot_wake_is_started_again(kind: str) -> None:
             assert "not wake" in failed
             assert asked.result(60)[0] in (200, 502, 503), "lost, unless the first is back"
             pair.await_phases("ready", "asleep")
+            assert pair.events().count("takes over") == 1
+            failures = [text for text in pair.bench.told(STANDBY) if "not wake" in text]
+            assert failures == [f"{failed}; retrying in 0.1 s"]
             assert not pair.seat.with_suffix(".taken").exists()
+        finally:
+            pair.bench.stop()
+
+
+def test_a_standby_that_fails_at_each_start_is_given_up(haproxy: None) -> None:
+    with tempfile.TemporaryDirectory(prefix="pair") as root, reserved() as door:
+        timing = replace(QUICK, attempts_until_failed=2)
+        pair = PairBench(Path(root), port_of(door), timing)
+        pair.bench.behaviour("vllm", {"standby": {"exit": 1}})
+        pair.bench.start()
+        try:
+            pair.await_phases("ready", "failed")
+            assert (pair.standby() or pytest.fail("gone")).detail == (
+                "ended with status 1; 2 failures in a row, and the first engine sleeps for each "
+                "start; not retried until it is changed"
+            )
+            await_value(lambda: pair.events("chat")[-1] == "awake", "the first one to wake")
+            assert pair.client.ask()[0] == 200
+
+            pair.bench.behaviour("vllm", {})
+            pair.bench.declare(**{**vars(pair.document), "fingerprint": "2"})
+            pair.await_phases("ready", "asleep")
+            assert len(pair.bench.starts("vllm")) == 5, "twice the first one, thrice its standby"
         finally:
             pair.bench.stop()
 
