@@ -75,6 +75,10 @@ _REFUSED = {
     "hf-token": "arguments are visible to every user of the host; run `hf auth login` there",
 }
 
+# By default 5600 of NIXL, 8998 of Mooncake, 5557 of events, 5601 of encoder caches (envs.py and
+# config/kv_events.py of vLLM 0.32): an engine on its own ports would be another peer.
+_FIXED_PORTS = ("kv-transfer-config", "kv-events-config", "ec-transfer-config")
+
 
 @dataclass(frozen=True)
 class Options:
@@ -268,6 +272,12 @@ def _sleeping(
 
 def _with_standby(request: ServiceRequest, fail: Callable[..., None]) -> ServiceRequest:
     _require_one_engine("--standby", request, fail)
+    for key in _FIXED_PORTS:
+        if any(one.key == key for one in request.given):
+            fail(
+                f"--{key} may open ports of fixed numbers, and --standby has two engines on a host",
+                f"leave --standby or --{key} out",
+            )
     if request.idle:
         fail("--standby and --idle are two uses of sleep", "give only one")
     if request.gpu_share < 1:
@@ -282,6 +292,8 @@ def _require_one_engine(option: str, request: ServiceRequest, fail: Callable[...
         fail(f"{option} is for one API server, which counts the requests", "--api-server-count 1")
     if any(one.key == "enable-lora" and not one.negated for one in request.given):
         fail(f"{option} is for a model without adapters: without --enable-lora")
+    if any(one.key == "enable-sleep-mode" and one.negated for one in request.given):
+        fail(f"{option} needs vLLM's sleep mode", "leave --no-enable-sleep-mode out")
 
 
 def _replicas(

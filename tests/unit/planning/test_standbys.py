@@ -38,6 +38,22 @@ def plan(survey: Survey, *, standby: bool = True, on: str = "gpu1") -> ServicePl
         (Options("m", standby=True, gpu_share=0.5), (), "whole GPUs"),
         (Options("m", standby=True), ("--api-server-count", "2"), "one API server"),
         (Options("m", standby=True), ("--enable-lora",), "without adapters"),
+        (Options("m", standby=True), ("--no-enable-sleep-mode",), "needs vLLM's sleep mode"),
+        (
+            Options("m", standby=True),
+            ("--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'),
+            "--kv-transfer-config may open ports",
+        ),
+        (
+            Options("m", standby=True),
+            ("--kv_events_config.enable_kv_cache_events=true",),
+            "--kv-events-config may open ports",
+        ),
+        (
+            Options("m", standby=True),
+            ("--ec-transfer-config={}",),
+            "--ec-transfer-config may open ports",
+        ),
     ],
 )
 def test_what_a_service_with_a_standby_cannot_have(

@@ -57,6 +57,7 @@ def test_another_time_is_refused_with_what_it_can_be(text: str) -> None:
         (Options(MODEL, idle="10m", data_parallel=2), (), "one replica"),
         (Options(MODEL, idle="10m"), ("--api-server-count", "2"), "one API server"),
         (Options(MODEL, idle="10m"), ("--enable-lora",), "without adapters"),
+        (Options(MODEL, idle="10m"), ("--no-enable-sleep-mode",), "needs vLLM's sleep mode"),
     ],
 )
 def test_what_a_service_that_sleeps_cannot_have(
