@@ -197,7 +197,8 @@ def difference(old: ServiceDocument, new: ServiceDocument) -> list[str]:
     for name in dict.fromkeys((*flags[1], *flags[0])):
         flag = name if name.startswith("-") else f"--{name}"
         compare(flag, *(each.get(name) for each in flags))
-    for key in sorted({*old.env, *new.env}):
+    # Where HOLDS differs, `idle` or `standby` does, too: these are what users asked for.
+    for key in sorted({*old.env, *new.env} - {HOLDS}):
         compare(key, old.env.get(key), new.env.get(key))
     for name in sorted({*old.adapters, *new.adapters}):
         compare(f"adapter {name}", old.adapters.get(name), new.adapters.get(name))

@@ -15,7 +15,7 @@ from clusterctl.planning.question import question_again
 from clusterctl.planning.service_plan import ServicePlan, plan_service
 from clusterctl.serving.fleet_file import read_fleet
 from clusterctl.serving.request import Options, read_request
-from clusterctl.serving.service import difference, needs_restart
+from clusterctl.serving.service import HOLDS, difference, needs_restart
 from clusterctl.serving.vllm_flags import parse_arguments
 from clusterctl.survey.survey import Survey
 from tests.unit.planning.test_gpu_shares import plan as plan_share
@@ -107,6 +107,7 @@ def test_served_again_nothing_changes_and_turning_it_on_restarts() -> None:
     assert needs_restart(alone.document, again.document)
     told = difference(alone.document, again.document)
     assert f"standby: on port {again.document.standby_port} (new)" in told
+    assert not [line for line in told if HOLDS in line], "a variable of clusterctl's own"
 
 
 def test_a_share_of_a_gpu_and_a_standby_are_not_on_one_host() -> None:

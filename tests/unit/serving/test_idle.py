@@ -81,7 +81,9 @@ def test_without_gpus_it_sleeps_without_that_mode() -> None:
     made = document("10m", ACCELERATOR.defaults)
     assert "--enable-sleep-mode" not in made.argv
     assert made.env[HOLDS] == "1"
-    assert needs_restart(document(None, ACCELERATOR.defaults), made)
+    never = document(None, ACCELERATOR.defaults)
+    assert needs_restart(never, made)
+    assert difference(never, made) == ["idle: 600 s (new)"]
 
 
 @pytest.mark.parametrize("defaults", [ON_GPUS, ACCELERATOR.defaults])
