@@ -46,19 +46,19 @@ def _targets(survey: Survey, status: ClusterStatus) -> dict[str, list[dict[str, 
             if port in survey.facts[row.name].listening_ports
         ]
 
+    engines = []
+    for row in status.services:
+        document = row.document
+        # A replica's document is its host's: Prometheus reads nothing else in its place.
+        if document.host not in node_ips:
+            continue
+        labels = {"service": document.service, "replica": row.name}
+        engines.append(target(row.host, document.host, document.port, **labels))
+        if port := document.standby_port:
+            engines.append(target(row.host, document.host, port, **labels, engine="standby"))
+
     return {
-        "vllm": [
-            target(
-                row.host,
-                row.document.host,
-                row.document.port,
-                service=row.document.service,
-                replica=row.name,
-            )
-            for row in status.services
-            # A replica's document is its host's: Prometheus reads nothing else in its place.
-            if row.document.host in node_ips
-        ],
+        "vllm": engines,
         "ray": [target(row.name, row.node_ip, ray) for row in status.hosts],
         "node": exporters(_NODE_EXPORTER),
         "gpu": exporters(_GPU_EXPORTER),

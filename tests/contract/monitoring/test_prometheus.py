@@ -18,7 +18,7 @@ from clusterctl.monitoring.targets import monitoring_files
 from clusterctl.node.documents import GatewayState
 from clusterctl.survey.status import assess
 from tests.fakes.surveys import survey_of
-from tests.unit.survey.test_cluster_status import INVENTORY, facts, healthy
+from tests.unit.survey.test_cluster_status import INVENTORY, SERVICE, facts, healthy
 
 __all__ = ["facts"]
 
@@ -36,6 +36,7 @@ def promtool(*words: str | Path, stdin: bytes = b"") -> str:
 @pytest.fixture
 def directory(tmp_path: Path, facts: HostFacts) -> Path:
     reports = healthy(facts)
+    reports["gpu1"] = replace(reports["gpu1"], services=(replace(SERVICE, standby_port=8101),))
     with_exporters = replace(facts, listening_ports=(22, 9100, 9400))
     reports["gpu2"] = replace(reports["gpu2"], facts=with_exporters)
     survey = survey_of(INVENTORY, reports)
@@ -52,8 +53,12 @@ def test_targets_are_what_listens(directory: Path) -> None:
         for path in (directory / "targets").iterdir()
     }
     gpu1, gpu2 = ({"cluster": "demo", "host": host} for host in ("gpu1", "gpu2"))
+    tiny = {**gpu1, "service": "tiny", "replica": "tiny"}
     assert found == {
-        "demo-vllm.json": [(["10.0.0.1:8100"], {**gpu1, "service": "tiny", "replica": "tiny"})],
+        "demo-vllm.json": [
+            (["10.0.0.1:8100"], tiny),
+            (["10.0.0.1:8101"], {**tiny, "engine": "standby"}),
+        ],
         "demo-ray.json": [(["10.0.0.1:6385"], gpu1), (["10.0.0.2:6385"], gpu2)],
         "demo-node.json": [(["10.0.0.2:9100"], gpu2)],
         "demo-gpu.json": [(["10.0.0.2:9400"], gpu2)],
