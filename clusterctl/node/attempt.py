@@ -120,7 +120,7 @@ class Attempt:
         self._timing = timing
         self._killed = 0.0
         self._seen: Dict[str, WorkerActor] = {}  # Ranks, by name, of one with a standby
-        self.started = time.monotonic()
+        self.started = self._listed = time.monotonic()  # The latter: when no rank was missing
         self.was_ready = False
         self.placed: List[Rank] = []  # As the journal has it
         self.hung: Optional[Tuple[float, str]] = None  # Until when evidence is taken, and why
@@ -243,6 +243,16 @@ class Attempt:
         since, first = self._missed = self._missed or (now, gone)
         self.lost_rank = self._told(first, snapshot) if len(first) < len(self._ranks) else ""
         return "" if now - since < patience else self._told(first, snapshot)
+
+    def unwatched(self, listed: int, snapshot: Optional[Snapshot], now: float) -> str:
+        """Say how many ranks Ray lists, if it has not listed all for `ranks_listed` seconds in
+        which it answered: `ended_rank` knows no others."""
+        if snapshot is None or not self.was_ready or listed >= self.document.gpus:
+            self._listed = now
+        if now - self._listed < self._timing.ranks_listed:
+            return ""
+        told = f"Ray lists {listed} of its {self.document.gpus} ranks"
+        return f"{told}: if one ends, only vLLM can notice"
 
     def _ended_here(self) -> str:
         """Name a rank of this host whose process has ended, before Ray does."""

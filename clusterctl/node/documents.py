@@ -308,6 +308,8 @@ class ServiceState:
     # waiting)`. Empty unless one is missing.
     silence: str = ""
     ranks: List[Rank] = field(default_factory=list)
+    # How many of its ranks Ray lists, if not all for a minute: the end of others may go unnoticed.
+    unwatched: str = ""
     # The last lines of the log of an attempt that failed.
     last_error: List[str] = field(default_factory=list)
     # Why it last ended or was ended, in one sentence. Kept when it becomes ready again, and across

@@ -228,6 +228,7 @@ class SupervisedService:
         # Report a silence only after two readings in a row without a sign of life.
         now = time.monotonic()
         shown = silence and now - silence.since >= self._timing.silence_shown
+        placed = self._ranks(attempt) if attempt else []
         return ServiceState(
             name=self._shown.name,
             state=self._phase,
@@ -245,7 +246,8 @@ class SupervisedService:
             waiting=reading.waiting,
             tokens_per_second=reading.tokens_per_second,
             kv_cache_use=reading.kv_cache_use,
-            ranks=self._ranks(attempt) if attempt else [],
+            ranks=placed,
+            unwatched=attempt.unwatched(len(placed), self._snapshot, now) if attempt else "",
             last_error=self._last_error,
             silence=silence.text(now) if silence and shown else "",
             last_failure=self._last_failure,

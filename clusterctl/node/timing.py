@@ -95,6 +95,9 @@ class Timing:
     nics_every: float = 2.0  # How often the node's NICs are checked, which takes a few ms
     # For vLLM to end by itself after one of its ranks did: its error message is more precise.
     rank_patience: float = 5.0
+    # How long Ray may answer without all ranks of a service that is ready before it is reported: a
+    # GCS that was killed within a second of their start has lost them for good.
+    ranks_listed: float = 60.0
 
     gpus_every: float = 60.0
     gpus_timeout: float = 20.0

@@ -141,6 +141,7 @@ class ClusterStatus:
             for row in self.services
             if row.state and row.state.silence
         ]
+        unwatched = [f"service {name}: {words}" for name, words in self._unwatched.items()]
         lost = [*self.lost]
         if self.gateway and self.gateway.state != "up":
             lost.append(_down(self.gateway))
@@ -154,7 +155,7 @@ class ClusterStatus:
             ]
         if self._renew:
             lost.append(f"gateway: its certificate is valid for {self.certificate_days} more days")
-        return (*of_hosts, *map(str, self.strangers), *lost, *of_services, *silent)
+        return (*of_hosts, *map(str, self.strangers), *lost, *of_services, *silent, *unwatched)
 
     @property
     def hints(self) -> tuple[str, ...]:
@@ -172,9 +173,16 @@ class ClusterStatus:
             for row in self.services
             if row.standby and row.standby.state in _FAILING
         ]
+        hints += [f"clusterctl restart {name}" for name in self._unwatched]
         if self._renew:
             hints.append("clusterctl bootstrap renews it, or takes over the inventory's new one")
         return tuple(sorted({hint for hint in hints if hint}))
+
+    @property
+    def _unwatched(self) -> dict[str, str]:
+        """What is said of replicas whose ranks Ray does not list, by name."""
+        engines = ((row.name, each) for row in self.services for each in (row.standby, row.state))
+        return {name: each.unwatched for name, each in engines if each and each.unwatched}
 
     @property
     def _renew(self) -> bool:

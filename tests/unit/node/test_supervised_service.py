@@ -444,6 +444,22 @@ def test_ranks_are_those_of_its_own_driver(bench: Bench) -> None:
     assert bench.told("chat")[-1] == "0 on a (process 7), 1 on b (process 8)"
 
 
+def test_ranks_that_ray_does_not_list_are_told_while_it_answers(bench: Bench) -> None:
+    """As those of a GCS that was killed before it had written them."""
+    bench.timing = replace(bench.timing, ranks_listed=0.3)
+    bench.declare()
+    bench.start()
+    told = "Ray lists 0 of its 2 ranks: if one ends, only vLLM can notice"
+    pid = bench.await_service("ready", unwatched=told).pid
+
+    here = {"node_id": "n1", "node_ip": "10.0.0.1", "driver_pid": pid}
+    ranks = [{**here, "name": f"vllm_Worker_x_TP{rank}", "pid": 7 + rank} for rank in range(2)]
+    bench.actors(ranks[0])
+    bench.await_service("ready", unwatched=told.replace("0 of", "1 of"))
+    bench.actors(*ranks)
+    bench.await_service("ready", unwatched="")
+
+
 def test_the_end_of_the_supervisor_stops_services_then_ray(bench: Bench) -> None:
     bench.declare()
     bench.start()

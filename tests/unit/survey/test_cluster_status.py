@@ -151,6 +151,14 @@ def test_an_engine_that_shows_no_sign_of_life_is_a_problem_at_once(facts: HostFa
     assert status_document(status)["services"][0]["silence"] == silence
 
 
+def test_a_service_whose_ranks_ray_does_not_list_is_not_healthy(facts: HostFacts) -> None:
+    told = "Ray lists 0 of its 2 ranks: if one ends, only vLLM can notice"
+    reports = with_service(healthy(facts), unwatched=told, ranks=[])
+    status = assess(survey_of(INVENTORY, reports))
+    assert status.problems == (f"service tiny: {told}",)
+    assert status.hints == ("clusterctl restart tiny",)
+
+
 def test_what_a_serving_host_lost_since_bootstrap_is_named(facts: HostFacts) -> None:
     """Its shared memory, and large packets: both go unnoticed until something starts."""
     reports = healthy(facts)
