@@ -120,7 +120,7 @@ class Attempt:
         self._timing = timing
         self._killed = 0.0
         self._seen: Dict[str, WorkerActor] = {}  # Ranks, by name, of one with a standby
-        self.started = self._listed = time.monotonic()  # The latter: when no rank was missing
+        self.started = time.monotonic()
         self.was_ready = False
         self.placed: List[Rank] = []  # As the journal has it
         self.hung: Optional[Tuple[float, str]] = None  # Until when evidence is taken, and why
@@ -128,6 +128,7 @@ class Attempt:
         # The rank that ended while others ran; empty if there is none, or all ended together
         self.lost_rank = ""
         self._missed: Optional[Tuple[float, List[WorkerActor]]] = None  # The first ranks, and when
+        self._listed = self.started  # When Ray listed all ranks last
         self.stage = ""
         self.stage_line = ""
         self._reached: Dict[str, float] = {}  # By stage, in order: when its first line came

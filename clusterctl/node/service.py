@@ -289,9 +289,11 @@ class SupervisedService:
         sleeping = attempt.sleeping if attempt else None
         if attempt is None or sleeping is None or self._phase in ("stopping", "stalled"):
             return Engine("moving")
+        if sleeping.report.error:  # It will be started again
+            return Engine("moving")
         if not attempt.was_ready:
             return Engine("loading")
-        if sleeping.pending or sleeping.report.error:  # It is started again, also after an error
+        if sleeping.pending:
             return Engine("moving")
         report, reading = sleeping.report, attempt.reading
         return Engine(
