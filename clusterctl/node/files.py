@@ -20,7 +20,6 @@ from clusterctl.node.documents import (
     NodeDocument,
     NodeState,
     ServiceDocument,
-    ServiceState,
     UnreadableDocument,
     config_dir,
     from_json,
@@ -267,16 +266,15 @@ class StateFile:
         self._last: Optional[NodeState] = None
         self._written = 0.0  # Monotonic seconds, which a change of the host's clock does not affect
 
-    def services_before(self) -> Dict[str, ServiceState]:
-        """Return the services in the file that the previous supervisor left, by name.
+    def before(self) -> Optional[NodeState]:
+        """Return the state in the file that the previous supervisor left, or None.
 
         The file is on the host, so it survives the container but not a reboot.
         """
         try:
-            state = from_json(NodeState, read_file(self._path, _LARGEST_STATE).decode())
+            return from_json(NodeState, read_file(self._path, _LARGEST_STATE).decode())
         except (OSError, ValueError):
-            return {}
-        return {service.name: service for service in state.engines}
+            return None
 
     def write(self, state: NodeState) -> None:
         """Replace the file atomically, if the state changed or the last write is `every` seconds

@@ -59,9 +59,11 @@ class RayProcess:
         extra_argv: List[str],
         extra_env: Mapping[str, str],
         store: GcsStore,
+        was_up: float = 0.0,
     ) -> None:
         """`extra_argv` and `extra_env`: options and variables that only the node knows, for `ray
-        start` and so for all workers. `store`: of the head's GCS."""
+        start` and so for all workers. `store`: of the head's GCS. `was_up`: Unix seconds at which
+        Ray last ran in an earlier container, unless it was stopped."""
         self._document = document
         self._paths = paths
         self._timing = timing
@@ -75,7 +77,7 @@ class RayProcess:
         self._backoff = Backoff(timing.ray_backoff_first, timing.ray_backoff_max)
         self._child: Optional[Child] = None
         self._parts = RayParts(0, timing.parts_every)
-        self._next_start = 0.0
+        self._next_start = time.monotonic() + self._still_counted(time.time() - was_up)
         self._marked = False  # Whether this `ray start` printed STARTED_MARK
         self._probe = self._new_probe()
         self.state = "starting"
@@ -223,12 +225,19 @@ class RayProcess:
         """End Ray; `tick` starts it again after a delay."""
         if self._tables and _BY_THE_GCS.search(why):
             self._store.failed()
-        delay = self._backoff.failed()
+        delay = max(self._backoff.failed(), self._still_counted() if self._marked else 0.0)
         self._end("backing-off", f"{why}; retrying in {delay:g} s", now + delay)
 
     def _drop(self, why: str) -> None:
-        """End Ray; `tick` starts it again without a delay, since the cause is outside this Ray."""
-        self._end("down", why, 0.0)
+        """End Ray; `tick` starts it again as soon as it may: the cause is outside this Ray."""
+        self._end("down", why, time.monotonic() + self._still_counted())
+
+    def _still_counted(self, ended: float = 0.0) -> float:
+        """Return how many seconds the GCS may still count a worker's raylet that was killed as
+        alive. `ended`: seconds since then. A head's tables are read by a new GCS."""
+        if self._document.role == "head":
+            return 0.0
+        return min(max(0.0, self._timing.raylet_counted - ended), self._timing.raylet_counted)
 
     def _end(self, state: str, detail: str, next_start: float) -> None:
         if self._child:

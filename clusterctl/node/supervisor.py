@@ -71,7 +71,10 @@ class Supervisor:
         self._evidence = HangEvidence(paths, document.host, timing, journal)
         env = self._evidence.env
         store = GcsStore(paths.tables, self._versions.ray, journal)
-        self._ray = RayProcess(document, paths, timing, journal, labels, env, store)
+        self._state_file = StateFile(paths.state, timing.state_every)
+        before = self._state_file.before()
+        was_up = before.time + timing.state_every if before and before.ray == "up" else 0.0
+        self._ray = RayProcess(document, paths, timing, journal, labels, env, store, was_up)
         self._watch_argv = watch_argv
         self._view = self._new_view()
         self._gpus = GpuCount(document.gpu_listing, timing)
@@ -83,9 +86,8 @@ class Supervisor:
         self._gateway = self._new_gateway()
         self._shared, self._shared_text = SharedGateway(), ""
         self._recorded: Dict[str, ServiceDocument] = {}  # In the ledger as they are
-        self._state_file = StateFile(paths.state, timing.state_every)
         # Restarts and failures counted before the container was restarted.
-        self._before = self._state_file.services_before()
+        self._before = {each.name: each for each in before.engines} if before else {}
         self._stopping = threading.Event()
 
     def _new_view(self) -> RayView:

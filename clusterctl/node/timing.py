@@ -22,6 +22,11 @@ class Timing:
     ray_start: float = 180.0
     gcs_steady: float = 10.0  # A GCS that ends sooner is not started again alone
     ray_stop: float = 10.0  # From SIGTERM to SIGKILL
+    # How long the GCS may count a raylet that was killed as alive: 3 checks, one every 2 s
+    # (DEAD_NODE_DETECTION in ray_cluster/nodes.py). A new one on this host must not join before: it
+    # would be given bundles of the old one's placement groups just as these are removed, after
+    # which its GPUs may count as taken until it ends (Ray 2.60).
+    raylet_counted: float = 6.0
     head_poll: float = 1.0  # How often a worker looks for its head's GCS
     watch_interval: float = 1.0  # How often ray-watch asks the GCS, which takes a few ms
     worker_watch_interval: float = 3.0  # The same on a worker, which only needs its own entry

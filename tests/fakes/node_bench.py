@@ -38,6 +38,7 @@ QUICK = Timing(
     ray_backoff_first=0.1,
     ray_backoff_max=0.4,
     ray_stop=3.0,
+    raylet_counted=0.5,
     head_poll=0.05,
     watch_interval=0.05,
     parts_every=0.05,

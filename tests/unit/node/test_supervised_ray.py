@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from clusterctl.node.children import session_members
-from clusterctl.node.documents import ExpectedNode
+from clusterctl.node.documents import ExpectedNode, to_json
 from clusterctl.node.gcs_store import FAILED_STARTS
 from clusterctl.node.ray_process import supported_argv
 from tests.contract.transport.sshd import is_alive
-from tests.fakes.node_bench import Bench, await_value
+from tests.fakes.node_bench import QUICK, Bench, await_value
 from tests.fakes.ports import listening, port_of, reserved
 
 
@@ -41,6 +41,37 @@ def test_a_ray_that_was_killed_is_started_again_without_leftovers(bench: Bench) 
     await_value(lambda: len(bench.starts("ray")) == 2, "a second start")
     assert bench.await_ray("up").ray_restarts == 1
     assert not session_members(first)
+
+
+def test_a_workers_ray_joins_again_once_the_gcs_has_forgotten_the_last_one(tmp_path: Path) -> None:
+    with reserved() as port, listening(port_of(port)):
+        counted = replace(QUICK, raylet_counted=1.0)
+        bench = Bench(tmp_path, role="worker", gcs_port=port_of(port), timing=counted)
+        try:
+            bench.start()
+            bench.await_ray("up")
+            os.kill(bench.starts("ray")[0]["pid"], signal.SIGKILL)
+            ended = time.monotonic()
+            await_value(lambda: len(bench.starts("ray")) == 2, "a second start")
+            assert time.monotonic() - ended >= 1.0
+            bench.await_ray("up", restarts=1)
+
+            # A container that was killed leaves a state in which Ray is up.
+            bench.end_supervisor()
+            left = replace(bench.await_ray("down"), ray="up", time=time.time())
+            bench.paths.state.write_text(to_json(left))
+            bench.start()
+            began = time.monotonic()
+            await_value(lambda: len(bench.starts("ray")) == 3, "a start of the next container")
+            assert time.monotonic() - began >= 1.0
+
+            # One that was stopped took leave of the GCS.
+            bench.end_supervisor()
+            bench.timing = replace(counted, raylet_counted=60.0)
+            bench.start()
+            bench.await_ray("up")
+        finally:
+            bench.stop()
 
 
 PARTS = {
