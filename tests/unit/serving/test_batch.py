@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -44,12 +45,14 @@ class Service:
                 handler.send_response(code)
                 handler.send_header("Content-Length", str(len(data)))
                 handler.end_headers()
-                handler.wfile.write(data)
+                with suppress(ConnectionError):  # A run that was ended waits for no answer
+                    handler.wfile.write(data)
 
             def log_message(handler, *args: object) -> None:  # noqa: N805
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = False  # None of its threads outlives a test
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
