@@ -27,6 +27,7 @@ _CONTINUES = re.compile(
     r"(?!(?:at|in|from|and then|root|self|return|raise) ?[\w@./(]*[@(:])[a-z(`'][^@$#={}]*$"
 )
 _IS_WHOLE = re.compile(r"[.!?:)\]}'\"]$")
+_OPENS = re.compile(r"[{,]$")
 _HALF_A_YEAR = timedelta(days=183)
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 
@@ -42,7 +43,10 @@ def without_escapes(raw: bytes) -> bytes:
 
 
 def goes_on(text: str, more: str) -> bool:
-    """Whether a line goes on with a message that a terminal or its writer broke."""
+    """Whether a line goes on with a message that a terminal or its writer broke, or that holds a
+    record of several lines, such as JSON."""
+    if text.count("{") > text.count("}") and _OPENS.search(text):
+        return True
     return _CONTINUES.match(more) is not None and not _IS_WHOLE.search(text)
 
 

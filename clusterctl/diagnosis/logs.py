@@ -203,6 +203,7 @@ class _Search:
         self._stopped = self._engine_stopped = False  # from outside
         self._waits = False  # a line said that something takes long, and nothing came of it yet
         self._last: Finding | None = None
+        self._reaches = 0  # the last line of its message
         self._number = 0  # of the line that is looked at
 
     @property
@@ -303,9 +304,9 @@ class _Search:
         self._found(number, text, *known)
 
     def _just_before(self, number: int) -> Finding | None:
-        """Return the last finding if it still counts and is of the line before."""
+        """Return the last finding if it still counts and ends in the line before."""
         last = self._last
-        return last if last and last.evidence.line == number - 1 and self._counts(last) else None
+        return last if last and self._reaches == number - 1 and self._counts(last) else None
 
     def _counts(self, finding: Finding) -> bool:
         """Whether a finding still does: it may be of an earlier start, or overcome."""
@@ -465,6 +466,7 @@ class _Search:
         evidence = Evidence(self._file, number, text.strip(), where)
         before = () if pattern.text else tuple(self._lines_before(text, where))
         self._last = Finding(rule, pattern, cause, fix, evidence, before, at)
+        self._reaches = self._number
         _keep(self._current, [self._last])
 
     def _is_aftermath(self, rule: Rule, pattern: Pattern) -> bool:

@@ -19,6 +19,8 @@ _VARIABLE = re.compile(
     r"\b(?:VLLM|NCCL|GLOO|RAY|HF|UCX|NVSHMEM|LMCACHE|FLASHINFER|TRITON|CUDA_VISIBLE|CUDA_HOME|PYTORCH)"
     r"_[A-Z0-9_]+\b"
 )
+# What makes a library tell more, which messages recommend, and no cause
+_NO_CAUSE = re.compile(r"_ERR|_(?:DEBUG|LOG|LOGGING|TRACE)")
 _STANDARD = frozenset({"true", "false", "none", "auto"})
 _NOT_TO_CHANGE = frozenset({"model", "served_model_name", "host", "port", "api_key", "tokenizer"})
 
@@ -40,7 +42,8 @@ def named_in(part: Part, message: str, arguments: str, kind: FailureKind | None)
         if odd and name not in _NOT_TO_CHANGE and _stands_in(text, message):
             words.append(name)
     flags = [f"--{word.lstrip('-').replace('_', '-')}" for word in words]
-    variables = [f"{name} in `env`" for name in _VARIABLE.findall(message) if "_ERR" not in name]
+    found = [name for name in _VARIABLE.findall(message) if not _NO_CAUSE.search(name)]
+    variables = [f"{name} in `env`" for name in found]
     return tuple(dict.fromkeys((*flags, *variables)))[:MOST_FLAGS]
 
 

@@ -55,7 +55,8 @@ _PREFIX = re.compile(
     r"(?P<level>(?:ERROR|CRITICAL|FATAL|WARNING|WARN|INFO|DEBUG)(?=:?\s)|"
     r"(?:critical|fatal|error|warning|info|debug)(?= *\|)):?|[\w.-]+ *\||\||"
     r"\d{4}-\d\d-\d\d[T ][\d:.,]+\S*|"
-    r"(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d+)?(?=\s)|\w+\.py:\d+\]?|-(?=\s)) ?)*"
+    r"(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d+)?(?=\s)|\w+\.py:\d+\]?|-(?=\s)|"
+    r"\.\.\.(?= ?[\[(])|…(?= ?[\[(])) ?)*"
 )
 # How glog and Ray mark an error: E0417 19:46:42, [2026-11-22 03:12:07,1 E 7 7]
 _GRAVE_PREFIX = re.compile(
@@ -143,7 +144,7 @@ _PACKAGES = re.compile(r".*(?:site|dist)-packages/")
 # An exception that has only a name, or a number, for what a library said beside it
 _SAYS_LITTLE = re.compile(
     r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+$|.*(?:unhandled \w+ error|NCCL error in: |internal error|"
-    r"failed with (?:exit )?(?:code|status) -?\d+)"
+    r"failed with (?:exit )?(?:code|status) -?\d+|.*error code:? ?-?\d+$)"
 )
 
 # Programs try something, and what they do when it is refused is what fails.
@@ -179,6 +180,8 @@ _OF_REQUESTS = (
     "aiohttp",
 )
 _OF_THE_ENGINE = ("/v1/engine/core", "/worker/")
+_OF_THE_ENGINES_PROCESS = re.compile(r"\((?:EngineCore|\w*Worker)")
+_OF_CLIENTS = frozenset({"VLLMValidationError", "VLLMClientError", "VLLMNotFoundError"})
 _BROKEN_OFF = re.compile(r"assert\b|raise (?P<name>[\w.]+)\(")
 _FILLED = ("output:", "log:", "error:", "follows:")  # The lines below such an exception say why
 
@@ -386,7 +389,7 @@ def failure_in(
     identity = UNKNOWN
     if shown.kind is Kind.PARSED or _is_refusal(shown, running, paths, start):
         identity = REFUSED
-    elif start.serves and _of_a_request(paths):
+    elif _of_a_client(shown.name, text, paths) or (start.serves and _of_a_request(paths)):
         identity = REQUEST
     place = frames[0].place if frames else ""
     kind = _kind(shown, frames)
@@ -421,7 +424,8 @@ def silence_after(text: str, before: Sequence[bytes], minutes: int) -> UnknownFa
 
 def crashed_in(end: str, text: str) -> bool:
     """Whether a line is the innermost frame of the process whose end another line shows."""
-    return bool(_DIED.search(end) and not _FRAME.search(end) and _FRAME.search(text))
+    same = _TAG.findall(end) == _TAG.findall(text)
+    return bool(same and _DIED.search(end) and not _FRAME.search(end) and _FRAME.search(text))
 
 
 def broken_off(before: Sequence[bytes]) -> str:
@@ -532,6 +536,13 @@ def _is_refusal(shown: Shown, running: str, paths: Sequence[str], start: Start) 
     settings = running == "reading the settings" and not start.serves
     by_vllm = any(one in path for path in paths[:1] for one in ("/vllm/", "/pydantic"))
     return settings and by_vllm and shown.name in _REFUSALS and bool(shown.message)
+
+
+def _of_a_client(name: str, text: str, paths: Sequence[str]) -> bool:
+    """Whether it is an exception that vLLM only raises for a client's mistake, which the API server
+    answers; the engine ends by it."""
+    inside = any(one in path for path in paths for one in _OF_THE_ENGINE)
+    return name in _OF_CLIENTS and not inside and not _OF_THE_ENGINES_PROCESS.search(text)
 
 
 def _of_a_request(paths: Sequence[str]) -> bool:

@@ -31,6 +31,8 @@ def test_an_unknown_failure_of_another_package_is_one_of_that_package() -> None:
     [
         ("RuntimeError: HIP error: invalid image", "ROCm, below vLLM on AMD GPUs,"),
         ("RuntimeError: NPU function error: aclrtSync, code is 7", "CANN, below vLLM on Ascend"),
+        ("RuntimeError: ACL stream lane is lost", "CANN, below vLLM on Ascend"),
+        ("RuntimeError: _C_ascend::npu_lane() takes no odd lane", "vLLM for Ascend's NPUs"),
         ("RuntimeError: MUSA error: invalid image", "MUSA, below vLLM on GPUs of Moore Threads,"),
         ("ValueError: Mismatched x on argument #2 when calling: `f(", "vLLM's call of a compiled"),
         ("NotImplementedError: _C_cache_ops::copy: no kernel", "one of vLLM's own operators"),
@@ -148,6 +150,13 @@ def test_a_start_that_is_silent_for_long_before_its_log_ends_is_told() -> None:
         ("OddError: no lane within 30 seconds", "waited-in-vain"),
         ("OddError: odd lanes require even ones", "requirement"),
         ("OddError: CUDA error: operation not permitted", "call-not-permitted"),
+        ("OddError: Cannot set up ODD in a forked subprocess", "forked"),
+        ("OddError: ODD error in odd.cpp:7, invalid usage (version 7)", "nccl-usage"),
+        ("AttributeError: '_OpNamespace' 'odd' object has no attribute 'lane'", "operator-missing"),
+        ("OddError: 'make_lane' must be implemented for odd ones", "unsupported"),
+        ("OddError: lanes % (8 / lane_size) == 0 is not so for 7", "sizes-differ"),
+        ("OddError: odd lane: Device or resource busy", "no-device"),
+        ("OddError: the odd lane is not available", "requirement"),
         ("IndexError: lane 7 of 2", "index-out-of-range"),
     ],
 )
@@ -212,3 +221,65 @@ def test_what_leads_to_a_known_line_is_not_told_before_it(said: str) -> None:
         "ValueError: As of transformers v4.44, default chat template is no longer allowed"
     )
     assert [one.id for one in diagnose([said, known])] == ["chat-template-missing"]
+
+
+def test_a_directory_named_after_an_architecture_is_none_that_the_gpu_lacks() -> None:
+    path = "/build/csrc/sm_77/lane/../phase.cuh:7"
+
+    assert first(error(f"OddError: ({path}): lane failed")).id == "cuda-kernel-fault"
+    assert first(error("OddError: no lane for sm_77/sm_78")).id == "kernel-missing"
+
+
+def test_the_end_of_a_process_has_no_frame_of_another_one() -> None:
+    frame = '(APIServer pid=1) ERROR 10-01 08:01:00 [a.py:7]   File "/vllm/lane.py", line 7, in odd'
+    cause = first(error("OddError: Assertion `lane == 7` failed."), frame)
+
+    assert "lane.py" not in cause.cause
+
+
+def test_an_assertion_about_what_something_is_tells_that_it_is_not() -> None:
+    frame = error('  File "/usr/lib/python3/dist-packages/vllm/lane.py", line 9, in run')
+    cause = first(frame, error("    assert is_odd_lane(lane)"), error("AssertionError"))
+
+    assert cause.id == "requirement"
+    assert "assert is_odd_lane(lane)" in cause.cause
+
+
+def test_a_message_that_is_a_record_of_several_lines_is_read_to_its_end() -> None:
+    record = ["{", '  "Lane": "/dev/odd/7",', '  "errno": "Permission denied",', '  "code": 7', "}"]
+    cause = first(f"OddError: {record[0]}", *record[1:], "an odd line")
+
+    assert cause.id == "permission"
+    assert '"code": 7' in cause.cause
+    assert "an odd line" not in cause.cause
+
+
+def test_a_line_whose_time_somebody_left_out_is_read_like_others() -> None:
+    of = "(EngineCore pid=7) ERROR ... [core.py:1099]"
+    cause = first(f"{of}     raise OddError(", f"{of} OddError: lanes are not supported")
+
+    assert (cause.id, cause.evidence[0].line) == ("unsupported", 2)
+
+
+def test_what_makes_a_library_tell_more_is_no_setting_to_leave_out() -> None:
+    cause = first(error("OddError: no lane (run with NCCL_DEBUG=WARN, or set NCCL_ODD_LANES)"))
+
+    assert "NCCL_ODD_LANES in `env`, which the line names" in cause.fix
+    assert "NCCL_DEBUG" not in cause.fix
+
+
+def test_a_mistake_that_vllm_tells_clients_of_is_not_told_before_a_failure() -> None:
+    mistake = "(APIServer pid=1) vllm.exceptions.VLLMValidationError: odd_lanes=7 is too large"
+    causes = diagnose([mistake, error("IndexError: lane 7 of 2")])
+
+    assert [one.id for one in causes] == ["index-out-of-range", "request-failed"]
+    assert first(error("vllm.exceptions.VLLMValidationError: 7 is too large")).id == "beyond-limit"
+
+
+def test_a_name_of_the_hub_that_nobody_knows_is_no_missing_directory() -> None:
+    refused = "OSError: {} is not a local folder and is not a valid model identifier listed on 'h'"
+
+    assert first(refused.format("odd-owner/Odd-7B")).cause.startswith(
+        "the Hub has no model odd-owner/Odd-7B, or not for this account"
+    )
+    assert first(refused.format("/models/odd")).id == "weights-missing-on-node"
