@@ -54,7 +54,7 @@ _PREFIX = re.compile(
     r"(?:\s*(?:\((?:[^()]*\bpid=\d+[^()]*|[A-Z]\w+)\)|\[[^\]]*\]:?|"
     r"(?P<level>(?:ERROR|CRITICAL|FATAL|WARNING|WARN|INFO|DEBUG)(?=:?\s)|"
     r"(?:critical|fatal|error|warning|info|debug)(?= *\|)):?|[\w.-]+ *\||\||"
-    r"\d{4}-\d\d-\d\d[T ][\d:.,]+\S*|"
+    r"\d{4}-\d\d-\d\d[T ][\d:.,]+\S*(?: (?:UTC|GMT|CES?T|E[DS]T|P[DS]T|[IJK]ST)(?=\s))?|"
     r"(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d+)?(?=\s)|\w+\.py:\d+\]?|-(?=\s)|"
     r"\.\.\.(?= ?[\[(])|…(?= ?[\[(])) ?)*"
 )
@@ -128,7 +128,9 @@ _OF_NCCL = re.compile(r"NCCL WARN|\.(?:h|cc|cu):\d+ WARN ")
 # PyTorch, below the message of an exception in C++; often all that a watchdog's end leaves
 _RAISED_IN_C = re.compile(r"Exception raised from (?P<where>\S+ at \S+) \(most recent call first")
 # An executor that tells what a rank of its raised
-_PASSED_ON = re.compile(r"Worker failed with error '(?P<error>.+)', please check the stack trace")
+_PASSED_ON = re.compile(
+    r"Worker failed with error '(?P<error>.+?)(?:', please check the stack trace|'?$)"
+)
 _HEADLINE = re.compile(
     r"Traceback \(most|Error executing method |  File \"|(?:AsyncLLM )?output_handler failed"
 )

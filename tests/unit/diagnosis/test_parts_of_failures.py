@@ -156,6 +156,7 @@ def test_a_start_that_is_silent_for_long_before_its_log_ends_is_told() -> None:
         ("OddError: 'make_lane' must be implemented for odd ones", "unsupported"),
         ("OddError: lanes % (8 / lane_size) == 0 is not so for 7", "sizes-differ"),
         ("OddError: odd lane: Device or resource busy", "no-device"),
+        ("OddError: Failed to compile /tmp/odd.cxx", "cannot-compile"),
         ("OddError: the odd lane is not available", "requirement"),
         ("IndexError: lane 7 of 2", "index-out-of-range"),
     ],
@@ -283,3 +284,18 @@ def test_a_name_of_the_hub_that_nobody_knows_is_no_missing_directory() -> None:
         "the Hub has no model odd-owner/Odd-7B, or not for this account"
     )
     assert first(refused.format("/models/odd")).id == "weights-missing-on-node"
+
+
+def test_what_a_rank_raised_is_read_where_its_line_breaks_off() -> None:
+    cause = first(error("RuntimeError: Worker failed with error 'lane 7 exceeds 2'"))
+
+    assert (cause.id, cause.cause) == (
+        "beyond-limit",
+        "a value is beyond its limit, in vLLM: lane 7 exceeds 2",
+    )
+
+
+def test_a_time_with_its_zone_before_a_line_is_no_part_of_it() -> None:
+    assert (
+        first(f"2026-10-01 08:01:00 UTC {error('IndexError: lane 7')}").id == "index-out-of-range"
+    )
