@@ -24,6 +24,7 @@ from clusterctl.diagnosis.line import (
     without_guesses,
 )
 from clusterctl.diagnosis.parts import running_in
+from clusterctl.diagnosis.prefix import body_of
 from clusterctl.diagnosis.rules import LEVELS, Pattern, Rule, rules, without_digits
 from clusterctl.diagnosis.unknown import (
     HANDLES,
@@ -31,7 +32,6 @@ from clusterctl.diagnosis.unknown import (
     WRAPS,
     Kind,
     Start,
-    body_of,
     broken_off,
     crashed_in,
     failure_in,

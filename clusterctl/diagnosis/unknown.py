@@ -17,6 +17,17 @@ from clusterctl.diagnosis.parts import (
     part_of,
     running_in,
 )
+from clusterctl.diagnosis.prefix import (
+    GRAVE,
+    GRAVE_PREFIX,
+    HARMLESS,
+    OF_VLLM,
+    PREFIX,
+    TAG,
+    TELLING,
+    body_of,
+    with_indentation,
+)
 from clusterctl.diagnosis.rules import Pattern, Rule
 from clusterctl.diagnosis.settings import MOST_FLAGS, named_in, read_by, settings_in
 
@@ -43,34 +54,6 @@ TRIGGER = re.compile(
 )
 """Texts of which a line of a failure has one, in small letters."""
 
-# What programs put before a line: processes, times, levels, places of code, names of containers;
-# before that, journald its host and process, and grep the number of the line
-_TAG = re.compile(r"\([^()]*\bpid=\d+[^()]*\)|\[rank\d+\]")
-_PREFIX = re.compile(
-    r"(?:\d+[:-](?=[(A-Z\[]|\d{4}-))?"
-    r"(?:(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT[\d:.,]+[\d:+-]*) "
-    r"[\w.-]+ [\w.@/-]+(?:\[\d+\])?: )?"
-    r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):[\w./-]+:)?"
-    r"(?:\s*(?:\((?:[^()]*\bpid=\d+[^()]*|[A-Z]\w+)\)|\[[^\]]*\]:?|"
-    r"(?P<level>(?:ERROR|CRITICAL|FATAL|WARNING|WARN|INFO|DEBUG)(?=:?\s)|"
-    r"(?:critical|fatal|error|warning|info|debug)(?= *\|)):?|[\w.-]+ *\||\||"
-    r"\d{4}-\d\d-\d\d[T ][\d:.,]+\S*(?: (?:UTC|GMT|CES?T|E[DS]T|P[DS]T|[IJK]ST)(?=\s))?|"
-    r"(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d+)?(?=\s)|\w+\.py:\d+\]?|-(?=\s)|"
-    r"\.\.\.(?= ?[\[(])|…(?= ?[\[(])) ?)*"
-)
-# How glog and Ray mark an error: E0417 19:46:42, [2026-11-22 03:12:07,1 E 7 7]
-_GRAVE_PREFIX = re.compile(
-    r"(?:\([^()]*pid=\d+[^()]*\)\s*)*(?:[EF]\d{4} \d\d:|\[[^\]]*,\d+ [EF] \d+ \d+\])"
-)
-# How vLLM's processes and its logger begin a line
-_OF_VLLM = re.compile(
-    r"\((?:EngineCore|APIServer|Worker|VllmWorker|RayWorker)(?:[^()]* ?pid=|\w*\))|"
-    r"Worker failed with error '|"
-    r"(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[\w+\.py:\d+\]"
-)
-_GRAVE = frozenset({"ERROR", "CRITICAL", "FATAL", "error", "critical", "fatal"})
-_TELLING = frozenset({*_GRAVE, "WARNING", "WARN"})
-_HARMLESS = frozenset({"INFO", "DEBUG", "WARNING", "WARN", "info", "debug", "warning"})
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*")
 _MILD = re.compile(
     r"\b(?:INFO|DEBUG|WARN|WARNING|[A-Z]?[a-z]*Warning)\b|Exception ignored in|"
@@ -131,6 +114,11 @@ _RAISED_IN_C = re.compile(r"Exception raised from (?P<where>\S+ at \S+) \(most r
 _PASSED_ON = re.compile(
     r"Worker failed with error '(?P<error>.+?)(?:', please check the stack trace|'?$)"
 )
+# What Python writes before an exception that it ignores
+_IGNORED = re.compile(
+    r"Error in (?:site|user)customize|Error processing line \d+ of|Exception ignored "
+)
+_OF_TRACEBACK = re.compile(r"\s|Traceback \(most|$")
 _HEADLINE = re.compile(
     r"Traceback \(most|Error executing method |  File \"|(?:AsyncLLM )?output_handler failed"
 )
@@ -181,6 +169,8 @@ _OF_REQUESTS = (
     "/renderers/",
     "aiohttp",
 )
+# What runs for a request alone, whether or not the log shows that the service is ready
+_ONLY_FOR_REQUESTS = ("/starlette/", "/fastapi/", "/renderers/", "/serve/render/")
 _OF_THE_ENGINE = ("/v1/engine/core", "/worker/")
 _OF_THE_ENGINES_PROCESS = re.compile(r"\((?:EngineCore|\w*Worker)")
 _OF_CLIENTS = frozenset({"VLLMValidationError", "VLLMClientError", "VLLMNotFoundError"})
@@ -248,11 +238,10 @@ class UnknownFailure:
 
     @property
     def _failed(self) -> str:
-        if self.kind is None:
+        what = "a request failed" if self.id == REQUEST else self.kind and self.kind.cause
+        if not what:
             return f"{self.part.name} failed"
-        return (
-            self.kind.cause if self.part is NO_PART else f"{self.kind.cause}, in {self.part.name}"
-        )
+        return what if self.part is NO_PART else f"{what}, in {self.part.name}"
 
     @property
     def fix(self) -> str:
@@ -266,6 +255,8 @@ class UnknownFailure:
             steps.append(f"change {named}, which the line names, or leave it out")
         if self.kind:
             steps.append(self.kind.fix)
+        elif self.id == REQUEST:
+            steps.append("change what its client sent if the line names that; the service goes on")
         elif not self.changed:
             steps.append("search the project's issues for the line, and try another release")
         if read and (self.kind is None or self.kind.reads):
@@ -319,24 +310,18 @@ class Start:
         return (*releases, *flags[:MOST_FLAGS])
 
 
-def body_of(text: str) -> str:
-    """Return a line without what its program put before it."""
-    prefix = _PREFIX.match(text)
-    return text[prefix.end() if prefix else 0 :].strip()
-
-
 def may_fail(text: str) -> bool:
     """Whether a line may show a failure, or joins two tracebacks of one."""
     if not TRIGGER.search(text.lower()):
         return False
-    prefix = _PREFIX.match(text)
-    return not (prefix and prefix["level"] in _HARMLESS)
+    prefix = PREFIX.match(text)
+    return not (prefix and prefix["level"] in HARMLESS)
 
 
 def overcome(text: str) -> bool:
     """Whether a line tells an exception after which its program went on."""
-    prefix = _PREFIX.match(text)
-    if prefix is None or prefix["level"] not in _HARMLESS:
+    prefix = PREFIX.match(text)
+    if prefix is None or prefix["level"] not in HARMLESS:
         return False
     return _RAISED.match(text[prefix.end() :].strip()) is not None
 
@@ -353,6 +338,8 @@ def failure_in(
     """
     shown = _shown(text)
     if shown is None or (start.serves and shown.kind not in {Kind.RAISED, Kind.DIED}):
+        return None
+    if shown.kind is Kind.RAISED and _is_ignored(before):
         return None
     if shown.kind is Kind.SAID and not alone:
         return None
@@ -377,12 +364,7 @@ def failure_in(
         frames = [_Frame(crashed["path"], crashed["line"], crashed["function"] or "", "")]
         shown = replace(shown, message=shown.message.partition(' File "')[0])
     paths = [frame.path for frame in frames]
-    module = f"/{shown.raised.replace('.', '/')}" if "." in shown.raised else ""
-    part = part_of(paths, module, text, shown.message, frames[0].source if frames else "")
-    if part is NO_PART and shown.kind is Kind.COMPILED:
-        part = COMPILING
-    elif part is NO_PART and _OF_VLLM.search(text):
-        part = VLLM
+    part = _part(shown, frames, text, before)
     earlier = [] if start.serves else [raw.decode("utf-8", "replace") for raw in before]
     running = running_in([frame.function for frame in frames], earlier)
     if frames and shown.kind is Kind.RAISED and not shown.message:
@@ -391,7 +373,7 @@ def failure_in(
     identity = UNKNOWN
     if shown.kind is Kind.PARSED or _is_refusal(shown, running, paths, start):
         identity = REFUSED
-    elif _of_a_client(shown.name, text, paths) or (start.serves and _of_a_request(paths)):
+    elif _of_a_client(shown.name, text, paths) or _of_a_request(paths, start):
         identity = REQUEST
     place = frames[0].place if frames else ""
     kind = _kind(shown, frames)
@@ -426,8 +408,11 @@ def silence_after(text: str, before: Sequence[bytes], minutes: int) -> UnknownFa
 
 def crashed_in(end: str, text: str) -> bool:
     """Whether a line is the innermost frame of the process whose end another line shows."""
-    same = _TAG.findall(end) == _TAG.findall(text)
-    return bool(same and _DIED.search(end) and not _FRAME.search(end) and _FRAME.search(text))
+    same = TAG.findall(end) == TAG.findall(text)
+    if not (same and _DIED.search(end) and _FRAME.search(text)) or _FRAME.search(end):
+        return False
+    shown = _shown(end)  # the frame after an exception of Python is one of the next traceback
+    return shown is not None and shown.kind is Kind.DIED
 
 
 def broken_off(before: Sequence[bytes]) -> str:
@@ -437,7 +422,7 @@ def broken_off(before: Sequence[bytes]) -> str:
     told = [line for line in lines if set(body_of(line)) - {"^", "~"}]
     if len(told) < 2 or not _FRAME.search(told[-2]):
         return ""
-    prefix, code = _PREFIX.match(told[-1]), _BROKEN_OFF.match(body_of(told[-1]))
+    prefix, code = PREFIX.match(told[-1]), _BROKEN_OFF.match(body_of(told[-1]))
     if code is None:
         return ""
     return f"{told[-1][: prefix.end() if prefix else 0]}{code['name'] or 'AssertionError'}"
@@ -446,16 +431,16 @@ def broken_off(before: Sequence[bytes]) -> str:
 def warnings_before(text: str, before: Sequence[bytes]) -> list[int]:
     """Return the indices of the last warnings and errors of the same process before a failure, and
     before its traceback if it has one."""
-    own = _TAG.findall(text)
+    own = TAG.findall(text)
     lines = [raw.decode("utf-8", "replace") for raw in before]
-    same = [at for at, line in enumerate(lines) if line != lines[-1] and _TAG.findall(line) == own]
+    same = [at for at, line in enumerate(lines) if line != lines[-1] and TAG.findall(line) == own]
     begins = [at for at in same if "Traceback (most recent" in lines[at]]
 
     found: list[int] = []
     for at in same:
         line = lines[at]
-        prefix = _PREFIX.match(line)
-        grave = prefix is not None and prefix["level"] in _TELLING
+        prefix = PREFIX.match(line)
+        grave = prefix is not None and prefix["level"] in TELLING
         told = grave or _OF_NCCL.search(line) or _NATIVE.search(line) or _DIED.search(line)
         if told and at < min(begins[-1:], default=len(lines)) and not _LEADS_OVER.search(line):
             found.append(at)
@@ -463,10 +448,10 @@ def warnings_before(text: str, before: Sequence[bytes]) -> list[int]:
 
 
 def _shown(text: str) -> Shown | None:
-    prefix = _PREFIX.match(text)
+    prefix = PREFIX.match(text)
     level = prefix["level"] if prefix else None
     body = text[prefix.end() :] if prefix else text
-    if _SOURCE.match(body) or _NO_MATTER.search(body):
+    if _SOURCE.match(body) or _NO_MATTER.search(body) or _IGNORED.match(body):
         return None
 
     line = _REPEATED.sub("", body.strip())
@@ -478,7 +463,7 @@ def _shown(text: str) -> Shown | None:
             return _raised(inner)
         return _cut(Kind.RAISED, "", passed_on["error"]) if passed_on else _raised(match)
 
-    of_program, harmless = _GRAVE_PREFIX.match(text), _MILD.search(text)
+    of_program, harmless = GRAVE_PREFIX.match(text), _MILD.search(text)
     embedded = None if of_program or harmless else _EMBEDDED.search(line)
     if embedded:
         return _raised(embedded)
@@ -489,7 +474,7 @@ def _shown(text: str) -> Shown | None:
     if _DIED.search(line):
         return _cut(Kind.DIED, "", line)
 
-    grave = (level in _GRAVE or of_program) and body[:1] not in {"", " "}
+    grave = (level in GRAVE or of_program) and body[:1] not in {"", " "}
     spoken = (_BARE.match(line) or _NATIVE.search(line)) and not harmless
     if _OF_NCCL.search(text) or ((spoken or grave) and not _HEADLINE.match(body)):
         return _cut(Kind.SAID, "", line)
@@ -506,12 +491,41 @@ def _told_above(text: str, before: Sequence[bytes]) -> str:
     """Return what a library wrote in the line above an exception that only has a name for it, with
     a colon; empty if that is a line of a traceback or of a logger."""
     lines = [raw.decode("utf-8", "replace") for raw in list(before)[-2:-1]]
-    if not lines or _TAG.findall(lines[0]) != _TAG.findall(text):
+    if not lines or TAG.findall(lines[0]) != TAG.findall(text):
         return ""
-    prefix = _PREFIX.match(lines[0])
+    prefix = PREFIX.match(lines[0])
     body = lines[0][prefix.end() if prefix else 0 :].rstrip()
     told = body[:1].isspace() or (prefix and prefix["level"]) or _HEADLINE.match(body)
     return "" if not body or told or _shown(lines[0]) else f"{body[:_LONGEST]}: "
+
+
+def _logged_above(before: Sequence[bytes]) -> str:
+    """Return the line above the last one if a logger wrote it of an error: it has the module that
+    tells of the exception."""
+    above = "".join(raw.decode("utf-8", "replace") for raw in list(before)[-2:-1])
+    prefix = PREFIX.match(above)
+    return above if prefix and prefix["level"] in GRAVE else ""
+
+
+def _is_ignored(before: Sequence[bytes]) -> bool:
+    """Whether Python wrote that it ignores the exception of the last line."""
+    bodies = (with_indentation(raw.decode("utf-8", "replace")) for raw in list(before)[-2::-1])
+    headline = next((body for body in bodies if not _OF_TRACEBACK.match(body)), "")
+    return _IGNORED.match(headline) is not None
+
+
+def _part(shown: Shown, frames: Sequence[_Frame], text: str, before: Sequence[bytes]) -> Part:
+    paths = [frame.path for frame in frames]
+    module = f"/{shown.raised.replace('.', '/')}" if "." in shown.raised else ""
+    part = part_of(paths, module, text, shown.message, frames[0].source if frames else "")
+    if part is not NO_PART:
+        return part
+    if shown.kind is Kind.COMPILED:
+        return COMPILING
+    if OF_VLLM.search(text):
+        return VLLM
+    alone = shown.kind is Kind.RAISED and not frames
+    return part_of([], "", _logged_above(before), "") if alone else NO_PART
 
 
 def _key_in(before: Sequence[bytes]) -> str:
@@ -547,9 +561,10 @@ def _of_a_client(name: str, text: str, paths: Sequence[str]) -> bool:
     return name in _OF_CLIENTS and not inside and not _OF_THE_ENGINES_PROCESS.search(text)
 
 
-def _of_a_request(paths: Sequence[str]) -> bool:
+def _of_a_request(paths: Sequence[str], start: Start) -> bool:
     inside = any(one in path for path in paths for one in _OF_THE_ENGINE)
-    return not inside and any(one in path for path in paths for one in _OF_REQUESTS)
+    among = _OF_REQUESTS if start.serves else _ONLY_FOR_REQUESTS
+    return not inside and any(one in path for path in paths for one in among)
 
 
 @dataclass(frozen=True)
@@ -573,15 +588,15 @@ class _Frame:
 def _frames(text: str, before: Sequence[bytes]) -> Iterator[_Frame]:
     """Yield the frames of the traceback that ends with this line, innermost first, only of its own
     process, since ranks write concurrently."""
-    own, source = _TAG.findall(text), ""
+    own, source = TAG.findall(text), ""
     for raw in list(before)[-2::-1]:
         line = raw.decode("utf-8", "replace")
-        if _TAG.findall(line) != own:
+        if TAG.findall(line) != own:
             continue
         if "Traceback (most recent" in line or WRAPS in line or HANDLES in line:
             return
         if frame := _FRAME.search(line) or _SHORT_FRAME.fullmatch(line.strip()):
             yield _Frame(frame["path"], frame["line"], frame["function"] or "", source)
-        elif prefix := _PREFIX.match(line):
+        elif prefix := PREFIX.match(line):
             code = line[prefix.end() :].strip()
             source = source if set(code) <= {"^", "~"} else code

@@ -299,3 +299,73 @@ def test_a_time_with_its_zone_before_a_line_is_no_part_of_it() -> None:
     assert (
         first(f"2026-10-01 08:01:00 UTC {error('IndexError: lane 7')}").id == "index-out-of-range"
     )
+
+
+def test_what_python_ignores_at_its_start_is_no_failure() -> None:
+    odd = "Error in sitecustomize; set PYTHONVERBOSE for traceback:"
+    missing = "ModuleNotFoundError: No module named 'odd_lanes'"
+    hook = [
+        "Error processing line 1 of /usr/lib/odd.pth:",
+        "",
+        "  Traceback (most recent call last):",
+        '    File "<string>", line 1, in <module>',
+        f"  {missing}",
+    ]
+
+    assert diagnose([odd, missing]) == []
+    assert diagnose(hook) == []
+    assert first(missing).id == "module-missing"
+
+
+def test_a_request_is_told_by_code_that_runs_for_one_if_the_log_lacks_the_start() -> None:
+    of = "(APIServer pid=1)"
+    cause = first(
+        f"{of} Traceback (most recent call last):",
+        f'{of}   File "/usr/lib/python3/dist-packages/vllm/renderers/odd.py", line 12, in render',
+        f"{of} ValueError: odd lanes",
+        f"{of} INFO 10-01 08:02:00 [loggers.py:1] Avg prompt throughput: 7.0 tokens/s",
+    )
+
+    assert (cause.id, cause.cause) == (
+        "request-failed",
+        "a request failed, in vLLM's rendering of requests: ValueError: odd lanes "
+        "(vllm/renderers/odd.py:12)",
+    )
+
+
+def test_a_frame_of_the_next_traceback_is_no_part_of_an_exceptions_message() -> None:
+    raised = error("RuntimeError: Check failed: odd lane")
+    cause = first(raised, error('  File "/usr/lib/vllm/odd.py", line 7, in run'))
+
+    assert cause.cause.endswith("RuntimeError: Check failed: odd lane")
+
+
+def test_a_number_left_out_of_a_processes_name_hides_nothing() -> None:
+    cause = first("(Worker_TP0 pid=...) ERROR [multiproc_executor.py:7] AssertionError")
+
+    assert (cause.id, cause.cause) == ("unknown-cause", "vLLM failed: AssertionError")
+
+
+def test_an_exception_below_what_a_logger_wrote_is_of_its_module() -> None:
+    logged = "ERROR odd_tool_parser.py:7 - Lanes of the answer are odd."
+
+    assert first(logged, "json.decoder.JSONDecodeError: Expecting value").cause.startswith(
+        "the tool parser failed: JSONDecodeError"
+    )
+
+
+def test_compiled_code_of_vllm_that_is_missing_is_not_another_packages_wish() -> None:
+    assert "compiled code (_C_odd) is missing" in (
+        first("ModuleNotFoundError: No module named 'vllm._C_odd'").cause
+    )
+    assert "wants vllm.odd" in first("ModuleNotFoundError: No module named 'vllm.odd'").cause
+
+
+def test_an_engine_that_died_without_a_word_is_told_before_who_reports_it() -> None:
+    died = "Engine core proc EngineCore_DP7 died unexpectedly, shutting down client."
+    dead = "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."
+    cause = first("INFO:     Application startup complete.", error(died), error(dead))
+
+    assert (cause.id, cause.certainty) == ("rank-died", "unknown")
+    assert cause.evidence[0].line == 2
+    assert first(error("IndexError: lane 7 of 2"), error(died)).id == "index-out-of-range"

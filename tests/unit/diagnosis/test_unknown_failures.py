@@ -331,7 +331,8 @@ def test_an_exception_without_words_is_told_with_its_line_of_code() -> None:
         ("[rank1]: Error while joining lane 7 (size 0), no such lane",
          "a program failed: Error while joining lane 7 (size 0), no such lane"),
         ("(EngineCore) ERROR [core.py:1138] no lane", "vLLM failed: no lane"),
-        ("[2] [FATAL ERROR]: HIP failure: 'odd'", "a program failed: HIP failure: 'odd'"),
+        ("[2] [FATAL ERROR]: HIP failure: 'odd'",
+         "ROCm, below vLLM on AMD GPUs, failed: HIP failure: 'odd'"),
         ("OddPass.cpp:7: Assertion ... of lanes",
          "a program failed: OddPass.cpp:7: Assertion ... of lanes"),
         # NCCL before 2.4
