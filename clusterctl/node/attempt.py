@@ -119,7 +119,7 @@ class Attempt:
         self._node_ip = node_ip
         self._timing = timing
         self._killed = 0.0
-        self._seen: Dict[str, WorkerActor] = {}  # Ranks, by name, of one with a standby
+        self._seen: Dict[str, WorkerActor] = {}  # Ranks, by name, of one of two
         self.started = time.monotonic()
         self.was_ready = False
         self.placed: List[Rank] = []  # As the journal has it
@@ -177,6 +177,10 @@ class Attempt:
     def reading(self) -> Reading:
         return self._watch.reading
 
+    def look_again(self, occasion: int) -> None:
+        """Have the metrics read now, once for each `occasion`: they may be seconds old."""
+        self._watch.look_again(occasion)
+
     def progress(self) -> str:
         """Return the latest start-up stage reached, from the log and the endpoint."""
         return later(self.stage, self.reading.stage) if self.reading.stage else self.stage
@@ -217,7 +221,7 @@ class Attempt:
         """Return the vLLM workers whose driver belongs to this attempt's session."""
         workers = snapshot.workers if snapshot else []
         own = [worker for worker in workers if self._drives(worker)]
-        if self.document.standby_port:
+        if self.document.takes_turns:
             self._seen.update((worker.name, worker) for worker in own)
         return own
 
@@ -228,7 +232,7 @@ class Attempt:
         vLLM normally notices and ends by itself. Otherwise, requests hang in a collective that the
         rank will never join.
         """
-        if self.document.standby_port and (here := self._ended_here()):
+        if self.document.takes_turns and (here := self._ended_here()):
             return here
         if snapshot is None or not self.was_ready:
             return ""

@@ -300,13 +300,21 @@ class EndpointWatch:
         self._endpoint = endpoint
         self._follow = follow
         self._timing = timing
-        self._ended = threading.Event()
+        self._ended, self._soon = threading.Event(), threading.Event()
+        self._occasion = 0
         self.reading = Reading()
         threading.Thread(target=self._run, daemon=True).start()
 
     def stop(self) -> None:
         """Make the thread end after its current request."""
         self._ended.set()
+        self._soon.set()
+
+    def look_again(self, occasion: int) -> None:
+        """Read the metrics without a pause, once for each `occasion`."""
+        if occasion != self._occasion:
+            self._occasion = occasion
+            self._soon.set()
 
     def _run(self) -> None:
         """Repeat each check until it passes. Then read the metrics, and send a canary while no
@@ -337,7 +345,7 @@ class EndpointWatch:
         self._set(ready=True, error="", kind=name, answer=endpoint.answer)
         progress = EngineProgress(time.monotonic())
         self._set(adapters=self._follow())
-        while not self._ended.wait(timing.scrape_every):
+        while not self._pause():
             try:
                 metrics = endpoint.metrics(timing.http_timeout)
                 progress.update(time.monotonic(), metrics)
@@ -358,6 +366,12 @@ class EndpointWatch:
                     progress.unanswered(str(error))
             self._set(silence=progress.silence())
             self._set(adapters=self._follow())
+
+    def _pause(self) -> bool:
+        """Wait until the next reading is due; return whether the watch has ended."""
+        self._soon.wait(self._timing.scrape_every)
+        self._soon.clear()
+        return self._ended.is_set()
 
     def _set(self, **changes: object) -> None:
         self.reading = replace(self.reading, **changes)  # type: ignore[arg-type]

@@ -172,7 +172,7 @@ class SupervisedService:
         self._kill_at = 0.0  # When a service that is stopping is killed
         self._freed = 0.0  # When the last attempt released its GPUs
         self._ended: Optional[Attempt] = None  # Whose ranks may still have memory
-        self._due = False
+        self._due = self._paired = False
         self._attempts = 0  # Since it was last ready
         self._starts = 0
         self._ready_seconds = 0.0
@@ -203,6 +203,7 @@ class SupervisedService:
         """Start, check or stop the service as needed. `wanted` is None once the document was
         removed."""
         self._snapshot, self._due = conditions.snapshot, False
+        self._paired = conditions.turn.paired
         if self._ended and self._ended.let_go(now, conditions.snapshot, conditions.taken):
             self._ended = None
         attempt = self._attempt
@@ -263,6 +264,11 @@ class SupervisedService:
         return replace(state, wakes_in=self._wakes_in)
 
     @property
+    def document(self) -> ServiceDocument:
+        """That which it follows now."""
+        return self._shown
+
+    @property
     def name(self) -> str:
         return self._shown.name
 
@@ -281,8 +287,12 @@ class SupervisedService:
         sleeping = self._attempt.sleeping if self._attempt else None
         return sleeping.used if sleeping else 0.0
 
+    @property
+    def is_awake(self) -> bool:
+        return self.engine().phase == "awake"
+
     def engine(self) -> Engine:
-        """Return the engine of a service that has a standby, or is one."""
+        """Return the engine of a service that shares its GPUs with another."""
         attempt = self._attempt
         if attempt is None and self._ended is None:
             return Engine("due" if self._due else "absent")
@@ -293,13 +303,18 @@ class SupervisedService:
             return Engine("moving")
         if not attempt.was_ready:
             return Engine("loading")
-        if sleeping.pending:
-            return Engine("moving")
         report, reading = sleeping.report, attempt.reading
+        if sleeping.pending or report.asleep != sleeping.state.asleep:  # Or not taken note of
+            return Engine("moving")
+        works = reading.running + reading.waiting > 0
+        if works and not report.busy:
+            attempt.look_again(report.times)
+        let_in = report.waiting > 0 and not (report.asleep or report.held)  # In a moment
         return Engine(
             "asleep" if report.asleep else "awake",
-            busy=report.busy or reading.running + reading.waiting > 0,
+            busy=report.busy or works or let_in,
             waiting=report.waiting > 0,
+            held=report.held,
             silent=reading.silence is not None,
         )
 
@@ -334,9 +349,9 @@ class SupervisedService:
     ) -> None:
         if wanted is None:
             self._turn("stopped", "it was removed")
-            self.forgotten = True
+            self.forgotten = self._ended is None
             return
-        if wanted.fingerprint != self._shown.fingerprint:
+        if wanted.fingerprint != self._shown.fingerprint or self._phase == "stopped":
             # Failures of the old document say nothing about the new one.
             self._shown = wanted
             self._attempts = self._starts = 0
@@ -490,9 +505,9 @@ class SupervisedService:
         failed = sleeping.failure(now, self._timing.sleep_limit)
         if failed and not working:
             self._retry_later(now, attempt, failed)
-        elif sleeping.pending or self._shown.standby_port:
+        elif sleeping.pending or self._paired:
             return  # EnginePair decides for two
-        elif sleeping.state.asleep:
+        elif sleeping.state.asleep or sleeping.report.held:
             if sleeping.report.waiting:
                 sleeping.order(WAKE, now)
         elif self._shown.idle and now - sleeping.used >= self._shown.idle and not working:
@@ -555,7 +570,7 @@ class SupervisedService:
     def _forget(self, attempt: Attempt) -> None:
         self._attempt = None
         self._freed = time.monotonic()
-        self._ended = attempt if attempt.document.standby_port else None
+        self._ended = attempt if attempt.document.takes_turns else None
 
     def _begin_stop(self, now: float, attempt: Attempt, why: str) -> None:
         patience = min(attempt.document.shutdown_timeout + 5.0, self._timing.stop_limit)

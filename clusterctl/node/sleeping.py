@@ -3,7 +3,8 @@
 vLLM's routes for it (/sleep, /wake_up) exist only in its development mode, which opens others, such
 as /collective_rpc, to everybody who reaches the port. So there are none: a middleware of the API
 server calls the engine itself, ordered by the supervisor over a pair of sockets, one of which
-vLLM's process inherits. Over it go lines: SLEEP, WAKE or REFUSE, and back a `SleepReport` as JSON.
+vLLM's process inherits. Over it go lines: SLEEP, WAKE, HOLD or REFUSE, and back a `SleepReport` as
+JSON.
 
 The API server stays up while the engine sleeps. So a request is held where its replica is, after
 the gateway has checked its key and limits, and nobody has to look whether one waits.
@@ -38,6 +39,7 @@ LONGEST_WAIT = 120.0  # Seconds that one waits
 _LONGEST_LINE = 4096
 
 SLEEP, WAKE = "sleep", "wake"
+HOLD = "hold"  # New requests, while the others go on: it is to sleep soon. WAKE lets them in
 REFUSE = "refuse"  # The requests that wait: it is not going to wake
 
 # vLLM's CuMemAllocator says it for each rank.
@@ -55,6 +57,7 @@ class SleepReport:
 
     orders: int = 0  # That it has dealt with
     asleep: bool = False
+    held: bool = False  # It is awake, and lets no request in
     busy: bool = False  # It answers requests
     times: int = 0  # That it became busy, so far
     waiting: int = 0  # Requests that wait until it is awake
@@ -149,6 +152,8 @@ class HoldsWhileAsleep:
                     await self._sleep(engine)
                 elif word == WAKE:
                     await self._wake(engine)
+                elif word == HOLD:
+                    self._hold()
                 else:
                     self._refuse()
             # Whatever vLLM raises: the supervisor then starts it again.
@@ -158,21 +163,26 @@ class HoldsWhileAsleep:
             self._tell(orders=self._report.orders + 1)
 
     async def _sleep(self, engine: Any) -> None:
-        if self._running or self._proving or self._report.waiting or self._report.asleep:
+        let_in = self._awake.is_set() and self._report.waiting > 0  # In a moment
+        if self._running or self._proving or let_in or self._report.asleep:
             return
         self._awake.clear()  # Before the first `await`: none comes in between
         # A request that vLLM works on in the background is waited for, where it can do that.
         modes = "mode" in inspect.signature(engine.sleep).parameters
         await engine.sleep(**{"level": 1, **({"mode": "wait"} if modes else {})})
-        self._tell(asleep=True)
+        self._tell(asleep=True, held=False)
 
     async def _wake(self, engine: Any) -> None:
         if self._report.asleep:
             began = time.monotonic()
             await engine.wake_up()
             self._wake_seconds = time.monotonic() - began
-            self._tell(asleep=False)
+        self._tell(asleep=False, held=False)
         self._awake.set()
+
+    def _hold(self) -> None:
+        self._awake.clear()
+        self._tell(held=not self._report.asleep)
 
     def _refuse(self) -> None:
         self._refusals += 1

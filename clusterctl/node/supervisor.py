@@ -21,7 +21,6 @@ from clusterctl.node.documents import (
     ServiceDocument,
     SharedGateway,
     from_json,
-    standby_name,
     to_json,
 )
 from clusterctl.node.evidence import HangEvidence
@@ -37,7 +36,7 @@ from clusterctl.node.ray_watch import RayView, own_argv
 from clusterctl.node.recorder import Recorder
 from clusterctl.node.secret_files import marks
 from clusterctl.node.service import RayConditions, SupervisedService
-from clusterctl.node.standby import EnginePair, engines_of
+from clusterctl.node.standby import EnginePair, engines_of, first_of
 from clusterctl.node.timing import Timing
 from clusterctl.node.turns import Turn
 
@@ -82,7 +81,7 @@ class Supervisor:
         self._recorder = Recorder(paths, document.gpu_listing, timing, journal)
         self._services: Dict[str, SupervisedService] = {}
         self._wanted: Dict[str, ServiceDocument] = {}
-        self._pairs: Dict[str, EnginePair] = {}  # Of services that have a standby
+        self._pairs: Dict[str, EnginePair] = {}  # By name of the second engine
         self._gateway = self._new_gateway()
         self._shared, self._shared_text = SharedGateway(), ""
         self._recorded: Dict[str, ServiceDocument] = {}  # In the ledger as they are
@@ -229,16 +228,17 @@ class Supervisor:
                 del self._services[name]
 
     def _turns(self, now: float) -> Dict[str, Turn]:
-        """Have the engines of each service with a standby take turns; return these by name."""
-        pairs = {name: standby_name(name) for name in self._wanted}
-        both = {one: two for one, two in pairs.items() if two in self._services}
-        self._pairs = {
-            name: self._pairs.get(name) or EnginePair(self._timing, self._journal) for name in both
-        }
+        """Have engines on the same GPUs take turns; return these by name."""
+        pairs: Dict[str, EnginePair] = {}
         turns: Dict[str, Turn] = {}
-        for first, standby in both.items():
-            found = self._pairs[first].tick(now, self._services[first], self._services[standby])
-            turns[first], turns[standby] = found
+        for name, second in self._services.items():
+            first = first_of(second.document, self._services.values())
+            if first and first.name not in turns:
+                pairs[name] = self._pairs.get(name) or EnginePair(self._timing, self._journal)
+                turns[first.name], turns[name] = pairs[name].tick(now, first, second)
+            elif swap_with := second.document.swap_with:
+                turns[name] = Turn(f"for {swap_with}, to swap with: `serve --swap` starts it")
+        self._pairs = pairs
         return turns
 
     def _lead_gateway(self, gateway: Gateway) -> None:

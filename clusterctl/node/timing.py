@@ -74,6 +74,9 @@ class Timing:
     # standby, or for the first one again. Doubled for each start that a request ended.
     quiet_first: float = 10.0
     quiet_longest: float = 600.0
+    # How long one of two services that swap keeps the GPUs while it has work, before new requests
+    # wait, and the other one gets its turn. Each turn costs a sleep and a waking.
+    swap_least: float = 5.0
     # How long a standby keeps requests while the other engine works. vLLM ends within a few seconds
     # after its engine failed a request for good.
     standby_refuses: float = 15.0

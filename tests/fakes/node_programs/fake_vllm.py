@@ -6,7 +6,8 @@ Settings in ROOT/vllm.json, read at every request: `exit` with `words`, `never_l
 `paths`: those of its openapi.json.
 Where it may sleep: `sleep` and `wake_up` (ok | error | hang), and `seconds`, which a request takes.
 Like vLLM it has the middleware of the command line, and an engine that a request ends in its sleep.
-`standby`: other settings of a standby. Two that share GPUs cannot be awake, or load, at once: with
+`standby`: other settings of a standby; `coder`: of that service, with `--service coder`; `text`:
+what it answers. Two that share GPUs cannot be awake, or load, at once: with
 `--seat FILE` that one ends which finds the memory taken, and leaves FILE.taken.
 ROOT/vllm.die makes it log what that file has, and end with status 0, as the API server does when
 its engine died.
@@ -34,7 +35,8 @@ from clusterctl.node.gateway_config import CANARY
 from clusterctl.node.sleeping import DESCRIPTOR, HoldsWhileAsleep
 
 root = Path(sys.argv[1])
-document = json.loads((root / "etc/clusterctl/demo/services/chat.json").read_text())
+service = sys.argv[sys.argv.index("--service") + 1] if "--service" in sys.argv else "chat"
+document = json.loads((root / f"etc/clusterctl/demo/services/{service}.json").read_text())
 port = int(sys.argv[sys.argv.index("--port") + 1]) if "--port" in sys.argv else document["port"]
 counted = {"generated": 0, "read": 0}
 adapters: dict[str, str] = {}  # Loaded now: directories by name
@@ -61,7 +63,7 @@ ANSWERS: dict[str, tuple[str, Any]] = {
 def settings() -> dict[str, Any]:
     found: dict[str, Any] = json.loads((root / "vllm.json").read_text())
     other = found.pop("standby", {}) if port == document.get("standby_port") else {}
-    return {**found, **other}
+    return {**found, **other, **found.get(service, {})}
 
 
 def log(line: str) -> None:
@@ -113,7 +115,9 @@ class Handler(BaseHTTPRequestHandler):
         if engine_sleeps["asleep"]:
             print("CUDA error: an illegal memory access was encountered", flush=True)
             os._exit(1)
-        time.sleep(settings().get("seconds", 0))
+        if seconds := settings().get("seconds"):
+            log("check" if self.headers[CANARY] else "request")
+            time.sleep(seconds)
         how, kind = settings().get("completion", "ok"), settings().get("kind", "text")
         answers = dict(ANSWERS[each] for each in kind.split("+"))
         if self.path not in answers:
@@ -125,6 +129,8 @@ class Handler(BaseHTTPRequestHandler):
         elif self.authorized():
             counted["read"] += 1
             counted["generated"] += 4 if kind == "text" else 0
+            if kind == "text" and "text" in settings():
+                answers[self.path] = {"choices": [{"text": settings()["text"]}]}
             self.answer(json.dumps(answers[self.path]).encode())
 
     def change_adapters(self, body: dict[str, str]) -> None:

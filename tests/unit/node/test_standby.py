@@ -46,23 +46,23 @@ KEY, STANDBY = "secret-key", "chat@standby"
         ("awake", "due", False, Step()),
         ("awake", "due", True, Step(SLEEP)),
         ("moving", "due", True, Step()),
-        ("asleep", "due", True, Step(START, standby=True)),
+        ("asleep", "due", True, Step(START, second=True)),
         ("asleep", "due", False, Step(WAKE)),
         ("asleep", "loading", False, Step()),
-        ("asleep", "awake", True, Step(SLEEP, standby=True)),
+        ("asleep", "awake", True, Step(SLEEP, second=True)),
         ("asleep", "asleep", True, Step(WAKE)),
         ("asleep", "absent", True, Step(WAKE)),
         ("awake", "asleep", True, Step()),
         # The first one ends
-        ("absent", "asleep", True, Step(WAKE, standby=True)),
-        ("due", "asleep", False, Step(WAKE, standby=True)),
+        ("absent", "asleep", True, Step(WAKE, second=True)),
+        ("due", "asleep", False, Step(WAKE, second=True)),
         ("due", "awake", False, Step()),
-        ("due", "awake", True, Step(SLEEP, standby=True)),
+        ("due", "awake", True, Step(SLEEP, second=True)),
         ("due", "asleep", True, Step(START)),
         ("loading", "asleep", False, Step()),
         # ... while its standby starts, whose ranks it keeps apart
-        ("absent", "loading", True, Step(END, standby=True)),
-        ("due", "loading", True, Step(END, standby=True)),
+        ("absent", "loading", True, Step(END, second=True)),
+        ("due", "loading", True, Step(END, second=True)),
     ],
 )
 def test_what_is_due(first: str, standby: str, quiet: bool, step: Step) -> None:
@@ -72,15 +72,15 @@ def test_what_is_due(first: str, standby: str, quiet: bool, step: Step) -> None:
 @pytest.mark.parametrize(
     ("first", "standby", "step"),
     [
-        (Engine("asleep", waiting=True), Engine("loading"), Step(END, standby=True)),
+        (Engine("asleep", waiting=True), Engine("loading"), Step(END, second=True)),
         (Engine("loading"), Engine("asleep", waiting=True), Step(END)),
         (Engine("asleep", waiting=True), Engine("due"), Step(WAKE)),
-        (Engine("due"), Engine("asleep", waiting=True), Step(WAKE, standby=True)),
+        (Engine("due"), Engine("asleep", waiting=True), Step(WAKE, second=True)),
         (Engine("awake", busy=True), Engine("due"), Step()),
         (Engine("due"), Engine("awake", busy=True), Step()),
         (Engine("asleep"), Engine("awake", busy=True), Step()),
         # What the gateway sent there although the other works, and what it sent since that hangs
-        (Engine("awake"), Engine("asleep", waiting=True), Step(REFUSE, standby=True)),
+        (Engine("awake"), Engine("asleep", waiting=True), Step(REFUSE, second=True)),
         (Engine("awake", silent=True), Engine("asleep", waiting=True), Step()),
     ],
 )
@@ -97,7 +97,7 @@ def test_no_step_gives_the_memory_to_two() -> None:
         for waits, quiet in product((False, True), (False, True)):
             step = next_step(*(Engine(each, waiting=waits) for each in phases), quiet=quiet)
             if step.word in (START, WAKE):
-                assert phases[not step.standby] not in WITH_MEMORY, phases
+                assert phases[not step.second] not in WITH_MEMORY, phases
 
 
 def test_the_standby_is_the_same_on_another_port_and_with_what_is_left_of_its_gpus() -> None:
