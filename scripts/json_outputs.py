@@ -315,6 +315,7 @@ class ServiceStatus(TypedDict):
     start_seconds: dict[str, float]
     sleep: SleepState | None
     standby: StandbyStatus | None
+    swaps_with: str
 
 
 class Status(TypedDict):

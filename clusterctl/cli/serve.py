@@ -102,6 +102,23 @@ _Standby = Annotated[
     ),
 ]
 
+_Swap = Annotated[
+    bool,
+    typer.Option(
+        "--swap",
+        help="Let another service have its GPUs in turn: one sleeps while the other has requests.",
+    ),
+]
+
+_SwapWith = Annotated[
+    str | None,
+    typer.Option(
+        "--swap-with",
+        metavar="NAME",
+        help="Have the GPUs of the service NAME, which has --swap, in turn with it.",
+    ),
+]
+
 
 @guarded
 def serve(
@@ -116,6 +133,8 @@ def serve(
     gpu_share: _GpuShare = None,
     idle: _Idle = None,
     standby: _Standby = False,
+    swap: _Swap = False,
+    swap_with: _SwapWith = None,
     name: _Name = None,
     port: _Port = None,
     config: options.VllmConfig = None,
@@ -147,6 +166,8 @@ def serve(
         gpu_share=gpu_share,
         idle=idle,
         standby=standby,
+        swap=swap,
+        swap_with=swap_with,
     )
     file = read_config_file(config) if config else ()
     request = read_request(given, file, parse_arguments(arguments or ()))

@@ -108,7 +108,7 @@ def decide_all(survey: Survey, wanted: Sequence[Wanted], *, prune: bool) -> Flee
     leaving = [replica for replicas in pruned.values() for replica in replicas]
     ahead = _without(survey, leaving, pruned)
     decisions, problems = dict[str, Decision](), list[ClusterctlError]()
-    for name, each in sorted(names.items(), key=lambda item: _claim(survey, item[1].request)):
+    for name, each in sorted(names.items(), key=lambda item: _order(survey, item[1].request)):
         try:
             found = decide_on(ahead, each, [replica.name for replica in leaving])
         except ClusterctlError as error:
@@ -150,11 +150,12 @@ def decide_all(survey: Survey, wanted: Sequence[Wanted], *, prune: bool) -> Flee
     return FleetDecision(survey, decisions, pruned, changes)
 
 
-def _claim(survey: Survey, request: ServiceRequest) -> int:
-    """How many more replicas a service requests than it has now; `max` takes what others leave."""
-    if request.replicas == "max":
-        return 2**31
-    return (request.replicas or 1) - len(survey.service(request.name or "").replicas)
+def _order(survey: Survey, request: ServiceRequest) -> tuple[bool, int]:
+    """Return the place of a service among those that are planned: after that which it swaps with,
+    and by how many more replicas it requests than it has; `max` takes what others leave."""
+    there = len(survey.service(request.name or "").replicas)
+    more = 2**31 if request.replicas == "max" else (request.replicas or 1) - there
+    return bool(request.swap_with), more
 
 
 def _with(survey: Survey, decision: Decision) -> Survey:
@@ -203,13 +204,20 @@ def _bring_about(
             errors += _named(error, one.wanted.request)
             del todo[name]
     served: dict[str, Served] = {}
-    for frees in (True, False):
-        wave = {name: one for name, one in todo.items() if bool(one.plan.surplus) == frees}
+    for number in range(3):
+        wave = {name: one for name, one in todo.items() if _wave(one) == number}
         outcomes = fan_out(wave, partial(_bring_up, lock=lock, sink=sink))
         served |= values(outcomes)
         errors += failures(outcomes)
     raise_all(errors)
     return served
+
+
+def _wave(decision: Decision) -> int:
+    """Return when a service changes: those that free GPUs, others, those that swap with these."""
+    if decision.plan.surplus:
+        return 0
+    return 2 if decision.plan.document.swap_with else 1
 
 
 def _bring_up(decision: Decision, *, lock: ClusterLock | None, sink: EventSink) -> Served:

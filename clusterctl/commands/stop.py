@@ -12,6 +12,7 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.node.documents import service_of
 from clusterctl.operations.session import Session
 from clusterctl.operations.stopping import end
+from clusterctl.planning.swaps import require_no_second
 from clusterctl.serving.declaration import served_at
 from clusterctl.survey.services import Replica
 from clusterctl.survey.survey import Survey, take_survey
@@ -85,6 +86,7 @@ def _replicas(
     if hosts:
         known = {host: transports[host] for host in transports if host in hosts | {head}}
         survey = take_survey(inventory, known).require_answers((head,))
+    require_no_second(survey, name)
     service = survey.service(name)
     if not service.replicas and service.listed is None:
         served_at(survey, name)  # refuses an unknown name

@@ -32,6 +32,9 @@ Resources = Dict[str, float]
 # vLLM's own variable: what each of its actors takes. Its placement group takes whole GPUs still.
 PER_WORKER = "VLLM_RAY_PER_WORKER_GPUS"
 
+# Of each GPU, for the first and the second of two engines that have it in turn (node/standby.py)
+SHARES = ("0.75", "0.25")
+
 
 def placement_env(document: ServiceDocument) -> Dict[str, str]:
     """Return the variables that this plugin follows."""

@@ -4,7 +4,7 @@ There is memory for the weights and the cache of one. So at most one is awake or
 starts only while the other sleeps or has no process, and after some time without a request. A
 request comes first: it ends a start that it would have to wait for.
 
-Ray counts _SHARES of each GPU. Two shares of the first engine do not fit on one GPU, so its ranks
+Ray counts SHARES of each GPU. Two shares of the first engine do not fit on one GPU, so its ranks
 have different ones; the standby starts while the first one has these, and its ranks get the rest.
 
 Two services that swap are two such engines, each with its own document, port and requests: that one
@@ -21,20 +21,18 @@ from typing import Iterable, List, Optional, Tuple
 
 from clusterctl.node.documents import IN_TURN, ServiceDocument, standby_name
 from clusterctl.node.files import Journal
-from clusterctl.node.rank_placement import PER_WORKER
+from clusterctl.node.rank_placement import PER_WORKER, SHARES
 from clusterctl.node.service import SupervisedService
 from clusterctl.node.sleeping import HOLD, REFUSE, SLEEP, WAKE
 from clusterctl.node.timing import Backoff, Timing
 from clusterctl.node.turns import END, START, Engine, Turn, next_step, next_swap
-
-_SHARES = ("0.75", "0.25")
 
 
 def engines_of(document: ServiceDocument) -> List[ServiceDocument]:
     """Return the document of each engine of a replica: its own, and its standby's if it has one."""
     if not document.standby_port:
         return [document]
-    first, second = ({**document.env, PER_WORKER: share} for share in _SHARES)
+    first, second = ({**document.env, PER_WORKER: share} for share in SHARES)
     standby = replace(
         document,
         name=standby_name(document.name),

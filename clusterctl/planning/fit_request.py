@@ -25,7 +25,7 @@ from clusterctl.planning.planner import plan, request_for
 from clusterctl.planning.problems import possible_tp
 from clusterctl.planning.report import FitReport, Hardware
 from clusterctl.planning.rules import NEWEST, rules_for
-from clusterctl.planning.sleepers import parked_by_two, with_room_for_standby
+from clusterctl.planning.sleepers import parked_by_two, with_room_for_sleeper
 from clusterctl.planning.speed import LinkSpeed, parse_network
 from clusterctl.planning.weights import compared_with_files
 from clusterctl.serving.arguments import UNDECIDED, Launch
@@ -78,7 +78,7 @@ def without_cluster(asked: FitArguments, hub: HubShapes | None = None) -> FitRep
     if asked.gpus is None:
         raise UsageError("no GPUs to plan for", hint="--gpus 2xH200")
     hardware = Hardware(sites_of(asked.gpus, asked.hosts), asked.link(), vllm=asked.vllm)
-    request = with_room_for_standby(request, hardware)
+    request = with_room_for_sleeper(request, hardware)
     shape = load_shape(request.model, hub)
     report = plan(request_for(launch_for(request, shape, hardware), shape, hardware))
     report = with_edition_note(report, request.model, hardware)

@@ -15,6 +15,7 @@ from clusterctl.inventory.select import select, still_known
 from clusterctl.node.documents import Rank, RayNode
 from clusterctl.planning.placement import HostGpus
 from clusterctl.ray_cluster.topology import Topology
+from clusterctl.serving.request import ServiceRequest
 from clusterctl.survey.services import Replica
 from clusterctl.survey.survey import Survey
 
@@ -50,13 +51,12 @@ def gpus_held(
     survey: Survey,
     ray: Sequence[RayNode],
     leaving: Collection[str] = (),
-    share: float = 1.0,
-    *,
-    standby: bool = False,
+    request: ServiceRequest | None = None,
 ) -> HeldGpus:
     """Count the GPUs of a cluster: see `count_gpus`, except those whose memory others hold.
-    `leaving`: names of replicas. `share`: the share of a GPU that must be free. `standby`: they are
-    for two engines."""
+    `leaving`: names of replicas. `request`: the service that they are for."""
+    in_turn = request is not None and (request.standby or request.swaps)
+    share = request.gpu_share if request and not in_turn else 1.0
     sharing = [each for each in survey.replicas.values() if each.gpu_share < 1]
     names = {each.name for each in sharing}
     found = count_gpus(
@@ -70,12 +70,16 @@ def gpus_held(
     found = with_shares(found, survey.topology, staying, share)
     # Ray gives a share the fullest GPU with room for it. While one of two engines is gone, that is
     # theirs.
-    if standby:
-        found = without_hosts_of(found, survey.topology, staying, "has a share of a GPU there")
-    if share < 1:
-        others = [each for each in survey.replicas.values() if each.name not in leaving]
-        pairs = [each for each in others if each.document.standby_port]
-        found = without_hosts_of(found, survey.topology, pairs, "has a standby there")
+    others = [each for each in survey.replicas.values() if each.name not in leaving]
+    swaps = [each for each in others if each.document.swaps]
+    standbys = [each for each in others if each.document.standby_port]
+    if in_turn:
+        shares = [each for each in staying if each not in swaps]
+        found = without_hosts_of(found, survey.topology, shares, "has a share of a GPU there")
+    if in_turn or share < 1:
+        found = without_hosts_of(found, survey.topology, swaps, "swaps GPUs there")
+    if share < 1 or (request and request.swaps):
+        found = without_hosts_of(found, survey.topology, standbys, "has a standby there")
     reports = {host: facts.gpus for host, facts in survey.facts.items()}
     return without_strangers(found, reports)
 
@@ -241,7 +245,7 @@ def _holder(replica: Replica) -> str:
     where = f" on {', '.join(hosts)}" if hosts else ""
     gpus = replica.document.gpus
     count = f"{gpus} GPU{'s' * (gpus > 1)}"
-    if replica.gpu_share < 1:
+    if replica.gpu_share < 1 and not replica.document.swaps:
         count = f"{replica.gpu_share:g} of a GPU"
     return f"service {replica.name} ({replica.condition}) holds {count}{where}"
 

@@ -25,10 +25,11 @@ from clusterctl.planning.replicas import (
     sizes_of,
 )
 from clusterctl.planning.sleepers import require_one_replica
+from clusterctl.planning.swaps import pair_stays
 from clusterctl.serving.declaration import require_service
 from clusterctl.serving.service import PlannedReplica
 from clusterctl.survey.formation import require_formed
-from clusterctl.survey.services import Replica, Service
+from clusterctl.survey.services import Replica, Service, partner_of
 from clusterctl.survey.survey import Survey
 
 
@@ -84,6 +85,10 @@ def moves_from(survey: Survey, host: str) -> list[ServiceMoves]:
         leaving = [each for each in service.replicas if node_ip in each.document.node_ips]
         lost = [member for member in service.lost if member.host == host]
         if not leaving and not lost:
+            continue
+        if partner := partner_of(service.name, survey.replicas.values()):
+            if partner.document.swap:  # Else it is said of the partner
+                problems.append(pair_stays(service.name, partner, host))
             continue
         try:
             move = _moves_of(survey, service, host, leaving, lost, ports)

@@ -29,12 +29,13 @@ from clusterctl.planning.placement import HostGpus
 from clusterctl.planning.planner import one_service, plan, request_for
 from clusterctl.planning.report import Hardware, PlanRequest
 from clusterctl.planning.rules import rules_for
-from clusterctl.planning.sleepers import with_room_for_standby
+from clusterctl.planning.sleepers import with_room_for_sleeper
+from clusterctl.planning.swaps import require_first, seats_of, sized_like
 from clusterctl.serving.arguments import UNDECIDED, Launch
 from clusterctl.serving.request import ANY_HOST, Options, ServiceRequest, read_request
 from clusterctl.serving.service import document_name, served_names
 from clusterctl.serving.vllm_flags import parse_arguments
-from clusterctl.survey.services import Service
+from clusterctl.survey.services import Replica, Service, partner_of
 from clusterctl.survey.survey import Survey
 from clusterctl.transport.fanout import failures, fan_out, values
 
@@ -52,6 +53,7 @@ class Question:
     launch: Launch
     hardware: Hardware
     unreadable: UsageError | None = None  # Why nothing is known about the GPUs but their number
+    first: Replica | None = None  # Whose GPUs it is to have in turn
 
     @property
     def config(self) -> str | None:
@@ -151,6 +153,11 @@ def question(
     on = "" if asked_on == ANY_HOST else asked_on
     request = replace(request, on=on)
     hosts = tuple(host for host in hosts_on(survey, on) if host not in without)
+    first = None
+    if request.swap_with:
+        first = require_first(survey, service.name, request.swap_with)
+        request = sized_like(first, request, service.name)
+        hosts = tuple(dict.fromkeys(seats_of(survey, first)))
 
     findings = _look_for(survey, model, hosts)
     path = likeliest_path(model, findings)
@@ -158,15 +165,21 @@ def question(
     release = vllm or release_of(survey)
     gone = set(leaving)
     if not without:
-        gone |= {replica.name for replica in service.replicas}
+        partner = partner_of(service.name, survey.replicas.values())
+        gone |= {replica.name for replica in (*service.replicas, *filter(None, [first, partner]))}
     held = _free_gpus(survey, gone, request)
+    if first:
+        own = Counter(seats_of(survey, first))
+        held = HeldGpus([HostGpus(host, number) for host, number in own.items()])
     as_if_free = as_if_free and not any(host.free for host in held.free)
     if as_if_free:
         held = replace(held, free=_all_gpus(survey))
     held = held.without_drained(survey.drained).only_on(hosts, on)
     hardware, unreadable = _hardware(survey, held, release, model)
-    hardware = replace(_own_hosts_first(hardware, survey, service), as_if_free=as_if_free)
-    request = with_room_for_standby(request, hardware)
+    if not first:
+        hardware = _own_hosts_first(hardware, survey, service)
+    hardware = replace(hardware, as_if_free=as_if_free)
+    request = with_room_for_sleeper(request, hardware)
     launch = Launch(
         request=request,
         model_argument=path or request.model,
@@ -179,7 +192,9 @@ def question(
         limits=own_limits(rules_for(release), gpus_of(survey.answers)),
         capability=common_class(gpus_of(survey.answers)),
     )
-    return Question(survey, request, model, service, hosts, findings, launch, hardware, unreadable)
+    return Question(
+        survey, request, model, service, hosts, findings, launch, hardware, unreadable, first
+    )
 
 
 def question_again(
@@ -195,8 +210,15 @@ def question_again(
         raise UsageError(f"{document.name} has no command line that can be planned")
     sizes = document.tensor_parallel, document.pipeline_parallel
     own = {name: value for name, value in document.env.items() if name == PER_WORKER}
-    standby = bool(document.standby_port)
-    options = Options(document.argv[2], *sizes, name=document.service, env=own, standby=standby)
+    options = Options(
+        document.argv[2],
+        *sizes,
+        name=document.service,
+        env=own,
+        standby=bool(document.standby_port),
+        swap=document.swap,
+        swap_with=document.swap_with or None,
+    )
     request = read_request(options, (), parse_arguments(document.argv[3:]))
     model = resolve(request.model, survey.inventory.models)
     return question(survey, request, model, without=without, vllm=vllm)
@@ -242,7 +264,7 @@ def _free_gpus(survey: Survey, leaving: Collection[str], request: ServiceRequest
     state = survey.states.get(survey.inventory.head.name)
     if state is None:
         return HeldGpus(_all_gpus(survey))
-    return gpus_held(survey, state.nodes, leaving, request.gpu_share, standby=request.standby)
+    return gpus_held(survey, state.nodes, leaving, request)
 
 
 def _all_gpus(survey: Survey) -> list[HostGpus]:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 from clusterctl.errors import UsageError
 from clusterctl.facts.network_requirements import public_ips
@@ -37,8 +38,9 @@ from clusterctl.planning.rules import require_served
 from clusterctl.planning.sleepers import (
     require_host_memory,
     require_one_replica,
-    standby_note,
+    turns_note,
 )
+from clusterctl.planning.swaps import require_same_pair, require_whole, seats_of
 from clusterctl.ray_cluster.topology import REPLICA_PORTS, base_url, client_address
 from clusterctl.serving.arguments import Launch, Layout, serve_arguments
 from clusterctl.serving.endpoint import ServiceEndpoint
@@ -112,6 +114,7 @@ def plan_service(
     require_formed(survey)
     require_served(release_of(survey))
     asked = question(survey, request, model, leaving=leaving)
+    require_same_pair(survey, asked.service.name, asked.request)
     _require_same_share(asked)
     location = asked.require_location()
     _refuse_public(asked)
@@ -137,13 +140,17 @@ def plan_service(
 def _require_same_share(asked: Question) -> None:
     """Raise UsageError for a service that runs with a different share of its GPU, since others may
     have the rest."""
+    request = asked.request
     for replica in asked.service.replicas:
-        if replica.gpu_share != asked.request.gpu_share:
-            now, wanted = f"{replica.gpu_share:g}", f"{asked.request.gpu_share:g}"
+        # With its partner, one that swaps has whole GPUs
+        if replica.document.swaps or (request.swap and replica.gpu_share == 1):
+            continue
+        if replica.gpu_share != request.gpu_share:
+            now, wanted = f"{replica.gpu_share:g}", f"{request.gpu_share:g}"
             raise UsageError(
                 f"{replica.name} runs on {now} of a GPU, and would run on {wanted} of it",
                 hint=f"--gpu-share {now}"
-                if replica.gpu_share < 1
+                if replica.gpu_share < 1 and not request.swap
                 else f"clusterctl stop {replica.document.service}, then serve again",
             )
 
@@ -195,8 +202,8 @@ def _notes(draft: _Draft, layout: Layout) -> tuple[str, ...]:
         notes.append(f"{model.hub_id} is on no host: every host downloads it from the Hub")
     elif draft.location.note:
         notes.append(draft.location.note)
-    if draft.launch.request.standby:
-        notes.append(standby_note(draft.launch.request))
+    if draft.launch.request.standby or draft.launch.request.swaps:
+        notes.append(turns_note(draft.launch.request, draft.service.name))
     return (*notes, *draft.forecast.notes)
 
 
@@ -215,6 +222,10 @@ def _with_replicas(draft: _Draft) -> ServicePlan:
     require_one_replica(request, service.name, most or 2)
 
     kept = kept_seats(survey, service, sizes, hosts_on(survey, request.on or ""))
+    if request.swap:
+        require_whole(service.name, chain.from_iterable(kept.values()), draft.asked.hardware)
+    if draft.asked.first:
+        kept = {1: seats_of(survey, draft.asked.first)}
     kept = dict(sorted(kept.items())[:most])
     # The first replica of a service is where the report has it.
     first = [forecast.places] if forecast.places and not kept else []

@@ -12,7 +12,7 @@ from clusterctl.errors import DoesNotFit, UsageError
 from clusterctl.node.documents import MOST_PINNED
 from clusterctl.planning.report import Hardware
 from clusterctl.planning.rules import rules_for
-from clusterctl.serving.request import ServiceRequest
+from clusterctl.serving.request import ServiceRequest, sleep_option
 from clusterctl.serving.vllm_flags import Argument, last_value, lay_over
 from clusterctl.units import GIB
 
@@ -63,13 +63,14 @@ def require_host_memory(
         room = size / GIB * _SHARE - before.get(node_ip, 0.0)
         if size and own > room:
             taken = before.get(node_ip, 0.0)
+            elsewhere = "" if document.swap_with else f", or add --on with hosts other than {host}"
             others_take = f", of which other services take {taken:.1f}" if taken else ""
             raise DoesNotFit(
                 f"{document.service} may take {own:.1f} GiB of the host's memory while "
                 f"{'its engines sleep' if document.standby_port else 'it sleeps'}, "
                 f"but only {size / GIB * _SHARE:.1f} GiB may be used for that{others_take}",
                 host=host,
-                hint=f"leave {_option(document)} out, or add --on with hosts other than {host}",
+                hint=f"leave {sleep_option(document)} out{elsewhere}",
             )
 
 
@@ -78,22 +79,21 @@ def require_one_replica(
 ) -> None:
     """Raise UsageError for several replicas of a service that sleeps."""
     if replicas > 1 and asked.sleeps:
-        what = "sleeps when it is idle (--idle)" if asked.idle else "has a standby (--standby)"
+        option = sleep_option(asked)
+        what = "sleeps when it is idle" if asked.idle else "has a standby"
+        if asked.swaps:
+            what = "swaps GPUs with another service"
         raise UsageError(
-            f"{service} {what}, so it has one replica, not {replicas}",
-            hint=f"clusterctl scale {service} 1, or serve it without {_option(asked)}",
+            f"{service} {what} ({option}), so it has one replica, not {replicas}",
+            hint=f"clusterctl scale {service} 1, or serve it without {option}",
         )
 
 
-def _option(asked: ServiceRequest | ServiceDocument) -> str:
-    return "--idle" if asked.idle else "--standby"
-
-
-def with_room_for_standby(request: ServiceRequest, hardware: Hardware) -> ServiceRequest:
-    """Return the request with a --gpu-memory-utilization that leaves room for a sleeping standby.
-    Raises DoesNotFit if the user gave one that does not."""
+def with_room_for_sleeper(request: ServiceRequest, hardware: Hardware) -> ServiceRequest:
+    """Return the request with a --gpu-memory-utilization that leaves room for a sleeping standby,
+    or for the service that it swaps with. Raises DoesNotFit if the user gave one that does not."""
     sizes = [gpu.memory_gib for site in hardware.sites for gpu in site.gpus if not gpu.is_cpu]
-    if not request.standby or not sizes:
+    if not (request.standby or request.swaps) or not sizes:
         return request
     one_rank = (request.tensor_parallel, request.pipeline_parallel or 1) == (1, 1)
     asleep = _ASLEEP_ALONE if one_rank else _ASLEEP
@@ -110,16 +110,22 @@ def with_room_for_standby(request: ServiceRequest, hardware: Hardware) -> Servic
     except ValueError:
         return request  # vLLM's error is more precise
     if not fits:
+        other = "a standby" if request.standby else "the service that it swaps with"
         raise DoesNotFit(
-            f"--{_UTILIZATION} {given} leaves no room for a standby, which keeps up to {asleep:g} "
+            f"--{_UTILIZATION} {given} leaves no room for {other}, which keeps up to {asleep:g} "
             "GiB of each GPU while it sleeps",
             hint=f"--{_UTILIZATION} {most:g}, or leave it out",
         )
     return request
 
 
-def standby_note(request: ServiceRequest) -> str:
-    """Return when the standby starts, and what it costs."""
+def turns_note(request: ServiceRequest, name: str) -> str:
+    """Return when another engine on its GPUs starts, or this one beside another, and what that
+    costs."""
     given = last_value(request.given, _UTILIZATION)
     room = f", for which --{_UTILIZATION} {given} leaves room" if given else ""
+    if request.swap:
+        return f"another service can have its GPUs in turn{room}: --swap-with {name}"
+    if request.swap_with:
+        return f"it starts once {request.swap_with} has had no requests for a while{room}"
     return f"its standby starts once the service is ready and has had no requests for a while{room}"

@@ -150,6 +150,8 @@ def _service_lines(row: ServiceRow) -> list[Text]:
         return lines
     if state.sleep.asleep:
         lines.append(_text(f"  asleep     {_asleep(row)}"))
+    if row.swaps_with:
+        lines.append(_text(f"  swaps      with {row.swaps_with}, on the same GPUs"))
     if row.standby:
         lines.append(_text(f"  standby    {_standby(row)}"))
     if state.ranks:
@@ -193,7 +195,8 @@ def _asleep(row: ServiceRow) -> str:
     memory = f" ({sleep.host_gib:.1f} GiB of weights in host memory)" if sleep.host_gib else ""
     wakes = f"in {sleep.wakes_in:.1f} s" if sleep.wakes_in else "with the next request"
     waiting = f", {count(sleep.waiting, 'request')} waiting" if sleep.waiting else ""
-    return f"on {', '.join(hosts) or row.host}{memory}, wakes {wakes}{waiting}"
+    where = f"the GPUs of {row.document.swap_with}" if row.document.swap_with else ""
+    return f"on {where or ', '.join(hosts) or row.host}{memory}, wakes {wakes}{waiting}"
 
 
 def _replica_lines(service: str, rows: Sequence[ServiceRow]) -> list[Text]:
@@ -220,7 +223,7 @@ def _what(row: ServiceRow) -> Text:
     """Return what is served, and how."""
     document = row.document
     layout = f"TP {document.tensor_parallel} · PP {document.pipeline_parallel}"
-    if row.gpu_share < 1:
+    if row.gpu_share < 1 and not row.document.swaps:
         layout = f"{row.gpu_share:g} of a GPU"
     on = f" · on {row.on}" if row.on else ""
     return _text(f" · {document.model} · {layout}{on}", style="dim")
@@ -337,6 +340,7 @@ def status_document(status: ClusterStatus) -> dict[str, Any]:
                 "start_seconds": row.state.start if row.state else {},
                 "sleep": asdict(row.state.sleep) if row.state else None,
                 "standby": _standby_document(row),
+                "swaps_with": row.swaps_with,
             }
             for row in status.services
         ],

@@ -18,7 +18,7 @@ from clusterctl.serving.release_flags import (
     SHUTDOWN_TIMEOUT_SINCE,
     refused_flags,
 )
-from clusterctl.serving.request import ServiceRequest
+from clusterctl.serving.request import ServiceRequest, sleep_option
 from clusterctl.serving.vllm_flags import (
     CATALOGUE,
     EXPERT_PARALLEL,
@@ -51,7 +51,8 @@ MEDIA_DOMAINS_SINCE: Version = (0, 11, 2)
 NO_DOMAIN = "none-is-allowed.invalid"
 
 # Releases whose executor for Ray may start where no whole GPU is free
-# (`require_gpu_on_driver` in v1/executor/ray_utils.py): a standby finds a share of each.
+# (`require_gpu_on_driver` in v1/executor/ray_utils.py): a standby finds a share of each, as one of
+# two services that swap.
 STANDBY_SINCE: Version = (0, 25, 0)
 
 
@@ -198,7 +199,7 @@ def serve_arguments(launch: Launch) -> tuple[Argument, ...]:
     refused = [
         *_undecided_trust(launch),
         *_no_experts(launch, arguments),
-        *_too_old_for_a_standby(launch),
+        *_too_old_for_two(launch),
     ]
     raise_all([*refused_flags(arguments, launch.version), *refused])
     return arguments
@@ -215,13 +216,17 @@ def _no_experts(launch: Launch, arguments: Iterable[Argument]) -> Iterator[Usage
         )
 
 
-def _too_old_for_a_standby(launch: Launch) -> Iterator[UsageError]:
-    version = launch.version
-    if launch.request.standby and version and not _knows(version, STANDBY_SINCE):
+def _too_old_for_two(launch: Launch) -> Iterator[UsageError]:
+    """Yield an error for a release whose engines cannot have GPUs in turn."""
+    version, request = launch.version, launch.request
+    in_turn = request.standby or request.swaps
+    if in_turn and version and not _knows(version, STANDBY_SINCE):
+        what = "a standby has" if request.standby else "services that swap have"
+        newer = f"use vLLM {show_version(STANDBY_SINCE)} or newer"
         yield UsageError(
-            f"vLLM {show_version(version)} may want a whole free GPU to start, and a standby has a "
+            f"vLLM {show_version(version)} may want a whole free GPU to start, and {what} a "
             "share of each",
-            hint=f"leave --standby out, or use vLLM {show_version(STANDBY_SINCE)} or newer",
+            hint=f"leave {sleep_option(request)} out, or {newer}",
         )
 
 

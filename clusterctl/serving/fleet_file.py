@@ -141,6 +141,15 @@ class FleetService(BaseModel):
         description="Keep a second engine asleep on the same GPUs, which takes over when the first "
         "fails.",
     )
+    swap: bool = Field(
+        default=False,
+        description="Let another service have its GPUs in turn: one of them sleeps while the other "
+        "has requests.",
+    )
+    swap_with: Annotated[str, AfterValidator(_service_name)] | None = Field(
+        default=None,
+        description="Name of a service with `swap`, whose GPUs it has in turn.",
+    )
     adapters: dict[Annotated[str, AfterValidator(_adapter_name)], str] | None = Field(
         default=None,
         description="LoRA adapters, by name: directories on this machine, which are copied to all "
@@ -236,6 +245,8 @@ def _request(
         gpu_share=entry.gpu_share,
         idle=entry.idle,
         standby=entry.standby,
+        swap=entry.swap,
+        swap_with=entry.swap_with,
         adapters=entry.adapters,
     )
     try:

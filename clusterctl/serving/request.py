@@ -6,10 +6,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from clusterctl.errors import ClusterctlError, UsageError, raise_all
-from clusterctl.node.rank_placement import PER_WORKER, gpu_share
+from clusterctl.node.rank_placement import PER_WORKER, SHARES, gpu_share
 from clusterctl.serving.release_flags import completed, is_vllm_flag
 from clusterctl.serving.vllm_flags import (
     EXPERT_PARALLEL,
@@ -18,6 +18,9 @@ from clusterctl.serving.vllm_flags import (
     lay_over,
     without,
 )
+
+if TYPE_CHECKING:
+    from clusterctl.node.documents import ServiceDocument
 
 _KEY = re.compile(r"^[!-~]+\Z")
 
@@ -98,6 +101,8 @@ class Options:
     gpu_share: float | None = None  # Of one GPU, for its only rank
     idle: str | None = None  # A duration such as `10m`
     standby: bool = False
+    swap: bool = False
+    swap_with: str | None = None  # The name of a service
     adapters: Mapping[str, str] | None = None  # By name: directories on this machine
 
 
@@ -119,6 +124,8 @@ class ServiceRequest:
     stall_timeout: float | None = None  # Seconds, as in ServiceDocument; None: the default
     idle: float = 0.0  # Likewise
     standby: bool = False  # A second engine sleeps on its GPUs, and takes over when it fails
+    swap: bool = False  # Another service may have its GPUs in turn
+    swap_with: str = ""  # The name of that whose GPUs it is to have in turn
     # None: as many as there are now, or one for a new service
     replicas: int | Literal["max"] | None = None
     on: str | None = None  # Hosts that may have ranks; None: as before, or all
@@ -136,12 +143,24 @@ class ServiceRequest:
     @property
     def sleeps(self) -> bool:
         """Whether its engine may be put to sleep."""
-        return bool(self.idle or self.standby)
+        return bool(self.idle or self.standby or self.swaps)
+
+    @property
+    def swaps(self) -> bool:
+        """Whether it has its GPUs in turn with another service."""
+        return self.swap or bool(self.swap_with)
 
     @property
     def random_weights(self) -> bool:
         """Whether the user passed --load-format dummy."""
         return last_value(self.given, "load-format") == "dummy"
+
+
+def sleep_option(asked: ServiceRequest | ServiceDocument) -> str:
+    """Return the option for which it sleeps."""
+    if asked.swaps:
+        return "--swap" if asked.swap else "--swap-with"
+    return "--idle" if asked.idle else "--standby"
 
 
 def read_request(
@@ -224,6 +243,7 @@ def read_request(
     request = _sharing(request, options.gpu_share, fail)
     request = _sleeping(request, options.idle, fail)
     request = _with_standby(request, fail) if options.standby else request
+    request = _swapping(request, options, fail)
     raise_all(problems)
     return request
 
@@ -283,6 +303,32 @@ def _with_standby(request: ServiceRequest, fail: Callable[..., None]) -> Service
     if request.gpu_share < 1:
         fail("--standby needs whole GPUs: without --gpu-share")
     return replace(request, standby=True)
+
+
+def _swapping(
+    request: ServiceRequest, options: Options, fail: Callable[..., None]
+) -> ServiceRequest:
+    """Return the request for one of two services that have their GPUs in turn."""
+    if not options.swap and options.swap_with is None:
+        return request
+    option = "--swap" if options.swap_with is None else "--swap-with"
+    _require_one_engine(option, request, fail)
+    if options.swap and options.swap_with is not None:
+        fail("--swap is for the first of two services, --swap-with for the second", "give only one")
+    if request.idle or request.standby:
+        other = "--idle" if request.idle else "--standby"
+        fail(f"{option} and {other} are two uses of sleep", "give only one")
+    if options.gpu_share is not None:
+        fail(f"{option} needs whole GPUs: without --gpu-share")
+    if options.swap_with is not None and request.on not in (None, ANY_HOST):
+        fail(f"--swap-with takes the hosts of {options.swap_with}", "leave --on out")
+    share = SHARES[options.swap_with is not None]
+    return replace(
+        request,
+        swap=options.swap,
+        swap_with=options.swap_with or "",
+        env={**request.env, PER_WORKER: share},
+    )
 
 
 def _require_one_engine(option: str, request: ServiceRequest, fail: Callable[..., None]) -> None:

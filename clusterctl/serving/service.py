@@ -63,7 +63,8 @@ def document_name(request: ServiceRequest, names: tuple[str, ...]) -> str:
 
 HOLDS = "CLUSTERCTL_HOLDS"
 """Variable of a service that sleeps, where nothing else of its command might differ: 1 where vLLM
-has no sleep mode; 2 with a standby, since one with --idle has the same flags and whole GPUs."""
+has no sleep mode; 2 with a standby, since one with --idle has the same flags and whole GPUs; 3 for
+one that swaps, whose share of a GPU might be asked for."""
 
 FIRST_OPEN = 1024
 """Linux's first port for programs without CAP_NET_BIND_SERVICE."""
@@ -137,6 +138,8 @@ def build_service(launch: Launch, *, env: Mapping[str, str] | None = None) -> Se
         environment["HF_HUB_OFFLINE"] = "1"
     if launch.request.standby:
         environment[HOLDS] = "2"
+    elif launch.request.swaps:
+        environment[HOLDS] = "3"
     elif launch.request.idle and not launch.defaults.sleeps:
         environment[HOLDS] = "1"
     environment |= {**(env or {}), **launch.request.env}
@@ -162,6 +165,8 @@ def build_service(launch: Launch, *, env: Mapping[str, str] | None = None) -> Se
         shutdown_timeout=shutdown,
         stall_timeout=launch.request.stall_timeout or STALL_TIMEOUT,
         idle=launch.request.idle,
+        swap=launch.request.swap,
+        swap_with=launch.request.swap_with,
     )
 
 
@@ -209,6 +214,8 @@ def difference(old: ServiceDocument, new: ServiceDocument) -> list[str]:
         "standby",
         *(f"on port {one.standby_port}" if one.standby_port else None for one in (old, new)),
     )
+    compare("swap", *("with another service" if one.swap else None for one in (old, new)))
+    compare("swap with", *(one.swap_with or None for one in (old, new)))
     if not lines and needs_restart(old, new):
         return ["command line: the same values in another form, which vLLM may read differently"]
     return lines

@@ -122,6 +122,16 @@ class Service:
         return [replica_name(self.name, member.replica) for member in members]
 
 
+def partner_of(service: str, replicas: Iterable[Replica]) -> Replica | None:
+    """Return the replica that has the GPUs of this service's in turn, of these."""
+    declared = list(replicas)
+    first = {each.document.swap_with for each in declared if each.document.service == service}
+    for each in declared:
+        if each.document.service in first or each.document.swap_with == service:
+            return each
+    return None
+
+
 def declared_replicas(
     documents: Mapping[str, Mapping[str, ServiceDocument]],
     lists: Mapping[str, MembersDocument],

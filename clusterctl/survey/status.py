@@ -23,7 +23,7 @@ from clusterctl.ray_cluster.nodes import container_name
 from clusterctl.ray_cluster.topology import base_url, client_address
 from clusterctl.survey.drift import log_problems
 from clusterctl.survey.gateways import as_one, gateway_url
-from clusterctl.survey.services import Replica
+from clusterctl.survey.services import Replica, partner_of
 from clusterctl.survey.survey import Survey
 
 
@@ -90,6 +90,7 @@ class ServiceRow(Replica):
     load: ServiceLoad | None = None  # Only in the wide view
     on: str = ""  # The hosts that `serve --on` limits it to; empty: all
     cause: str = ""  # Why it fails, as `diagnose` reads it from its log
+    swaps_with: str = ""  # The service that has its GPUs in turn
 
     @property
     def detail(self) -> str:
@@ -344,6 +345,7 @@ def _service_row(survey: Survey, replica: Replica, on: str, url: str) -> Service
     if state and state.last_failure:
         # By the clock of its host, with which the supervisor recorded it
         ago = max(0.0, survey.facts[replica.host].clock - state.last_failure_time)
+    partner = partner_of(replica.document.service, survey.replicas.values())
     return ServiceRow(
         replica.document,
         replica.host,
@@ -353,6 +355,7 @@ def _service_row(survey: Survey, replica: Replica, on: str, url: str) -> Service
         service_url=url,
         failed_ago=ago,
         on=on,
+        swaps_with=partner.document.service if partner else replica.document.swap_with,
     )
 
 

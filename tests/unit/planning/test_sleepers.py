@@ -14,7 +14,7 @@ from clusterctl.planning.sleepers import (
     parked,
     require_host_memory,
     require_one_replica,
-    with_room_for_standby,
+    with_room_for_sleeper,
 )
 from clusterctl.serving.request import Options, ServiceRequest, read_request
 from clusterctl.serving.vllm_flags import Argument, last_value
@@ -87,10 +87,10 @@ def test_a_sleeping_standby_has_room_on_each_gpu(
     gpu: str, sizes: tuple[int | None, int | None], utilization: str
 ) -> None:
     request = read_request(Options("m", *sizes, standby=True))
-    found = with_room_for_standby(request, hardware(gpu))
+    found = with_room_for_sleeper(request, hardware(gpu))
     assert last_value(found.given, "gpu-memory-utilization") == utilization
     alone = read_request(Options("m", *sizes))
-    assert with_room_for_standby(alone, hardware(gpu)) == alone
+    assert with_room_for_sleeper(alone, hardware(gpu)) == alone
 
 
 def test_a_share_of_memory_that_leaves_no_room_is_refused_with_one_that_does() -> None:
@@ -98,7 +98,7 @@ def test_a_share_of_memory_that_leaves_no_room_is_refused_with_one_that_does() -
         argument = Argument("gpu-memory-utilization", (share,))
         return read_request(Options("m", 2, standby=True), extra=[argument])
 
-    assert with_room_for_standby(asked("0.92"), hardware("H100")) == asked("0.92")
+    assert with_room_for_sleeper(asked("0.92"), hardware("H100")) == asked("0.92")
     with pytest.raises(DoesNotFit, match="GiB of each GPU while it sleeps") as refused:
-        with_room_for_standby(asked("0.95"), hardware("H100"))
+        with_room_for_sleeper(asked("0.95"), hardware("H100"))
     assert refused.value.hint == "--gpu-memory-utilization 0.92, or leave it out"
