@@ -11,6 +11,7 @@ from clusterctl import deadlines
 from clusterctl.errors import UsageError
 from clusterctl.models.name import Model
 from clusterctl.node.documents import STALL_TIMEOUT, ServiceDocument
+from clusterctl.node.rank_placement import PER_WORKER
 from clusterctl.ray_cluster.topology import REPLICA_PORTS, base_url
 from clusterctl.serving.arguments import FIRST_PORT, Launch, Layout, serve_argv
 from clusterctl.serving.endpoint import ServiceEndpoint
@@ -202,8 +203,9 @@ def difference(old: ServiceDocument, new: ServiceDocument) -> list[str]:
     for name in dict.fromkeys((*flags[1], *flags[0])):
         flag = name if name.startswith("-") else f"--{name}"
         compare(flag, *(each.get(name) for each in flags))
-    # Where HOLDS differs, `idle` or `standby` does, too: these are what users asked for.
-    for key in sorted({*old.env, *new.env} - {HOLDS}):
+    # Where HOLDS differs, `idle`, `standby` or `swap` does, too: these are what users asked for.
+    own = {HOLDS, PER_WORKER} if old.swaps or new.swaps else {HOLDS}
+    for key in sorted({*old.env, *new.env} - own):
         compare(key, old.env.get(key), new.env.get(key))
     for name in sorted({*old.adapters, *new.adapters}):
         compare(f"adapter {name}", old.adapters.get(name), new.adapters.get(name))

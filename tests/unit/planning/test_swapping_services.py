@@ -162,6 +162,7 @@ def test_a_first_one_that_has_its_gpus_alone_is_refused_with_what_shares_them() 
     assert needs_restart(alone.document, again.document)
     told = difference(alone.document, again.document)
     assert "swap: with another service (new)" in told
+    assert not any("VLLM_RAY" in line for line in told)
     back = plan(running(cluster, again), "chat", tensor_parallel=1, on="gpu1")
     assert back.document == alone.document
 
