@@ -146,8 +146,7 @@ class ServiceDocument:
     # Of a second engine on the same GPUs, asleep until the first one fails; 0: none
     # (node/standby.py)
     standby_port: int = 0
-    # One of two services with the same GPUs, of which one is awake at a time (node/standby.py): the
-    # first, which others may swap with, or the name of that, which is on the same host
+    # Of two services with the same GPUs in turn: it is the first, or the name of that, on this host
     swap: bool = False
     swap_with: str = ""
 
@@ -164,12 +163,7 @@ class ServiceDocument:
     @property
     def takes_turns(self) -> bool:
         """Whether there is, or may be, another engine on its GPUs, which has them in turn."""
-        return bool(self.standby_port or self.swaps)
-
-    @property
-    def swaps(self) -> bool:
-        """Whether it has its GPUs in turn with another service."""
-        return self.swap or bool(self.swap_with)
+        return bool(self.standby_port or self.swap or self.swap_with)
 
     @property
     def is_standby(self) -> bool:

@@ -122,7 +122,7 @@ class EnginePair:
         if service.document.swap_with and other.stopped:
             return f"{other.name}, with which it swaps, starts first"
         serves = "its standby serves; " if other.is_standby and other.is_awake else ""
-        whose = f" for {other.name}" if other.document.swaps else ""
+        whose = f" for {other.name}" if not (service.is_standby or other.is_standby) else ""
         return f"{serves}it starts after {self._needed:g} s without requests{whose}"
 
     def _refuse(self, now: float, standby: SupervisedService, *, due: bool) -> None:

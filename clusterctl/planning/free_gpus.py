@@ -71,7 +71,7 @@ def gpus_held(
     # Ray gives a share the fullest GPU with room for it. While one of two engines is gone, that is
     # theirs.
     others = [each for each in survey.replicas.values() if each.name not in leaving]
-    swaps = [each for each in others if each.document.swaps]
+    swaps = [each for each in others if each.swaps]
     standbys = [each for each in others if each.document.standby_port]
     if in_turn:
         shares = [each for each in staying if each not in swaps]
@@ -245,7 +245,7 @@ def _holder(replica: Replica) -> str:
     where = f" on {', '.join(hosts)}" if hosts else ""
     gpus = replica.document.gpus
     count = f"{gpus} GPU{'s' * (gpus > 1)}"
-    if replica.gpu_share < 1 and not replica.document.swaps:
+    if replica.gpu_share < 1 and not replica.swaps:
         count = f"{replica.gpu_share:g} of a GPU"
     return f"service {replica.name} ({replica.condition}) holds {count}{where}"
 

@@ -143,7 +143,7 @@ def _require_same_share(asked: Question) -> None:
     request = asked.request
     for replica in asked.service.replicas:
         # With its partner, one that swaps has whole GPUs
-        if replica.document.swaps or (request.swap and replica.gpu_share == 1):
+        if replica.swaps or (request.swap and replica.gpu_share == 1):
             continue
         if replica.gpu_share != request.gpu_share:
             now, wanted = f"{replica.gpu_share:g}", f"{request.gpu_share:g}"

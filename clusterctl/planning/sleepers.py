@@ -81,7 +81,7 @@ def require_one_replica(
     if replicas > 1 and asked.sleeps:
         option = sleep_option(asked)
         what = "sleeps when it is idle" if asked.idle else "has a standby"
-        if asked.swaps:
+        if asked.swap or asked.swap_with:
             what = "swaps GPUs with another service"
         raise UsageError(
             f"{service} {what} ({option}), so it has one replica, not {replicas}",

@@ -223,7 +223,7 @@ def _what(row: ServiceRow) -> Text:
     """Return what is served, and how."""
     document = row.document
     layout = f"TP {document.tensor_parallel} · PP {document.pipeline_parallel}"
-    if row.gpu_share < 1 and not row.document.swaps:
+    if row.gpu_share < 1 and not row.swaps:
         layout = f"{row.gpu_share:g} of a GPU"
     on = f" · on {row.on}" if row.on else ""
     return _text(f" · {document.model} · {layout}{on}", style="dim")

@@ -158,7 +158,7 @@ class ServiceRequest:
 
 def sleep_option(asked: ServiceRequest | ServiceDocument) -> str:
     """Return the option for which it sleeps."""
-    if asked.swaps:
+    if asked.swap or asked.swap_with:
         return "--swap" if asked.swap else "--swap-with"
     return "--idle" if asked.idle else "--standby"
 

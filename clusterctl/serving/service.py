@@ -204,7 +204,7 @@ def difference(old: ServiceDocument, new: ServiceDocument) -> list[str]:
         flag = name if name.startswith("-") else f"--{name}"
         compare(flag, *(each.get(name) for each in flags))
     # Where HOLDS differs, `idle`, `standby` or `swap` does, too: these are what users asked for.
-    own = {HOLDS, PER_WORKER} if old.swaps or new.swaps else {HOLDS}
+    own = {HOLDS, PER_WORKER} if "3" in (old.env.get(HOLDS), new.env.get(HOLDS)) else {HOLDS}
     for key in sorted({*old.env, *new.env} - own):
         compare(key, old.env.get(key), new.env.get(key))
     for name in sorted({*old.adapters, *new.adapters}):

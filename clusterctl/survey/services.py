@@ -58,6 +58,11 @@ class Replica:
         return gpu_share(self.document.env)
 
     @property
+    def swaps(self) -> bool:
+        """Whether it has whole GPUs in turn with another service, of which these are shares."""
+        return self.document.swap or bool(self.document.swap_with)
+
+    @property
     def ranks(self) -> list[Rank]:
         """The running ranks."""
         return self.state.ranks if self.state else []

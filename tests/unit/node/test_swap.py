@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from clusterctl.node import sleeping
+from clusterctl.node.attempt import Attempt
 from clusterctl.node.documents import Member, MembersDocument, ServiceDocument, from_json, to_json
 from clusterctl.node.sleeping import HOLD, SLEEP, WAKE, SleepControl
 from clusterctl.node.timing import Timing
@@ -416,6 +417,38 @@ def test_one_that_cannot_wake_is_tried_again_with_a_pause(haproxy: None) -> None
             swap.bench.stop()
 
 
+def test_one_that_is_killed_in_its_sleep_starts_again_in_a_pause_of_the_other(
+    swap: SwapBench,
+) -> None:
+    swap.start()
+    assert swap.text("chat") == "chat"
+    swap.await_phases("ready", "asleep")
+    crowd = Crowd(swap, "chat", 4)
+    await_value(lambda: len(crowd.seconds) > 50, "answers")
+    swap.kill("coder")
+    told = "for its turn: it starts after 0.5 s without requests for chat"
+    await_value(lambda: told in swap.bench.told("coder"), "it to wait")
+    since, number = time.monotonic(), len(crowd.seconds)
+    await_value(lambda: time.monotonic() > since + 2, "more than such a pause")
+    assert swap.phase("coder") == "waiting"
+    crowd.stop()
+    assert crowd.wrong == []
+    assert len(crowd.seconds) > number
+    swap.await_there("coder")
+    assert swap.text("coder") == "coder"
+
+
+def test_a_new_supervisor_starts_both_in_order(swap: SwapBench) -> None:
+    swap.start()
+    assert swap.text("chat") == "chat"
+    swap.bench.end_supervisor()
+    swap.start()
+    for name in BOTH:
+        assert swap.text(name) == name
+    started = [word for each in swap.bench.starts("vllm") for word in each["argv"] if word in BOTH]
+    assert started == ["chat", "coder"] * 2
+
+
 def test_a_request_ends_the_start_of_the_other(swap: SwapBench) -> None:
     swap.behave(coder={"never_listen": True})
     swap.bench.start()
@@ -475,6 +508,23 @@ def test_a_change_of_the_first_one_restarts_it_alone(swap: SwapBench) -> None:
     await_value(lambda: len(swap.bench.starts("vllm")) == 3, "it to start again")
     swap.await_phases("ready", "asleep")
     assert swap.text("coder") == "coder"
+
+
+def test_metrics_are_read_at_once_when_it_matters_whether_it_still_works(bench: Bench) -> None:
+    bench.behaviour("vllm", {"running": 1})
+    timing = replace(QUICK, scrape_every=600.0)
+    attempt = Attempt(bench.declare(swap=True), {}, bench.paths, timing, frozenset(), KEY)
+    try:
+        await_value(lambda: attempt.reading.ready, "it to answer")
+        attempt.look_again(1)
+        await_value(lambda: attempt.reading.running == 1, "a reading")
+        bench.behaviour("vllm", {})
+        attempt.look_again(1)
+        assert attempt.reading.running == 1, "once for each time that it was busy"
+        attempt.look_again(2)
+        await_value(lambda: attempt.reading.running == 0, "another reading")
+    finally:
+        attempt.kill()
 
 
 def test_one_whose_partner_is_not_there_says_so(bench: Bench) -> None:
