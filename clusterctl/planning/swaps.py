@@ -17,20 +17,19 @@ STATUS = "clusterctl status"
 
 def require_first(survey: Survey, name: str, swap_with: str) -> Replica:
     """Return the replica whose GPUs the service `name` is to have, too. Raises UsageError for one
-    that cannot be swapped with, RequirementsNotMet if its host is dead."""
+    that cannot be swapped with, RequirementsNotMet if one of its hosts is dead."""
     if name == swap_with:
         raise UsageError(f"{name} cannot swap with itself", hint="--name OTHER")
     service = survey.service(swap_with)
-    if not service.replicas and service.lost:
-        host = service.lost[0].host
-        raise RequirementsNotMet(f"{swap_with} is on a dead host", host=host, hint=STATUS)
-    if not service.replicas:
+    if not service.replicas and not service.lost:
         have = ", ".join(sorted(survey.services)) or "none"
         raise UsageError(
             f"no service named {swap_with} to swap with; services: {have}",
             hint=f"clusterctl serve MODEL --name {swap_with} --swap",
         )
-    first = service.replicas[0]
+    first = next(iter(service.replicas), None)
+    if first is None or len(seats_of(survey, first)) < first.document.gpus:
+        raise RequirementsNotMet(f"{swap_with} has ranks on a host that is dead", hint=STATUS)
     document = first.document
     if document.swap_with:
         raise UsageError(

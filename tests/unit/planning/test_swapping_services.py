@@ -20,11 +20,11 @@ from clusterctl.planning.moves import moves_from, scaling
 from clusterctl.planning.question import question_again
 from clusterctl.planning.service_plan import ServicePlan, plan_service
 from clusterctl.planning.sleepers import parked
-from clusterctl.planning.swaps import require_no_second
+from clusterctl.planning.swaps import require_first, require_no_second
 from clusterctl.reporting.status_view import screen, status_document, status_screen
 from clusterctl.serving.fleet_file import read_fleet
 from clusterctl.serving.request import Options, read_request
-from clusterctl.serving.service import difference, needs_restart
+from clusterctl.serving.service import HOLDS, difference, needs_restart
 from clusterctl.serving.vllm_flags import parse_arguments
 from clusterctl.survey.status import assess
 from clusterctl.survey.survey import Survey
@@ -140,6 +140,27 @@ def test_with_ranks_on_two_hosts_the_second_has_the_same_in_the_same_order() -> 
     assert refused.value.hint == "--tp 2 --pp 1, or leave both out"
     with pytest.raises(UsageError, match=r"chat has 2 GPUs, and coder .* not 3"):
         coder(cluster.survey(first), tensor_parallel=3)
+
+
+def test_on_cpus_they_swap_without_vllms_sleep_mode() -> None:
+    cluster = Cluster("cpu")
+    first = chat(cluster.survey(), on=None, tensor_parallel=2)
+    second = coder(cluster.survey(first))
+    assert second.document.node_ips == first.document.node_ips
+    for each in (first.document, second.document):
+        assert "--enable-sleep-mode" not in each.argv
+        assert each.env[HOLDS] == "3"
+
+
+def test_a_first_one_with_a_dead_host_is_refused() -> None:
+    cluster = Cluster("nvidia")
+    first = chat(cluster.survey(), on=None, tensor_parallel=2)
+    hosts = (cluster.inventory.hosts[0],)
+    survey = replace(
+        cluster.survey(first), inventory=cluster.inventory.model_copy(update={"hosts": hosts})
+    )
+    with pytest.raises(RequirementsNotMet, match="chat has ranks on a host that is dead"):
+        require_first(survey, "coder", "chat")
 
 
 def test_an_unknown_first_one_is_refused_with_what_starts_it() -> None:
