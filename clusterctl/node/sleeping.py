@@ -127,7 +127,8 @@ class HoldsWhileAsleep:
             if turned_away or left <= 0 or self._report.waiting >= MOST_WAITING:
                 self._tell(refused=self._report.refused + 1)
                 many = f"{MOST_WAITING} requests" if left > 0 else f"{LONGEST_WAIT:.0f} s"
-                words = f"the model is asleep, and {many} is the most that may wait for it"
+                asleep = "asleep" if self._report.asleep else "about to sleep"
+                words = f"the model is {asleep}, and {many} is the most that may wait for it"
                 if turned_away:
                     words = "it was sent to the standby of an engine that works, which stays asleep"
                 again = {"Retry-After": str(math.ceil(self._wake_seconds))}
