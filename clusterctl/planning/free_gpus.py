@@ -72,13 +72,20 @@ def gpus_held(
     # theirs.
     others = [each for each in survey.replicas.values() if each.name not in leaving]
     swaps = [each for each in others if each.swaps]
-    standbys = [each for each in others if each.document.standby_port]
+    # Where two services have one already, both stay: each could be changed, but not moved there.
+    own = [each for each in survey.replicas.values() if each.name in leaving]
+    paired = {ip for each in own if each.document.standby_port for ip in each.document.node_ips}
+    standbys = [
+        each
+        for each in others
+        if each.document.standby_port and not paired.intersection(each.document.node_ips)
+    ]
     if in_turn:
         shares = [each for each in staying if each not in swaps]
         found = without_hosts_of(found, survey.topology, shares, "has a share of a GPU there")
     if in_turn or share < 1:
         found = without_hosts_of(found, survey.topology, swaps, "swaps GPUs there")
-    if share < 1 or (request and request.swaps):
+    if in_turn or share < 1:
         found = without_hosts_of(found, survey.topology, standbys, "has a standby there")
     reports = {host: facts.gpus for host, facts in survey.facts.items()}
     return without_strangers(found, reports)

@@ -292,12 +292,7 @@ def _sleeping(
 
 def _with_standby(request: ServiceRequest, fail: Callable[..., None]) -> ServiceRequest:
     _require_one_engine("--standby", request, fail)
-    for key in _FIXED_PORTS:
-        if any(one.key == key for one in request.given):
-            fail(
-                f"--{key} may open ports of fixed numbers, and --standby has two engines on a host",
-                f"leave --standby or --{key} out",
-            )
+    _require_own_ports("--standby", request, fail)
     if request.idle:
         fail("--standby and --idle are two uses of sleep", "give only one")
     if request.gpu_share < 1:
@@ -313,6 +308,7 @@ def _swapping(
         return request
     option = "--swap" if options.swap_with is None else "--swap-with"
     _require_one_engine(option, request, fail)
+    _require_own_ports(option, request, fail)
     if options.swap and options.swap_with is not None:
         fail("--swap is for the first of two services, --swap-with for the second", "give only one")
     if request.idle or request.standby:
@@ -329,6 +325,15 @@ def _swapping(
         swap_with=options.swap_with or "",
         env={**request.env, PER_WORKER: share},
     )
+
+
+def _require_own_ports(option: str, request: ServiceRequest, fail: Callable[..., None]) -> None:
+    for key in _FIXED_PORTS:
+        if any(one.key == key for one in request.given):
+            fail(
+                f"--{key} may open ports of fixed numbers, and {option} has two engines on a host",
+                f"leave {option} or --{key} out",
+            )
 
 
 def _require_one_engine(option: str, request: ServiceRequest, fail: Callable[..., None]) -> None:

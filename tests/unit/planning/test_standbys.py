@@ -23,8 +23,10 @@ from tests.unit.planning.test_gpu_shares import running
 from tests.unit.planning.test_prepared_service import Cluster, flag
 
 
-def plan(survey: Survey, *, standby: bool = True, on: str = "gpu1") -> ServicePlan:
-    options = Options("/data/models/qwen", 1, name="qwen", standby=standby, on=on)
+def plan(
+    survey: Survey, *, name: str = "qwen", standby: bool = True, on: str = "gpu1"
+) -> ServicePlan:
+    options = Options("/data/models/qwen", 1, name=name, standby=standby, on=on)
     model = resolve("/data/models/qwen", survey.inventory.models)
     return plan_service(survey, read_request(options), model)
 
@@ -108,6 +110,19 @@ def test_served_again_nothing_changes_and_turning_it_on_restarts() -> None:
     told = difference(alone.document, again.document)
     assert f"standby: on port {again.document.standby_port} (new)" in told
     assert not [line for line in told if HOLDS in line], "a variable of clusterctl's own"
+
+
+def test_a_host_has_one_standby_since_ray_may_give_it_the_gpus_of_another_service() -> None:
+    cluster = Cluster("nvidia")
+    first = plan(cluster.survey())
+    with pytest.raises(DoesNotFit) as refused:
+        plan(running(cluster, first), name="other")
+    assert "gpu1 is left out: qwen has a standby there" in str(refused.value.detail)
+
+    # Two that were served there by an earlier release stay as they are.
+    second = plan(Cluster("nvidia").survey(), name="other")
+    survey = running(Cluster("nvidia"), first, second)
+    assert plan(survey, name="other").document == second.document
 
 
 def test_a_share_of_a_gpu_and_a_standby_are_not_on_one_host() -> None:

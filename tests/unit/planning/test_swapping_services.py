@@ -68,6 +68,7 @@ def both(cluster: Cluster) -> tuple[ServicePlan, ServicePlan, Survey]:
         ({"gpu_share": 0.5}, (), "whole GPUs"),
         ({}, ("--api-server-count", "2"), "one API server"),
         ({}, ("--enable-lora",), "without adapters"),
+        ({}, ("--kv-transfer-config", '{"kv_connector": "NixlConnector"}'), "may open ports"),
     ],
 )
 def test_what_a_service_that_swaps_cannot_have(
