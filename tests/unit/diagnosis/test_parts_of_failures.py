@@ -369,3 +369,27 @@ def test_an_engine_that_died_without_a_word_is_told_before_who_reports_it() -> N
     assert (cause.id, cause.certainty) == ("rank-died", "unknown")
     assert cause.evidence[0].line == 2
     assert first(error("IndexError: lane 7 of 2"), error(died)).id == "index-out-of-range"
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        "TypeError: unsupported operand type(s) for +: 'NoneType' and 'int'",
+        "TypeError: 'NoneType' object is not iterable",
+        "TypeError: must be real number, not str",
+        "ValueError: the shape of object type 'odd.Lane' is unknown",
+    ],
+)
+def test_a_value_of_another_type_is_no_lack_of_support(raised: str) -> None:
+    assert first(error(raised)).id == "type-differs"
+
+
+def test_weights_that_are_not_quantized_as_the_command_says_are_told() -> None:
+    other = (
+        "ValueError: Quantization method specified in the model config (odd) does not match the "
+        "quantization method specified in the `quantization` argument (awq)."
+    )
+
+    assert "have no configuration of awq" in first("Cannot find the config file for awq").cause
+    assert "another method than --quantization awq" in first(error(other)).cause
+    assert first(error("TypeError: fp7 is not supported")).id == "unsupported"
