@@ -32,6 +32,11 @@ OF_VLLM = re.compile(
 GRAVE = frozenset({"ERROR", "CRITICAL", "FATAL", "error", "critical", "fatal"})
 TELLING = frozenset({*GRAVE, "WARNING", "WARN"})
 HARMLESS = frozenset({"INFO", "DEBUG", "WARNING", "WARN", "info", "debug", "warning"})
+# Such a level anywhere in a line, also as glog writes it
+MILD = re.compile(
+    r"\b(?:INFO|DEBUG|WARN|WARNING|[A-Z]?[a-z]*Warning)\b|Exception ignored in|"
+    r"(?:^|[\s\[:])[IW]\d{3,4} \d\d:\d\d"
+)
 
 
 def body_of(text: str) -> str:

@@ -21,6 +21,7 @@ from clusterctl.diagnosis.prefix import (
     GRAVE,
     GRAVE_PREFIX,
     HARMLESS,
+    MILD,
     OF_VLLM,
     PREFIX,
     TAG,
@@ -55,10 +56,6 @@ TRIGGER = re.compile(
 """Texts of which a line of a failure has one, in small letters."""
 
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*")
-_MILD = re.compile(
-    r"\b(?:INFO|DEBUG|WARN|WARNING|[A-Z]?[a-z]*Warning)\b|Exception ignored in|"
-    r"(?:^|[\s\[:])[IW]\d{3,4} \d\d:\d\d"
-)
 # What Ray, NCCL and vLLM mark as an error and go on without, and how Slurm ends a log
 _NO_MATTER = re.compile(
     r"exporter agent|is over \d+% full|srun: error: .*Exited with|Cannot use FA version|"
@@ -463,7 +460,7 @@ def _shown(text: str) -> Shown | None:
             return _raised(inner)
         return _cut(Kind.RAISED, "", passed_on["error"]) if passed_on else _raised(match)
 
-    of_program, harmless = GRAVE_PREFIX.match(text), _MILD.search(text)
+    of_program, harmless = GRAVE_PREFIX.match(text), MILD.search(text)
     embedded = None if of_program or harmless else _EMBEDDED.search(line)
     if embedded:
         return _raised(embedded)
