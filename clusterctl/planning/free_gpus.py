@@ -111,7 +111,8 @@ def with_shares(
     `share`. Ray fills the fullest GPU first."""
     hosts = {node.node_ip: node.host for node in topology.nodes}
     left: dict[str, list[float]] = defaultdict(list)  # By host, of each shared GPU
-    for replica in sharing:
+    # The second one of two that swap has the GPUs of the first, whatever their names are.
+    for replica in sorted(sharing, key=lambda each: bool(each.document.swap_with)):
         for node_ip in replica.document.node_ips:
             gpus = left[hosts.get(node_ip, "")]
             fitting = [part for part in gpus if part >= replica.gpu_share]

@@ -40,7 +40,12 @@ from clusterctl.planning.sleepers import (
     require_one_replica,
     turns_note,
 )
-from clusterctl.planning.swaps import require_same_pair, require_whole, seats_of
+from clusterctl.planning.swaps import (
+    require_same_pair,
+    require_together,
+    require_whole,
+    seats_of,
+)
 from clusterctl.ray_cluster.topology import REPLICA_PORTS, base_url, client_address
 from clusterctl.serving.arguments import Launch, Layout, serve_arguments
 from clusterctl.serving.endpoint import ServiceEndpoint
@@ -223,6 +228,7 @@ def _with_replicas(draft: _Draft) -> ServicePlan:
 
     kept = kept_seats(survey, service, sizes, hosts_on(survey, request.on or ""))
     if request.swap:
+        require_together(survey, service, stays=bool(kept))
         require_whole(service.name, chain.from_iterable(kept.values()), draft.asked.hardware)
     if draft.asked.first:
         kept = {1: seats_of(survey, draft.asked.first)}

@@ -9,7 +9,7 @@ from dataclasses import replace
 from clusterctl.errors import DoesNotFit, RequirementsNotMet, UsageError
 from clusterctl.planning.report import Hardware
 from clusterctl.serving.request import ServiceRequest
-from clusterctl.survey.services import Replica, partner_of
+from clusterctl.survey.services import Replica, Service, partner_of
 from clusterctl.survey.survey import Survey
 
 STATUS = "clusterctl status"
@@ -108,6 +108,13 @@ def require_same_pair(survey: Survey, name: str, request: ServiceRequest) -> Non
             f"{second} swaps with {name}, which would have its GPUs alone",
             hint=f"add --swap; or first: clusterctl stop {second}",
         )
+
+
+def require_together(survey: Survey, service: Service, *, stays: bool) -> None:
+    """Raise RequirementsNotMet for a first service that leaves its hosts, and its partner there."""
+    partner = partner_of(service.name, survey.replicas.values())
+    if partner and partner.document.swap_with and service.replicas and not stays:
+        raise pair_stays(partner.document.service, service.replicas[0], partner.host)
 
 
 def pair_stays(name: str, first: Replica, host: str) -> RequirementsNotMet:

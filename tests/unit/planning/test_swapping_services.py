@@ -16,7 +16,9 @@ from clusterctl.models.name import resolve
 from clusterctl.node.documents import ServiceState, SleepState
 from clusterctl.node.rank_placement import PER_WORKER
 from clusterctl.operations.serving import Wanted
+from clusterctl.planning.free_gpus import HeldGpus, with_shares
 from clusterctl.planning.moves import moves_from, scaling
+from clusterctl.planning.placement import HostGpus
 from clusterctl.planning.question import question_again
 from clusterctl.planning.service_plan import ServicePlan, plan_service
 from clusterctl.planning.sleepers import parked
@@ -243,6 +245,26 @@ def test_a_pair_is_not_moved_and_one_alone_is() -> None:
     assert (moved.document.node_ips, moved.document.swap) == (["10.0.0.2"], True)
     there = replace(first, replicas=(moved,), members=moves.members)
     assert coder(cluster.survey(there)).document.node_ips == ["10.0.0.2"]
+
+
+def test_the_first_one_is_not_served_elsewhere_while_the_second_has_its_gpus() -> None:
+    first, _, survey = both(Cluster("nvidia"))
+    with pytest.raises(RequirementsNotMet, match="do not move together") as refused:
+        chat(survey, on="gpu2")
+    assert str(refused.value.hint).startswith("clusterctl stop coder")
+    assert chat(Cluster("nvidia").survey(first), on="gpu2").document.node_ips == ["10.0.0.2"]
+
+
+@pytest.mark.parametrize("second_first", [False, True])
+def test_two_that_swap_have_the_same_gpus_whatever_their_names_are(second_first: bool) -> None:
+    _, _, survey = both(Cluster("nvidia"))
+    one, two = (
+        replace(each, document=replace(each.document, node_ips=["10.0.0.1"] * 2, gpus=2))
+        for each in (survey.replicas["chat"], survey.replicas["coder"])
+    )
+    held = HeldGpus([HostGpus("gpu1", 4)])
+    pair = [two, one] if second_first else [one, two]
+    assert with_shares(held, survey.topology, pair, 1.0).free == [HostGpus("gpu1", 2)]
 
 
 @pytest.mark.parametrize(("name", "option"), [("chat", "--swap"), ("coder", "--swap-with")])
