@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import ceil
 
 from clusterctl.errors import RequirementsNotMet, UsageError
@@ -59,11 +60,12 @@ def gpus_held(
     share = request.gpu_share if request and not in_turn else 1.0
     sharing = [each for each in survey.replicas.values() if each.gpu_share < 1]
     names = {each.name for each in sharing}
+    others_ranks = {name: ranks for name, ranks in survey.ranks.items() if name not in names}
     found = count_gpus(
         survey.topology,
-        without_shares(ray, sharing),
+        without_shares(ray, sharing, chain.from_iterable(others_ranks.values())),
         [each for each in survey.replicas.values() if each.name not in names],
-        {name: ranks for name, ranks in survey.ranks.items() if name not in names},
+        others_ranks,
         set(leaving) - names,
     )
     staying = [each for each in sharing if each.name not in leaving]
@@ -91,12 +93,29 @@ def gpus_held(
     return without_strangers(found, reports)
 
 
-def without_shares(ray: Sequence[RayNode], sharing: Iterable[Replica]) -> list[RayNode]:
-    """Return Ray's nodes without the shares of GPUs that ranks of these replicas use."""
+def without_shares(
+    ray: Sequence[RayNode], sharing: Sequence[Replica], ranks: Iterable[Rank] = ()
+) -> list[RayNode]:
+    """Return Ray's nodes without the shares of GPUs that these replicas use, also those that vLLM
+    has reserved for ranks which are not visible yet. `ranks`: of others, with whole GPUs."""
     used: dict[str, float] = defaultdict(float)
     for replica in sharing:
         for rank in replica.ranks:
             used[rank.host] += replica.gpu_share
+
+    living = [node for node in ray if node.alive]
+    hosts = {node.node_ip: node.name for node in living}
+    whole = Counter(rank.host for rank in ranks)
+    unseen = {node.name: node.gpus_used - used[node.name] - whole[node.name] for node in living}
+    for replica in sharing:
+        if replica.condition not in _WITH_PROCESS:
+            continue
+        to_come = Counter(replica.document.node_ips)
+        to_come.subtract(rank.node_ip for rank in replica.ranks)
+        for host in (hosts.get(node_ip, "") for node_ip in to_come.elements()):
+            reserved = min(replica.gpu_share, max(0.0, unseen.get(host, 0.0)))
+            used[host] += reserved
+            unseen[host] = unseen.get(host, 0.0) - reserved
     # A sum of parts such as 0.1 + 0.2 is no exact number.
     return [
         replace(node, gpus_used=max(0.0, round(node.gpus_used - used[node.name], 6)))

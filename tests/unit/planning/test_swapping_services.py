@@ -132,6 +132,20 @@ def test_served_again_nothing_changes() -> None:
     assert coder(survey, tensor_parallel=1).document == second.document
 
 
+def test_served_again_while_it_starts_nothing_changes() -> None:
+    """Ray has reserved its shares before a rank is visible."""
+    cluster = Cluster("nvidia")
+    first, second, _ = both(cluster)
+    nodes = [replace(node, gpus_used=0.75 if node.head else 0.0) for node in cluster.state.nodes]
+    cluster.state = replace(
+        cluster.state, nodes=nodes, services=[ServiceState("chat", "loading", 0.0)]
+    )
+    survey = cluster.survey(first, second)
+    assert chat(survey).document == first.document
+    with pytest.raises(DoesNotFit):
+        plan(survey, "other", tensor_parallel=1, on="gpu1")
+
+
 def test_with_ranks_on_two_hosts_the_second_has_the_same_in_the_same_order() -> None:
     cluster = Cluster("nvidia")
     first = chat(cluster.survey(), on=None, tensor_parallel=2)
