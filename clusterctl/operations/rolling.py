@@ -116,11 +116,14 @@ class Rolling:
         return replace(self.cluster, survey=survey.require_answers(self.cluster.held))
 
     def rollouts(self, now: Cluster, deaf: Collection[str] = ()) -> list[Rollout]:
-        """Return the replicas of each service as they are declared there. `deaf`: as in Rollout."""
+        """Return the replicas of each service as they are declared there, the second of two that
+        swap first: it starts in a pause of the other, which may have none once it gets requests.
+        `deaf`: as in Rollout."""
         survey, sink, found = now.survey, self.sink, list[Rollout]()
         key = read_key(survey.inventory, now.head.transport)
         by_service: dict[str, list[PlannedReplica]] = {}
-        for replica in replicas_on(now, self.hosts):
+        there = replicas_on(now, self.hosts)
+        for replica in sorted(there, key=lambda each: not each.document.swap_with):
             planned = as_declared(survey, replica)
             by_service.setdefault(replica.document.service, []).append(planned)
         for service, own in by_service.items():

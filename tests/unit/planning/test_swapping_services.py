@@ -15,6 +15,7 @@ from clusterctl.errors import ClusterctlError, DoesNotFit, RequirementsNotMet, U
 from clusterctl.models.name import resolve
 from clusterctl.node.documents import ServiceState, SleepState
 from clusterctl.node.rank_placement import PER_WORKER
+from clusterctl.operations.rolling import Rolling
 from clusterctl.operations.serving import Wanted
 from clusterctl.planning.free_gpus import HeldGpus, with_shares
 from clusterctl.planning.moves import moves_from, scaling
@@ -28,6 +29,8 @@ from clusterctl.serving.fleet_file import read_fleet
 from clusterctl.serving.request import Options, read_request
 from clusterctl.serving.service import HOLDS, difference, needs_restart
 from clusterctl.serving.vllm_flags import parse_arguments
+from clusterctl.survey.cluster import Cluster as SurveyedCluster
+from clusterctl.survey.cluster import topology_of
 from clusterctl.survey.status import assess
 from clusterctl.survey.survey import Survey
 from tests.fakes.transport import starts
@@ -362,6 +365,17 @@ def test_a_fleet_plans_the_second_after_the_first_wherever_it_is_in_the_file() -
     assert ips[0] == ips[1]
     with pytest.raises(ClusterctlError, match="no service named chat"):
         decide_all(survey, both_new[:1], prune=False)
+
+
+def test_after_another_image_the_second_one_is_proven_while_the_first_has_no_requests() -> None:
+    """It starts in a pause of the first, which may have none once the gateway sends it requests."""
+    cluster = Cluster("nvidia")
+    _, _, survey = both(cluster)
+    cluster.transports["gpu1"].on(starts("cat"), stdout="secret-key\n")
+    hosts = tuple(host.name for host in cluster.inventory.hosts)
+    whole = SurveyedCluster(survey, topology_of(survey), survey.views, hosts)
+    rolling = Rolling(whole, ("gpu1",), None, lambda _: None)
+    assert [each.members.service for each in rolling.rollouts(whole)] == ["coder", "chat"]
 
 
 def test_status_says_on_whose_gpus_it_is_and_that_it_sleeps() -> None:
