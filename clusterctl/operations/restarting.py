@@ -17,7 +17,7 @@ from clusterctl.serving.declaration import read_key, require_service
 from clusterctl.serving.proof import Proof
 from clusterctl.serving.rollout import Rollout
 from clusterctl.serving.service import PlannedReplica, fingerprint
-from clusterctl.survey.services import Replica
+from clusterctl.survey.services import Replica, partner_of
 from clusterctl.survey.survey import Survey, take_survey
 from clusterctl.transport.base import Transport
 from clusterctl.transport.lock import ClusterLock
@@ -102,6 +102,12 @@ def plan_restart(survey: Survey, name: str) -> RestartPlan:
     doubts = []
     if found and found[1].verdict == "does not fit":
         doubts.append(f"the planner expects that {name} no longer fits on its GPUs: clusterctl fit")
+    partner = partner_of(service.name, survey.replicas.values())
+    if partner and partner.serves:
+        doubts.append(
+            f"{name} starts again only once {partner.document.service}, with which it swaps, has "
+            "had no requests for a while"
+        )
     return RestartPlan(survey, replicas, len(replicas) == 1 and not serving, doubts)
 
 

@@ -15,6 +15,7 @@ from clusterctl.errors import ClusterctlError, DoesNotFit, RequirementsNotMet, U
 from clusterctl.models.name import resolve
 from clusterctl.node.documents import ServiceState, SleepState
 from clusterctl.node.rank_placement import PER_WORKER
+from clusterctl.operations.restarting import plan_restart
 from clusterctl.operations.rolling import Rolling
 from clusterctl.operations.serving import Wanted
 from clusterctl.planning.free_gpus import HeldGpus, with_shares
@@ -240,6 +241,17 @@ def test_the_first_one_does_not_stop_before_the_second() -> None:
         require_no_second(survey, "chat")
     assert refused.value.hint == "clusterctl stop coder"
     require_no_second(survey, "coder")
+
+
+def test_a_restart_says_that_the_other_one_needs_a_pause() -> None:
+    cluster = Cluster("nvidia")
+    first, _, survey = both(cluster)
+    for name, other in (("chat", "coder"), ("coder", "chat")):
+        assert plan_restart(survey, name).lines[-1] == (
+            f"{name} starts again only once {other}, with which it swaps, has had no requests for "
+            "a while"
+        )
+    assert plan_restart(running(cluster, first), "chat").doubts == []
 
 
 def test_a_pair_is_not_moved_and_one_alone_is() -> None:
