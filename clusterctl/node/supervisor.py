@@ -237,7 +237,8 @@ class Supervisor:
                 pairs[name] = self._pairs.get(name) or EnginePair(self._timing, self._journal)
                 turns[first.name], turns[name] = pairs[name].tick(now, first, second)
             elif swap_with := second.document.swap_with:
-                turns[name] = Turn(f"for {swap_with}, to swap with: `serve --swap` starts it")
+                serve = f"clusterctl serve MODEL --name {swap_with} --swap"
+                turns[name] = Turn(f"for {swap_with}, with which it swaps: {serve}")
         self._pairs = pairs
         return turns
 

@@ -536,7 +536,8 @@ def test_one_whose_partner_is_not_there_says_so(bench: Bench) -> None:
         ),
         "it to wait",
     )
-    assert state.detail == "for chat, to swap with: `serve --swap` starts it"
+    serve = "clusterctl serve MODEL --name chat --swap"
+    assert state.detail == f"for chat, with which it swaps: {serve}"
 
 
 def test_a_document_of_before_reads_as_one_that_does_not_swap(bench: Bench) -> None:
