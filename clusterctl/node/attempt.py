@@ -64,10 +64,6 @@ _ALARMING = ("No current placement group found",)
 _GONE = ("died unexpectedly", "exited unexpectedly", "encountered a fatal error", "EngineDeadError")
 _TOLD = ("API server: shutdown triggered", "EngineCore: trigger received signal=")
 
-# How Ray marks lines of ranks that vLLM names (RayExecutorV2, the default of 0.25). Those of its
-# earlier executor, `(RayWorkerWrapper pid=7)`, have no names by which `owned` could find them.
-_NAMED_RANK = "(RayWorkerProc "
-
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 _PREFIX = re.compile(r"^(\([^)]*\)\s*|(DEBUG|INFO|WARNING)\s+[\d-]+\s+[\d:.]+\s*|\[[^\]]*\]\s*)+")
@@ -133,7 +129,6 @@ class Attempt:
         self.lost_rank = ""
         self._missed: Optional[Tuple[float, List[WorkerActor]]] = None  # The first ranks, and when
         self._listed = self.started  # When Ray listed all ranks last
-        self._has_names = False  # Its ranks, by which Ray lists them
         self.stage = ""
         self.stage_line = ""
         self._reached: Dict[str, float] = {}  # By stage, in order: when its first line came
@@ -256,10 +251,10 @@ class Attempt:
 
     def unwatched(self, listed: int, snapshot: Optional[Snapshot], now: float) -> str:
         """Say how many ranks Ray lists, if it has not listed all for `ranks_listed` seconds in
-        which it answered: `ended_rank` knows no others. Nothing of ranks without names."""
+        which it answered: `ended_rank` knows no others."""
         if snapshot is None or not self.was_ready or listed >= self.document.gpus:
             self._listed = now
-        if not self._has_names or now - self._listed < self._timing.ranks_listed:
+        if now - self._listed < self._timing.ranks_listed:
             return ""
         told = f"Ray lists {listed} of its {self.document.gpus} ranks"
         return f"{told}: if one ends, only vLLM can notice"
@@ -331,7 +326,6 @@ class Attempt:
     def _read(self, line: str) -> None:
         if not self._ending and any(words in line for words in (*_GONE, *_TOLD)):
             self._ending = line
-        self._has_names = self._has_names or _NAMED_RANK in line
         if self.sleeping:
             self.sleeping.heard(line)
         stage = stage_of(line)

@@ -29,11 +29,15 @@ from clusterctl.node.timing import Backoff, Timing
 VERSION_LABELS = ("ray-version", "python-version")
 
 WORKER_PREFIX = "vllm_Worker_"
+# Of those that vLLM gives no name, with its earlier executor for Ray, RayDistributedExecutor (since
+# 0.25 only with VLLM_USE_RAY_V2_EXECUTOR_BACKEND=0). The actor's ID follows.
+UNNAMED = f"{WORKER_PREFIX}unnamed_"
+_UNNAMED_CLASS = "RayWorkerWrapper"
 
 
 @dataclass(frozen=True)
 class WorkerActor:
-    """A live vLLM worker. `name` is vllm_Worker_INSTANCE[_dpi][_TPj][_PPk]."""
+    """A live vLLM worker. `name`: vllm_Worker_INSTANCE[_dpi][_TPj][_PPk], or UNNAMED and an ID."""
 
     name: str
     node_id: str
@@ -167,7 +171,7 @@ def worker_actors(
     drivers = {job["JobID"]: job for job in jobs}
     return [
         WorkerActor(
-            name=actor["Name"],
+            name=actor["Name"] or f"{UNNAMED}{actor['ActorID']}",
             node_id=actor["Address"]["NodeID"],
             node_ip=actor["Address"]["IPAddress"],
             pid=int(actor["Pid"]),
@@ -175,8 +179,15 @@ def worker_actors(
             driver_ip=drivers.get(actor["JobID"], {}).get("DriverIPAddress", ""),
         )
         for actor in actors.values()
-        if actor["Name"].startswith(WORKER_PREFIX) and actor["State"] == "ALIVE"
+        if actor["State"] == "ALIVE" and _is_worker(actor)
     ]
+
+
+def _is_worker(actor: Mapping[str, Any]) -> bool:
+    name = str(actor["Name"])
+    return name.startswith(WORKER_PREFIX) or (
+        not name and actor["ActorClassName"] == _UNNAMED_CLASS
+    )
 
 
 def own_argv() -> List[str]:

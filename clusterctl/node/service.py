@@ -13,7 +13,6 @@ service that has lost a node is ended at once instead of waiting for NCCL's time
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,6 @@ from clusterctl.node.documents import (
     IN_TURN,
     ExpectedNode,
     Rank,
-    RayNode,
     ServiceDocument,
     ServiceState,
     SleepState,
@@ -38,17 +36,14 @@ from clusterctl.node.evidence import HangEvidence
 from clusterctl.node.files import Journal, NodePaths
 from clusterctl.node.prestart import FAILED, prestart_arguments
 from clusterctl.node.rank_placement import gpu_share
-from clusterctl.node.ray_watch import WORKER_PREFIX, Snapshot, WorkerActor, own_argv
+from clusterctl.node.ranks import ranks
+from clusterctl.node.ray_watch import Snapshot, own_argv
 from clusterctl.node.secret_files import SecretUnusable, read_secret
 from clusterctl.node.sleeping import SLEEP, WAKE
 from clusterctl.node.timing import Backoff, Timing
 from clusterctl.node.turns import Engine, Turn
 
 UNPROVABLE = "it listens, and answers no request that would prove it"
-
-_RANK_NAME = re.compile(
-    WORKER_PREFIX + r".+?(?:_dp(?P<dp>\d+))?(?:_TP(?P<tp>\d+))?(?:_PP(?P<pp>\d+))?(?:_PCP\d+)?$"
-)
 
 _LOADING = ("starting", "loading")
 
@@ -126,25 +121,6 @@ def who_left(started_with: FrozenSet[str], snapshot: Optional[Snapshot]) -> str:
             reason = node.death_reason or "no reason given"
             return f"{node.name or node.node_ip} left Ray: {reason}"
     return ""
-
-
-def ranks(
-    workers: Sequence[WorkerActor],
-    nodes: Sequence[RayNode],
-    tensor_parallel: int,
-    pipeline_parallel: int = 1,
-) -> List[Rank]:
-    """Return where each vLLM worker runs, by rank: TP varies fastest, then PP, then DP."""
-    hosts = {node.node_id: node.name for node in nodes}
-    found = []
-    for worker in workers:
-        match = _RANK_NAME.match(worker.name)
-        if match:
-            dp, tp, pp = (int(match[size] or 0) for size in ("dp", "tp", "pp"))
-            rank = (dp * pipeline_parallel + pp) * tensor_parallel + tp
-            host = hosts.get(worker.node_id, "")
-            found.append(Rank(rank, tp, pp, host, worker.node_ip, worker.pid))
-    return sorted(found, key=lambda rank: rank.rank)
 
 
 class SupervisedService:

@@ -285,8 +285,7 @@ if settings().get("ignore_term"):
 else:
     signal.signal(signal.SIGTERM, end)
 threading.Thread(target=die_when_told, daemon=True).start()
-rank = settings().get("rank", "RayWorkerProc")  # Its class, by which Ray marks its lines
-print(f"({rank} pid=7) INFO 11-21 12:00:00 [x.py:1] Starting to load model tiny...", flush=True)
+log("Starting to load model tiny...")
 while settings().get("never_listen"):
     time.sleep(0.02)
 log("GPU KV cache size: 1,024 tokens")

@@ -142,6 +142,7 @@ def test_a_replica_outlives_other_hosts(bench: Bench) -> None:
 
 def test_a_rank_belongs_to_the_driver_on_its_own_host() -> None:
     actor = {
+        "ActorClassName": "RayWorkerProc",
         "Name": "vllm_Worker_x_TP0",
         "State": "ALIVE",
         "JobID": "01",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from clusterctl.node.documents import RayNode, ServiceDocument
 from clusterctl.node.probes import Versions, version_labels
-from clusterctl.node.ray_watch import Snapshot, WorkerActor, ray_nodes, worker_actors
-from clusterctl.node.service import RayConditions, ranks, who_left, why_wait
+from clusterctl.node.ranks import ranks
+from clusterctl.node.ray_watch import UNNAMED, Snapshot, WorkerActor, ray_nodes, worker_actors
+from clusterctl.node.service import RayConditions, who_left, why_wait
 
 ROW = {
     "NodeID": "0ff7", "Alive": True, "NodeManagerAddress": "10.0.0.1", "NodeName": "a",
@@ -31,9 +32,12 @@ def test_a_dead_node_has_no_resources() -> None:
     assert (node.alive, node.gpus, node.death_reason) == (False, 0, "no heartbeats")
 
 
-def actor(name: str, state: str = "ALIVE") -> dict[str, object]:
+def actor(name: str, state: str = "ALIVE", kind: str = "RayWorkerProc") -> dict[str, object]:
     place = {"NodeID": "0ff7", "IPAddress": "10.0.0.1", "Port": 1}
-    return {"Name": name, "State": state, "JobID": "01", "Address": place, "Pid": 7}
+    return {
+        "ActorID": "a1", "ActorClassName": kind, "Name": name, "State": state, "JobID": "01",
+        "Address": place, "Pid": 7,
+    }  # fmt: skip
 
 
 def test_vllm_workers_among_the_actors() -> None:
@@ -41,9 +45,12 @@ def test_vllm_workers_among_the_actors() -> None:
         "x": actor("vllm_Worker_i_TP0"),
         "y": actor("other"),
         "z": actor("vllm_Worker_j", "DEAD"),
+        "older": actor("", kind="RayWorkerWrapper"),
+        "own": actor("", kind="Trainer"),
     }
     found = worker_actors(table, [{"JobID": "01", "DriverPid": 99}])
-    assert found == [WorkerActor("vllm_Worker_i_TP0", "0ff7", "10.0.0.1", 7, 99)]
+    assert [one.name for one in found] == ["vllm_Worker_i_TP0", f"{UNNAMED}a1"]
+    assert found[0] == WorkerActor("vllm_Worker_i_TP0", "0ff7", "10.0.0.1", 7, 99)
 
 
 def test_ranks_count_tensor_parallel_first() -> None:
@@ -52,6 +59,20 @@ def test_ranks_count_tensor_parallel_first() -> None:
     workers = [WorkerActor(name, "n1", "10.0.0.1", 5, 1) for name in names]
     found = ranks(workers, nodes, tensor_parallel=2)
     assert [(rank.rank, rank.tp, rank.pp) for rank in found] == [(1, 1, 0), (2, 0, 1), (3, 1, 1)]
+
+
+def test_ranks_without_names_count_from_their_drivers_host() -> None:
+    """RayDistributedExecutor's: then come hosts with fewer ranks, and smaller addresses."""
+    places = ["10.0.0.3", "10.0.0.2", "10.0.0.4", "10.0.0.3", "10.0.0.1", "10.0.0.2"]
+    workers = [
+        WorkerActor(f"{UNNAMED}{number}", "n", node_ip, number, 1, "10.0.0.3")
+        for number, node_ip in enumerate(places)
+    ]
+    found = ranks(workers, [], tensor_parallel=2, pipeline_parallel=3)
+    assert [(rank.rank, rank.tp, rank.pp, rank.node_ip) for rank in found] == [
+        (0, 0, 0, "10.0.0.3"), (1, 1, 0, "10.0.0.3"), (2, 0, 1, "10.0.0.1"),
+        (3, 1, 1, "10.0.0.4"), (4, 0, 2, "10.0.0.2"), (5, 1, 2, "10.0.0.2"),
+    ]  # fmt: skip
 
 
 def test_ranks_of_replicas_count_on() -> None:

@@ -460,15 +460,6 @@ def test_ranks_that_ray_does_not_list_are_told_while_it_answers(bench: Bench) ->
     bench.await_service("ready", unwatched="")
 
 
-def test_ranks_of_the_executor_that_gives_them_no_names_are_not_missed(bench: Bench) -> None:
-    """vLLM's earlier one for Ray, RayDistributedExecutor: its actors have no names."""
-    bench.timing = replace(bench.timing, ranks_listed=0.0)
-    bench.behaviour("vllm", {"rank": "RayWorkerWrapper"})
-    bench.declare()
-    bench.start()
-    assert not bench.await_service("ready").unwatched
-
-
 def test_the_end_of_the_supervisor_stops_services_then_ray(bench: Bench) -> None:
     bench.declare()
     bench.start()
