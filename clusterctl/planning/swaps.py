@@ -40,8 +40,9 @@ def require_first(survey: Survey, name: str, swap_with: str) -> Replica:
     if not document.swap:
         sizes = f"--tp {document.tensor_parallel} --pp {document.pipeline_parallel}"
         raise UsageError(
-            f"{swap_with} has its GPUs alone: it was served without --swap",
-            hint=f"clusterctl serve {document.model} --name {swap_with} {sizes} --swap",
+            f"{swap_with} does not share its GPUs: it was served without --swap",
+            hint=f"add --swap, and keep its other flags: clusterctl serve {document.model} "
+            f"--name {swap_with} {sizes} --swap",
         )
     other = partner_of(swap_with, survey.replicas.values())
     if other and other.document.service != name:
@@ -84,7 +85,7 @@ def require_whole(name: str, hosts: Iterable[str], hardware: Hardware) -> None:
     for host in hosts:
         if host not in free:
             raise DoesNotFit(
-                f"{name} cannot swap its GPUs there, where others share GPUs",
+                f"{name} cannot swap: other services share GPUs on this host",
                 host=host,
                 hint=f"clusterctl stop {name}, then serve it with --on and other hosts",
                 detail="\n".join(hardware.held),
@@ -97,15 +98,16 @@ def require_same_pair(survey: Survey, name: str, request: ServiceRequest) -> Non
     for replica in survey.service(name).replicas:
         now, wanted = replica.document.swap_with, request.swap_with
         if now != wanted:
-            has, gets = (f"the GPUs of {each}" if each else "GPUs alone" for each in (now, wanted))
+            has = f"swaps with {now}" if now else "does not swap"
+            gets = f"the GPUs of {wanted}" if wanted else "GPUs of its own"
             raise UsageError(
-                f"{name} has {has}, and would have {gets}",
+                f"{name} {has}, and would get {gets}",
                 hint=f"clusterctl stop {name}, then serve again",
             )
     if partner and partner.document.swap_with and not request.swap:
         second = partner.document.service
         raise UsageError(
-            f"{second} swaps with {name}, which would have its GPUs alone",
+            f"{second} swaps with {name}, which would no longer share its GPUs",
             hint=f"add --swap; or first: clusterctl stop {second}",
         )
 
@@ -121,7 +123,7 @@ def pair_stays(name: str, first: Replica, host: str) -> RequirementsNotMet:
     """Return why the service `name`, which swaps with the `first`, is not moved from its host."""
     swap_with = first.document.service
     return RequirementsNotMet(
-        f"{swap_with} and {name} swap its GPUs, and two such services do not move together",
+        f"{swap_with} and {name} take turns on the same GPUs, and such a pair cannot be moved",
         host=host,
         hint=f"clusterctl stop {name}; then try again, and serve it anew with --swap-with "
         f"{swap_with}",

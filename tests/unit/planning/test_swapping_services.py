@@ -194,10 +194,10 @@ def test_a_first_one_that_has_its_gpus_alone_is_refused_with_what_shares_them() 
     cluster = Cluster("nvidia")
     alone = plan(cluster.survey(), "chat", tensor_parallel=1, on="gpu1")
     survey = running(cluster, alone)
-    with pytest.raises(UsageError, match="chat has its GPUs alone") as refused:
+    with pytest.raises(UsageError, match="chat does not share its GPUs") as refused:
         coder(survey)
     fix = "clusterctl serve /data/models/qwen --name chat --tp 1 --pp 1 --swap"
-    assert refused.value.hint == fix
+    assert refused.value.hint == f"add --swap, and keep its other flags: {fix}"
 
     again = chat(survey)
     assert again.document.node_ips == alone.document.node_ips
@@ -225,13 +225,15 @@ def test_neither_can_be_served_as_one_that_has_other_gpus() -> None:
     with pytest.raises(UsageError, match="coder swaps with chat, which would") as refused:
         plan(survey, "chat", tensor_parallel=1, on="gpu1")
     assert refused.value.hint == "add --swap; or first: clusterctl stop coder"
-    with pytest.raises(UsageError, match="coder has the GPUs of chat, and would") as refused:
+    with pytest.raises(
+        UsageError, match="coder swaps with chat, and would get GPUs of its own"
+    ) as refused:
         plan(survey, "coder", tensor_parallel=1)
     assert refused.value.hint == "clusterctl stop coder, then serve again"
 
     cluster = Cluster("nvidia")
     own = plan(cluster.survey(first), "coder", tensor_parallel=1, on="gpu2")
-    with pytest.raises(UsageError, match="coder has GPUs alone, and would have the GPUs of chat"):
+    with pytest.raises(UsageError, match="coder does not swap, and would get the GPUs of chat"):
         coder(cluster.survey(first, own))
 
 
@@ -260,7 +262,7 @@ def test_a_pair_is_not_moved_and_one_alone_is() -> None:
     with pytest.raises(RequirementsNotMet) as refused:
         moves_from(survey, "gpu1")
     assert str(refused.value.summary) == (
-        "chat and coder swap its GPUs, and two such services do not move together"
+        "chat and coder take turns on the same GPUs, and such a pair cannot be moved"
     )
     assert (refused.value.host, str(refused.value.hint)) == (
         "gpu1",
@@ -278,7 +280,7 @@ def test_a_pair_is_not_moved_and_one_alone_is() -> None:
 
 def test_the_first_one_is_not_served_elsewhere_while_the_second_has_its_gpus() -> None:
     first, _, survey = both(Cluster("nvidia"))
-    with pytest.raises(RequirementsNotMet, match="do not move together") as refused:
+    with pytest.raises(RequirementsNotMet, match="such a pair cannot be moved") as refused:
         chat(survey, on="gpu2")
     assert str(refused.value.hint).startswith("clusterctl stop coder")
     assert chat(Cluster("nvidia").survey(first), on="gpu2").document.node_ips == ["10.0.0.2"]
