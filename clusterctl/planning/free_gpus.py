@@ -87,7 +87,6 @@ def gpus_held(
         found = without_hosts_of(found, survey.topology, shares, "has a share of a GPU there")
     if in_turn or share < 1:
         found = without_hosts_of(found, survey.topology, swaps, "swaps GPUs there")
-    if in_turn or share < 1:
         found = without_hosts_of(found, survey.topology, standbys, "has a standby there")
     reports = {host: facts.gpus for host, facts in survey.facts.items()}
     return without_strangers(found, reports)

@@ -80,11 +80,10 @@ def require_one_replica(
     """Raise UsageError for several replicas of a service that sleeps."""
     if replicas > 1 and asked.sleeps:
         option = sleep_option(asked)
-        what = "sleeps when it is idle" if asked.idle else "has a standby"
-        if asked.swap or asked.swap_with:
-            what = "swaps GPUs with another service"
+        what = {"--idle": "sleeps when it is idle", "--standby": "has a standby"}
+        does = what.get(option, "swaps GPUs with another service")
         raise UsageError(
-            f"{service} {what} ({option}), so it has one replica, not {replicas}",
+            f"{service} {does} ({option}), so it has one replica, not {replicas}",
             hint=f"clusterctl scale {service} 1, or serve it without {option}",
         )
 

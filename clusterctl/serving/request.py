@@ -318,7 +318,8 @@ def _swapping(
         fail(f"{option} needs whole GPUs: without --gpu-share")
     if options.swap_with is not None and request.on not in (None, ANY_HOST):
         fail(f"--swap-with takes the hosts of {options.swap_with}", "leave --on out")
-    share = SHARES[options.swap_with is not None]
+    first, second = SHARES
+    share = first if options.swap_with is None else second
     return replace(
         request,
         swap=options.swap,

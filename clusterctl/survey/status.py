@@ -345,7 +345,9 @@ def _service_row(survey: Survey, replica: Replica, on: str, url: str) -> Service
     if state and state.last_failure:
         # By the clock of its host, with which the supervisor recorded it
         ago = max(0.0, survey.facts[replica.host].clock - state.last_failure_time)
-    partner = partner_of(replica.document.service, survey.replicas.values())
+    partner = None
+    if replica.swaps:  # Few do, and each looks at all
+        partner = partner_of(replica.document.service, survey.replicas.values())
     return ServiceRow(
         replica.document,
         replica.host,
