@@ -57,8 +57,18 @@ _Replicas = Annotated[
     str | None,
     typer.Option(
         "--replicas",
-        metavar="N|max",
-        help="Number of replicas; default: the current number, or 1.",
+        metavar="N|max|N..M",
+        help="Number of replicas; 1..4: at least 1 awake, others as they are needed. Default: the "
+        "current number, or 1.",
+    ),
+]
+_TimeToFirstToken = Annotated[
+    float | None,
+    typer.Option(
+        "--ttft",
+        metavar="SECONDS",
+        min=0.1,
+        help="With --replicas N..M: wake more if first tokens take longer than this.",
     ),
 ]
 
@@ -127,6 +137,7 @@ def serve(
     tp: options.TensorParallel = None,
     pp: options.PipelineParallel = None,
     replicas: _Replicas = None,
+    ttft: _TimeToFirstToken = None,
     on: options.On = None,
     dp: _DataParallel = None,
     ep: _ExpertParallel = False,
@@ -160,6 +171,7 @@ def serve(
         port=port,
         stall_timeout=stall_timeout,
         replicas=replicas,
+        ttft=ttft,
         on=on,
         data_parallel=dp,
         expert_parallel=ep,

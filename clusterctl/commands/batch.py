@@ -9,9 +9,11 @@ from clusterctl.engine.events import StepFinished, StepProgress, StepStarted
 from clusterctl.engine.interrupt import interruptible
 from clusterctl.engine.step import Change
 from clusterctl.errors import Interrupted
+from clusterctl.node.documents import ServiceDocument, from_json
 from clusterctl.operations.session import Session
 from clusterctl.ray_cluster.topology import base_url
 from clusterctl.serving.batch import (
+    AFTER_OTHERS,
     BatchCount,
     BatchRun,
     check_requests,
@@ -19,7 +21,8 @@ from clusterctl.serving.batch import (
     read_requests,
 )
 from clusterctl.serving.declaration import read_key, served_at
-from clusterctl.survey.survey import take_survey
+from clusterctl.serving.vllm_flags import last_value, parse_arguments
+from clusterctl.survey.survey import Survey, take_survey
 from clusterctl.transport.tcp import Tunnel
 
 
@@ -56,8 +59,9 @@ def run(
 
             url = base_url("127.0.0.1", tunnel.port)
             batch = BatchRun(url, read_key(inventory, head), file, count, concurrency)
+            priority = _priority(survey, service)
             missing = (
-                request
+                request.with_priority(priority)
                 for request in read_requests(requests, api.served_name)
                 if request.custom_id not in kept
             )
@@ -69,3 +73,11 @@ def run(
                 )
             sink(StepFinished(head.host.name, title, "changed", time.monotonic() - started))
             return count
+
+
+def _priority(survey: Survey, service: str) -> int:
+    """Return the `priority` of its requests: a service that schedules by that has others first."""
+    text = survey.written.get(f"services/{service}.json")
+    argv = from_json(ServiceDocument, text).argv if text else []
+    policy = last_value(parse_arguments(argv[3:]), "scheduling-policy")
+    return AFTER_OTHERS if policy == "priority" else 0

@@ -177,7 +177,7 @@ class Attempt:
     def reading(self) -> Reading:
         return self._watch.reading
 
-    def look_again(self, occasion: int) -> None:
+    def look_again(self, occasion: float) -> None:
         """Have the metrics read now, once for each `occasion`: they may be seconds old."""
         self._watch.look_again(occasion)
 

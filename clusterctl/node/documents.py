@@ -25,8 +25,7 @@ On a host, for the cluster NAME:
     /var/lib/clusterctl/tables/NAME/             the tables of Ray's GCS; head only
     /var/lib/clusterctl/measured/NAME/           what commands measured; head only, in no container
     /var/lib/clusterctl/declared/NAME/           a copy of each document that commands wrote on any
-                                                 host, likewise: what is restored, or moved to
-                                                 another host, comes from here
+                                                 host, likewise, to restore or move it from
 """
 
 from __future__ import annotations
@@ -137,14 +136,15 @@ class ServiceDocument:
     stall_timeout: float = STALL_TIMEOUT
     replica: int = 1  # From 1 on; numbers of replicas that were stopped are free again
     idle: float = 0.0  # Seconds without a request after which it sleeps; 0: never
+    # Replicas up to this number never sleep, and the gateway asks others when they are needed
+    least: int = -1  # (node/scaling.py); -1: it asks all
     parked_gib: float = 0.0  # What each rank then puts into its host's memory; 0: not known
     # Node IP of each rank, in vLLM's order, on which Ray has to place it. Empty in documents of
     # clusterctl 0.2 and older: Ray chooses, and clients reach the process directly.
     node_ips: List[str] = field(default_factory=list)
     kind: str = ""  # Of its model (kinds.known), where config.json shows it; else vLLM is asked
     adapters: Dict[str, str] = field(default_factory=dict)  # Directories of LoRA adapters, by name
-    # Of a second engine on the same GPUs, asleep until the first one fails; 0: none
-    # (node/standby.py)
+    # Of a second engine on its GPUs, asleep until the first fails (node/standby.py); 0: none
     standby_port: int = 0
     # Of two services with the same GPUs in turn: it is the first, or the name of that, on this host
     swap: bool = False
@@ -159,6 +159,11 @@ class ServiceDocument:
     def sleeps(self) -> bool:
         """Whether its engine may be put to sleep."""
         return bool(self.idle or self.takes_turns)
+
+    @property
+    def stays_awake(self) -> bool:
+        """Whether it is one of those that never sleep of a service that scales."""
+        return self.replica <= self.least
 
     @property
     def takes_turns(self) -> bool:
@@ -201,6 +206,8 @@ class MembersDocument:
     listen: str = ""  # Address of the gateway's port; empty: the head's node IP
     on: str = ""  # The hosts that replicas may be on, as `serve --on` names them; empty: all
     asked: int = 0  # The number of replicas that `serve` was to start; 0: not known
+    least: int = -1  # As its replicas have it
+    ttft: float = 0.0  # Seconds to the first token that it is to keep by scaling; 0: any
     adapters: Dict[str, str] = field(default_factory=dict)  # As its replicas have them
 
 
@@ -312,16 +319,13 @@ class ServiceState:
     waiting: float = 0.0
     tokens_per_second: float = 0.0
     kv_cache_use: float = 0.0  # 0 to 1
-    # Which sign of life is missing, and for how long: `no token for 15 s (3 requests running, 0
-    # waiting)`. Empty unless one is missing.
+    # Which sign of life is missing, if one is: `no token for 15 s (3 requests running, 0 waiting)`
     silence: str = ""
     ranks: List[Rank] = field(default_factory=list)
     # How many of its ranks Ray lists, if not all for a minute: the end of others may go unnoticed.
     unwatched: str = ""
-    # The last lines of the log of an attempt that failed.
-    last_error: List[str] = field(default_factory=list)
-    # Why it last ended or was ended, in one sentence. Kept when it becomes ready again, and across
-    # a restart of the container.
+    last_error: List[str] = field(default_factory=list)  # The end of a failed attempt's log
+    # Why it last ended or was ended, in one sentence. Also kept across restarts of the container.
     last_failure: str = ""
     last_failure_time: float = 0.0  # Unix seconds
     key: str = ""  # Mark (secret_files.mark) of the api.key that it was started with
@@ -343,6 +347,7 @@ class GatewayMember:
     in_flight: int = 0  # Requests that it has now
     requests: int = 0  # That it answered, since the gateway's counts began
     standby: bool = False  # It is the replica's standby
+    spare: bool = False  # It gets requests only where others fail, until more are needed
 
 
 @dataclass(frozen=True)
@@ -462,8 +467,7 @@ class NodeState:
     vllm_version: str = ""
     # Of everything that the ledger has about this node: driver, kernel, nccl, image, ...
     versions: Dict[str, str] = field(default_factory=dict)
-    # GPUs that the container sees (NodeDocument.gpu_listing); -1 before the first listing, or if
-    # the host has no GPUs.
+    # GPUs that the container sees (NodeDocument.gpu_listing); -1: none listed yet, or host without
     gpus_visible: int = -1
     gpus_said: str = ""  # Output of the listing command, if it lists no GPU
     broken_nics: List[BrokenNic] = field(default_factory=list)
@@ -478,8 +482,7 @@ class NodeState:
     # Marks of this host's secrets by the names of their files, and why others cannot be used
     secrets: Dict[str, str] = field(default_factory=dict)
     secret_problems: List[str] = field(default_factory=list)
-    # Why logs and journal cannot be written: `DIRECTORY is on a full file system`; empty if they
-    # can.
+    # Why logs and journal cannot be written, if they cannot: `DIRECTORY is on a full file system`
     logs_problem: str = ""
 
     def service(self, name: str) -> Optional[ServiceState]:
@@ -530,15 +533,13 @@ def log_dir(cluster: str) -> str:
 def run_dir(cluster: str) -> str:
     """Return the directory of the state file, on the host and in the container.
 
-    It is in memory, so that a full disk can be reported, and so that a state from before a reboot
-    is not mistaken for a current one.
+    In memory: a full disk can be reported, and no state outlives a reboot.
     """
     return f"/run/clusterctl/{cluster}"
 
 
 def cache_dir(cluster: str) -> str:
-    """Return the directory of compile caches and downloaded weights, on the host and in the
-    container, which writes it."""
+    """Return the directory of compile caches and downloads, on the host and in the container."""
     return f"{PRIVATE}/caches/{cluster}"
 
 

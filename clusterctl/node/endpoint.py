@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import socket
 import threading
 import time
@@ -29,6 +30,12 @@ PROBE_TEXT = "Hello"
 
 # The second is the gauge's name in old releases, such as 0.7 and 0.8.
 KV_CACHE_USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+
+# A bucket of vLLM's histogram of the time to the first token, in Prometheus text
+_FIRST_TOKENS = re.compile(
+    r'^vllm:time_to_first_token_seconds_bucket\{[^}\n]*\ble="([^"\n]+)"[^}\n]*\} (\S+)',
+    re.MULTILINE,
+)
 
 # Bytes of an answer; metrics of vLLM have some 100 KiB. A gateway asks servers on other hosts, too.
 LARGEST_ANSWER = 16 * 2**20
@@ -63,6 +70,8 @@ class Metrics:
     tokens: float  # Generated since the start, or read if the model generates none
     # Every value that changes while the engine works: tokens generated and read, KV cache in use.
     signs: Tuple[float, ...] = ()
+    # How many first tokens came within so many seconds, since the start
+    first_tokens: Dict[float, float] = field(default_factory=dict)
 
 
 class LocalApi:
@@ -228,12 +237,16 @@ def parse_metrics(text: str, counter: str = GENERATED_TOKENS) -> Metrics:
 
     tokens, read = sum(series(counter)), sum(series(PROMPT_TOKENS))
     kv_cache_use = [use for name in KV_CACHE_USE for use in series(name)]
+    first_tokens: Dict[float, float] = {}
+    for within, count in _FIRST_TOKENS.findall(text):
+        first_tokens[float(within)] = first_tokens.get(float(within), 0.0) + float(count)
     return Metrics(
         running=sum(series("vllm:num_requests_running")),
         waiting=sum(series("vllm:num_requests_waiting")),
         kv_cache_use=max(kv_cache_use, default=0.0),
         tokens=tokens,
         signs=(tokens, read, *kv_cache_use),
+        first_tokens=first_tokens,
     )
 
 
@@ -272,6 +285,7 @@ class Reading:
     waiting: float = 0.0
     tokens_per_second: float = 0.0
     kv_cache_use: float = 0.0
+    first_tokens: Dict[float, float] = field(default_factory=dict)  # As Metrics has them
     # Set while a sign of life is due. `SupervisedService` decides how long is too long.
     silence: Optional[Silence] = None
     error: str = ""  # Error of the last failed check
@@ -301,7 +315,7 @@ class EndpointWatch:
         self._follow = follow
         self._timing = timing
         self._ended, self._soon = threading.Event(), threading.Event()
-        self._occasion = 0
+        self._occasion = 0.0
         self.reading = Reading()
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -310,7 +324,7 @@ class EndpointWatch:
         self._ended.set()
         self._soon.set()
 
-    def look_again(self, occasion: int) -> None:
+    def look_again(self, occasion: float) -> None:
         """Read the metrics without a pause, once for each `occasion`."""
         if occasion != self._occasion:
             self._occasion = occasion
@@ -353,6 +367,7 @@ class EndpointWatch:
                     running=metrics.running,
                     waiting=metrics.waiting,
                     kv_cache_use=metrics.kv_cache_use,
+                    first_tokens=metrics.first_tokens,
                     tokens_per_second=progress.tokens_per_second,
                     silence=progress.silence(),
                 )

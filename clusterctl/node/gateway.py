@@ -15,7 +15,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Dict, Iterable, Mapping, Optional, Set, Tuple
+from typing import Dict, FrozenSet, Iterable, Mapping, Optional, Set, Tuple
 
 from clusterctl.kinds.known import kind_named
 from clusterctl.node.children import Child
@@ -62,6 +62,7 @@ from clusterctl.node.haproxy import (
     may_change_user,
     may_listen_anywhere,
 )
+from clusterctl.node.scaling import Scaling, ScalingTarget
 from clusterctl.node.secret_files import SecretUnusable, mark, read_secret
 from clusterctl.node.timing import Backoff, Timing
 
@@ -130,6 +131,8 @@ class Gateway:
         self._restart_at = 0.0
         self._first_at: Optional[float] = None  # When the first start is due, ready members or not
         self._backoff = Backoff(timing.gateway_backoff_first, timing.gateway_backoff_max)
+        self._scalings: Dict[str, Scaling] = {}  # Of services that do not ask all replicas
+        self._spare: Dict[str, FrozenSet[str]] = {}  # Servers that these do not need now
         self._told: Dict[str, str] = {}  # Commands in effect, by what they are about
         self._offers: Dict[str, str] = {}  # By backend; kept while none of its members answers
         self._maps: Optional[GatewayMaps] = None
@@ -207,6 +210,7 @@ class Gateway:
                 self._offers[f"service-{name}"] = kind_named(kinds[0]).offers
         for place in watched:  # Of members that are gone: others may come at the same place
             self._watches.pop(place).stop()
+        self._spare = self._unneeded(now, documents, admitted)
         plan = self._wanted(documents)
         if plan is None:
             self._end("idle", "")
@@ -234,8 +238,30 @@ class Gateway:
         self._in_use[name] = most
         return found[most]
 
+    def _unneeded(
+        self,
+        now: float,
+        documents: Mapping[str, MembersDocument],
+        admitted: Mapping[str, Mapping[str, MemberProof]],
+    ) -> Dict[str, FrozenSet[str]]:
+        """Return the servers that are not needed now, by service."""
+        found = {}
+        for name, document in documents.items():
+            if document.least < 0:
+                continue
+            scaling = self._scalings.setdefault(name, Scaling(self._timing))
+            proofs = {server: proof for server, proof in admitted[name].items() if proof.ready}
+            readings = {server: proof.reading for server, proof in proofs.items()}
+            target = ScalingTarget(document.least, document.ttft)
+            asked = scaling.asked(now, target, list(proofs), readings)
+            found[name] = frozenset(admitted[name].keys() - asked)
+            if scaling.event:
+                self._journal.write(name, "scales", scaling.event)
+        self._scalings = {name: self._scalings[name] for name in found}
+        return found
+
     def _wanted(self, documents: Mapping[str, MembersDocument]) -> Optional[GatewayPlan]:
-        services = gateway_services(documents, self._in_use)
+        services = gateway_services(documents, self._in_use, self._spare)
         if not services:
             return None
         listens = {(self._address(one.listen), one.port) for one in documents.values()}
@@ -289,12 +315,20 @@ class Gateway:
                 listed = partial(_listed, api, self._timing.http_timeout)
                 self._watches[place] = EndpointWatch(api, self._timing, listed)
             reading, now = self._watches[place].reading, time.monotonic()
+            if document.least >= 0:
+                self._watches[place].look_again(now // self._timing.scale_every)
             silence = reading.silence
             silent = silence is not None and now - silence.since >= self._timing.silence_shown
             why = silence.text(now) if silence and silent else reading.error
             has = reading.adapters.items() & document.adapters.items()
             found[server.name] = MemberProof(
-                reading.ready, why, silent, "", reading.kind, frozenset(name for name, _ in has)
+                reading.ready,
+                why,
+                silent,
+                "",
+                reading.kind,
+                frozenset(name for name, _ in has),
+                reading,
             )
         return found
 
@@ -498,6 +532,7 @@ class Gateway:
                 of_member(self._in_flight, name, server.name),
                 of_member(by_member, name, server.name),
                 server.standby,
+                server.name in self._spare.get(name, ()),
             )
             for name, document in sorted(documents.items())
             for member, server in servers_of(document)

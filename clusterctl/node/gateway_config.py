@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Dict, FrozenSet, Iterable, List, Mapping, Tuple
+from typing import Dict, FrozenSet, Iterable, List, Mapping, Sequence, Tuple
 
 from clusterctl.kinds.known import COMMON_PATHS, PATHS
 
@@ -60,6 +60,7 @@ class GatewayServer:
     address: str
     port: int
     standby: bool = False  # Gets requests that the one before it could not answer
+    spare: bool = False  # Likewise, those that no other could
 
 
 @dataclass(frozen=True)
@@ -419,14 +420,13 @@ def _backends(plan: GatewayPlan, ready: FrozenSet[Tuple[str, str]]) -> List[str]
         "    stick-table type integer size 1 expire 1d store gpc0",
     ]
     for service in plan.services:
-        standby = any(server.standby for server in service.servers)
         retries = min(len(service.servers) - 1, MOST_RETRIES)
         lines += [
             f"backend {service.backend}",
             f"    http-request set-header Authorization {_literal(f'Bearer {service.key}')}",
             f"    http-request set-var(txn.offers) str({service.backend}),"
             f"map_str({plan.directory}/offers.map)",
-            *_balance(standby=standby),
+            *_balance(service.servers),
             "    option redispatch 1",
             f"    retries {retries}",
             "    retry-on conn-failure empty-response junk-response 500 502 503 504",
@@ -454,15 +454,23 @@ def _backends(plan: GatewayPlan, ready: FrozenSet[Tuple[str, str]]) -> List[str]
                 if service.base
                 else "check inter 500ms fall 1 rise 1"
             )
-            lines.append(f"    server {server.name} {address}:{server.port} {checked}{disabled}")
+            spare = " backup" if server.spare and not _in_order(service.servers) else ""
+            line = f"    server {server.name} {address}:{server.port} {checked}{disabled}{spare}"
+            lines.append(line)
     return lines
 
 
-def _balance(*, standby: bool) -> List[str]:
-    """Return how a server is chosen. With a standby: the first, except for requests that it failed.
-    A `backup` server would get none before HAProxy has noticed that the first one is down, and what
-    fails until then would be lost."""
-    if standby:
+def _in_order(servers: Sequence[GatewayServer]) -> bool:
+    """Return whether all requests go to the first server that works: the others are a standby, or
+    spare. A `backup` server would get none before HAProxy has noticed that the first one is down,
+    and what fails until then would be lost."""
+    spare = sum(server.spare for server in servers)
+    return any(server.standby for server in servers) or spare >= len(servers) - 1 > 0
+
+
+def _balance(servers: Sequence[GatewayServer]) -> List[str]:
+    """Return how a server is chosen."""
+    if _in_order(servers):
         return ["    balance first"]
     return [
         "    balance leastconn",

@@ -3,10 +3,11 @@ each of its adapters. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Dict, FrozenSet, Iterator, Mapping, Tuple
 
 from clusterctl.node.documents import Member, MembersDocument
+from clusterctl.node.endpoint import Reading
 from clusterctl.node.gateway_config import GatewayServer, GatewayService
 
 
@@ -20,6 +21,7 @@ class MemberProof:
     key: str = ""  # Mark of the api.key that it was started with, if that is known here
     kind: str = ""  # Of its model, once it has answered
     adapters: FrozenSet[str] = frozenset()  # That it has loaded
+    reading: Reading = field(default_factory=Reading)  # Of its metrics
 
 
 def servers_of(document: MembersDocument) -> Iterator[Tuple[Member, GatewayServer]]:
@@ -54,12 +56,18 @@ def admission(
 
 
 def gateway_services(
-    documents: Mapping[str, MembersDocument], keys: Mapping[str, str]
+    documents: Mapping[str, MembersDocument],
+    keys: Mapping[str, str],
+    spare: Mapping[str, FrozenSet[str]],
 ) -> Tuple[GatewayService, ...]:
-    """Return the services behind the gateway, by name. `keys`: what their members require."""
+    """Return the services behind the gateway, by name. `keys`: what their members require; `spare`:
+    their servers that are not needed now."""
     found = []
     for name, document in sorted(documents.items()):
-        servers = tuple(server for _, server in servers_of(document))
+        unneeded = spare.get(name, frozenset())
+        servers = tuple(
+            replace(server, spare=server.name in unneeded) for _, server in servers_of(document)
+        )
         models = {name: tuple(document.served_names)}
         models.update({adapter_service(name, each): (each,) for each in document.adapters})
         found += [

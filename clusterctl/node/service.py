@@ -199,8 +199,7 @@ class SupervisedService:
 
     def state(self) -> ServiceState:
         """Return the service's entry for state.json."""
-        attempt = self._attempt
-        reading = attempt.reading if attempt else Reading()
+        attempt, reading = self._attempt, self.reading
         silence = reading.silence if self._phase == "ready" else None
         # Report a silence only after two readings in a row without a sign of life.
         now = time.monotonic()
@@ -262,6 +261,10 @@ class SupervisedService:
         """When it last had a request or became awake, as far as its process knows; else 0."""
         sleeping = self._attempt.sleeping if self._attempt else None
         return sleeping.used if sleeping else 0.0
+
+    @property
+    def reading(self) -> Reading:
+        return self._attempt.reading if self._attempt else Reading()
 
     @property
     def is_awake(self) -> bool:
@@ -471,6 +474,8 @@ class SupervisedService:
         sleeping = attempt.sleeping
         if sleeping is None:
             return
+        if self._shown.least >= 0:
+            attempt.look_again(now // self._timing.scale_every)
         event = sleeping.take_turn(now)
         if event:
             self._journal.write(
@@ -484,9 +489,11 @@ class SupervisedService:
         elif sleeping.pending or self._paired:
             return  # EnginePair decides for two
         elif sleeping.state.asleep or sleeping.report.held:
-            if sleeping.report.waiting:
+            if sleeping.report.waiting or self._shown.stays_awake:
                 sleeping.order(WAKE, now)
-        elif self._shown.idle and now - sleeping.used >= self._shown.idle and not working:
+        elif self._shown.stays_awake or working:
+            return
+        elif self._shown.idle and now - sleeping.used >= self._shown.idle:
             sleeping.order(SLEEP, now)
 
     def _hang(self, now: float, attempt: Attempt, why: str) -> None:

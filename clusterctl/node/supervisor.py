@@ -23,6 +23,7 @@ from clusterctl.node.documents import (
     from_json,
     to_json,
 )
+from clusterctl.node.endpoint import Reading
 from clusterctl.node.evidence import HangEvidence
 from clusterctl.node.files import Declared, Journal, NodePaths, StateFile, why_not_written
 from clusterctl.node.gateway import Gateway, write_private
@@ -246,7 +247,8 @@ class Supervisor:
         """Pass the gateway what is declared, and what is known about the services on this node."""
         local = {}
         for name, document in self._wanted.items():
-            state = self._services[name].state() if name in self._services else None
+            service = self._services.get(name)
+            state = service.state() if service else None
             why = f"it is {state.state}" if state else "it is not started"
             ready = state is not None and state.state == "ready"
             silence = state.silence if state else ""
@@ -255,7 +257,15 @@ class Supervisor:
             has = frozenset(
                 n for n, missing in (state.adapters if state else {}).items() if not missing
             )
-            local[document.port] = MemberProof(ready, silence or why, bool(silence), key, kind, has)
+            local[document.port] = MemberProof(
+                ready,
+                silence or why,
+                bool(silence),
+                key,
+                kind,
+                has,
+                service.reading if service else Reading(),
+            )
         virtual_ip = self._document.virtual_ip
         if self._document.role != "head":
             snapshot = self._view.snapshot

@@ -77,6 +77,13 @@ class Timing:
     # How long one of two services that swap keeps the GPUs while it has work, before new requests
     # wait, and the other one gets its turn. Each turn costs a sleep and a waking.
     swap_least: float = 5.0
+    # Replicas that are asked as they are needed: how often their load is looked at, for how long a
+    # target must be missed before more are asked, how long these then have to relieve the others,
+    # and for how long fewer must have sufficed before one is left out.
+    scale_every: float = 1.0
+    scale_patience: float = 2.0
+    scale_settle: float = 5.0
+    scale_calm: float = 60.0
     # How long a standby keeps requests while the other engine works. vLLM ends within a few seconds
     # after its engine failed a request for good.
     standby_refuses: float = 15.0

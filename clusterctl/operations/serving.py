@@ -207,6 +207,9 @@ def changes_of(survey: Survey, plan: ServicePlan) -> Changes:
     before = survey.service(plan.service)
     if plan.members.on != before.on:
         lines.append(f"hosts of the replicas: {plan.members.on or 'all'}")
+    if before.listed and plan.members.ttft != before.listed.ttft:
+        ttft = f"{plan.members.ttft:g} s" if plan.members.ttft else "any"
+        lines.append(f"time to first token that wakes more replicas: {ttft}")
     if not lines and plan.members != before.listed:
         lines.append("gateway: its list of replicas")
     outage = bool(restarted) and len(replicas) == 1

@@ -29,7 +29,7 @@ from clusterctl.planning.placement import HostGpus
 from clusterctl.planning.planner import one_service, plan, request_for
 from clusterctl.planning.report import Hardware, PlanRequest
 from clusterctl.planning.rules import rules_for
-from clusterctl.planning.sleepers import with_room_for_sleeper
+from clusterctl.planning.sleepers import as_it_scales, with_room_for_sleeper
 from clusterctl.planning.swaps import require_first, seats_of, sized_like
 from clusterctl.serving.arguments import UNDECIDED, Launch
 from clusterctl.serving.request import ANY_HOST, Options, ServiceRequest, read_request
@@ -152,6 +152,8 @@ def question(
     asked_on = on_of(survey, service.name) if request.on is None else request.on
     on = "" if asked_on == ANY_HOST else asked_on
     request = replace(request, on=on)
+    if request.replicas is None and service.listed and service.documents:
+        request = as_it_scales(request, service.listed, service.documents[0])
     hosts = tuple(host for host in hosts_on(survey, on) if host not in without)
     first = None
     if request.swap_with:

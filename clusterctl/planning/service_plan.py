@@ -38,6 +38,7 @@ from clusterctl.planning.rules import require_served
 from clusterctl.planning.sleepers import (
     require_host_memory,
     require_one_replica,
+    scaling_note,
     turns_note,
 )
 from clusterctl.planning.swaps import (
@@ -207,6 +208,8 @@ def _notes(draft: _Draft, layout: Layout) -> tuple[str, ...]:
         notes.append(f"{model.hub_id} is on no host: every host downloads it from the Hub")
     elif draft.location.note:
         notes.append(draft.location.note)
+    if draft.launch.request.scales:
+        notes.append(scaling_note(draft.launch.request))
     if draft.launch.request.standby or draft.launch.request.swaps:
         notes.append(turns_note(draft.launch.request, draft.service.name))
     return (*notes, *draft.forecast.notes)
@@ -247,6 +250,7 @@ def _with_replicas(draft: _Draft) -> ServicePlan:
     seats = {**kept, **dict(zip(free_numbers(service, len(new)), new, strict=True))}
     ports = ReplicaPorts(survey)
     replicas = [_seated(draft, number, seats[number], ports) for number in sorted(seats)]
+    _require_room_to_sleep(survey, replicas)
     members = _list_of(draft, replicas, waiting)
     url = _url_of(survey, members)
     made = url.startswith("https:") and not survey.inventory.gateway.certificate
@@ -308,13 +312,6 @@ def _seated(draft: _Draft, number: int, seats: Seats, ports: ReplicaPorts) -> Pl
     if document.sleeps and draft.forecast.report:
         parked = max(rank.weights_gib for rank in draft.forecast.report.plan.ranks)
         document = replace(document, parked_gib=round(parked, 2))
-        memory = {
-            node.node_ip: (node.host, survey.facts[node.host].memory)
-            for node in survey.topology.nodes
-            if node.host in survey.facts
-        }
-        others = [each.document for each in survey.replicas.values() if each.name != name]
-        require_host_memory(document, [one for one in others if one.sleeps], memory)
     return PlannedReplica(
         document=document,
         layout=layout,
@@ -322,6 +319,22 @@ def _seated(draft: _Draft, number: int, seats: Seats, ports: ReplicaPorts) -> Pl
         chat=draft.chat,
         old=old,
     )
+
+
+def _require_room_to_sleep(survey: Survey, replicas: Sequence[PlannedReplica]) -> None:
+    """Raise DoesNotFit unless all that are to sleep have a place for it in their host's memory."""
+    memory = {
+        node.node_ip: (node.host, survey.facts[node.host].memory)
+        for node in survey.topology.nodes
+        if node.host in survey.facts
+    }
+    planned = {each.name for each in replicas}
+    running = [each.document for each in survey.replicas.values() if each.name not in planned]
+    before = [document for document in running if document.sleeps]
+    for each in replicas:
+        if each.document.sleeps:
+            require_host_memory(each.document, before, memory)
+            before.append(each.document)
 
 
 def _adapters(asked: Question) -> dict[str, str]:
@@ -389,6 +402,8 @@ def _list_of(
         listen=listen if listen != head else "",
         on=request.on or "",
         asked=len(replicas) + len(waiting),
+        least=request.least,
+        ttft=request.ttft,
         adapters=_adapters(draft.asked),
     )
 

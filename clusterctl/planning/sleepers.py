@@ -17,7 +17,7 @@ from clusterctl.serving.vllm_flags import Argument, last_value, lay_over
 from clusterctl.units import GIB
 
 if TYPE_CHECKING:
-    from clusterctl.node.documents import ServiceDocument
+    from clusterctl.node.documents import MembersDocument, ServiceDocument
 
 # Part of a host's memory that weights may take: vLLM pins what it puts there, and keeps it when it
 # wakes. The rest is for processes, the page cache and the system.
@@ -37,7 +37,7 @@ def parked(documents: Iterable[ServiceDocument]) -> dict[str, float]:
     """Return the GiB of each host, by node IP, that these services may take of its memory."""
     found: dict[str, float] = defaultdict(float)
     for document in documents:
-        own = document.parked_gib
+        own = 0.0 if document.stays_awake else document.parked_gib
         each = parked_by_two(own) if document.standby_port else own * MOST_PINNED
         for node_ip, ranks in Counter(document.node_ips).items():
             found[node_ip] += ranks * each
@@ -70,15 +70,21 @@ def require_host_memory(
                 f"{'its engines sleep' if document.standby_port else 'it sleeps'}, "
                 f"but only {size / GIB * _SHARE:.1f} GiB may be used for that{others_take}",
                 host=host,
-                hint=f"leave {sleep_option(document)} out{elsewhere}",
+                hint=f"{_without_sleep(document)}{elsewhere}",
             )
+
+
+def _without_sleep(document: ServiceDocument) -> str:
+    if document.least >= 0:
+        return "give a number in place of the range: --replicas 2"
+    return f"leave {sleep_option(document)} out"
 
 
 def require_one_replica(
     asked: ServiceRequest | ServiceDocument, service: str, replicas: int
 ) -> None:
-    """Raise UsageError for several replicas of a service that sleeps."""
-    if replicas > 1 and asked.sleeps:
+    """Raise UsageError for several replicas of a service that sleeps as a whole."""
+    if replicas > 1 and asked.sleeps and asked.least < 0:
         option = sleep_option(asked)
         what = {"--idle": "sleeps when it is idle", "--standby": "has a standby"}
         does = what.get(option, "swaps GPUs with another service")
@@ -128,3 +134,24 @@ def turns_note(request: ServiceRequest, name: str) -> str:
     if request.swap_with:
         return f"it starts once {request.swap_with} has had no requests for a while{room}"
     return f"its standby starts once the service is ready and has had no requests for a while{room}"
+
+
+def as_it_scales(
+    request: ServiceRequest, listed: MembersDocument, first: ServiceDocument
+) -> ServiceRequest:
+    """Return a request without a number of replicas for those that the service has, which sleep and
+    wake as before."""
+    if listed.least < 0:
+        return request
+    ttft = request.ttft or listed.ttft
+    return replace(request, least=listed.least, idle=request.idle or first.idle, ttft=ttft)
+
+
+def scaling_note(request: ServiceRequest) -> str:
+    """Return when a replica beyond those that stay awake is asked, and when it sleeps."""
+    awake = f"at least {request.least} stay awake" if request.least else "all may sleep"
+    reasons = "while requests wait or KV caches fill"
+    if request.ttft:
+        reasons += f", or first tokens take more than {request.ttft:g} s"
+    idle = f"{request.idle:g} s without a request"
+    return f"{awake}; others are asked {reasons}, and sleep after {idle}"

@@ -193,25 +193,34 @@ def _asleep(row: ServiceRow) -> str:
         return ""
     sleep, hosts = row.state.sleep, dict.fromkeys(rank.host for rank in row.ranks if rank.host)
     memory = f" ({sleep.host_gib:.1f} GiB of weights in host memory)" if sleep.host_gib else ""
-    wakes = f"in {sleep.wakes_in:.1f} s" if sleep.wakes_in else "with the next request"
     waiting = f", {count(sleep.waiting, 'request')} waiting" if sleep.waiting else ""
     where = f"the GPUs of {row.document.swap_with}" if row.document.swap_with else ""
-    return f"on {where or ', '.join(hosts) or row.host}{memory}, wakes {wakes}{waiting}"
+    return f"on {where or ', '.join(hosts) or row.host}{memory}, {_wakes(row)}{waiting}"
+
+
+def _wakes(row: ServiceRow) -> str:
+    seconds = row.state.sleep.wakes_in if row.state else 0.0
+    return f"wakes in {seconds:.1f} s" if seconds else "wakes with the next request"
 
 
 def _replica_lines(service: str, rows: Sequence[ServiceRow]) -> list[Text]:
     """Return a line for the service and one for each of its replicas."""
     ready = sum(row.serves for row in rows)
     title = _text(f"service {service}", style="bold")
-    title.append(f" · {ready} of {count(len(rows), 'replica')} ready")
+    asleep = [row.name for row in rows if row.state and row.state.sleep.asleep]
+    resting = f", {len(asleep)} asleep" if asleep else ""
+    title.append(f" · {ready} of {count(len(rows), 'replica')} ready{resting}")
     lines = [title.append(_what(rows[0])), _text(f"  endpoint   {rows[0].endpoint}")]
     for row in rows:
         state = row.state
-        line = _text(f"  {row.name} on {row.host} · ").append(_word(row.condition))
+        condition = "asleep" if row.name in asleep else row.condition
+        line = _text(f"  {row.name} on {row.host} · ").append(_word(condition))
         if row.drained:
             line.append(" · draining", style="yellow")
         # Without its address, which clients of the gateway need not know: lines fit 80 columns.
-        if state and row.serves:
+        if condition == "asleep":
+            line.append(f" · {_wakes(row)}")
+        elif state and row.serves:
             line.append(f" · {state.running:.0f} running, {state.waiting:.0f} waiting")
             line.append(f" · {state.tokens_per_second:,.0f} tok/s · KV {state.kv_cache_use:.0%}")
         lines.append(line)

@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -44,6 +44,8 @@ _URL_OF_KEY = {
 
 _ANSWER_START = '{"id": "batch_req_'  # of each line that this module writes
 
+AFTER_OTHERS = 100  # vLLM's `priority`: requests with a lower one come first, such as 0
+
 _SHOWN_PROBLEMS = 20
 
 _TRIES_OF_ERROR = 3  # an error 500 may be the engine's end, or this request's own fault
@@ -58,6 +60,11 @@ class BatchRequest:
     custom_id: str
     url: str  # a path: `/v1/chat/completions`
     body: dict[str, Any]
+
+    def with_priority(self, priority: int) -> BatchRequest:
+        """Return it with vLLM's `priority`, unless it has its own; 0 is that of all requests."""
+        body = {"priority": priority, **self.body} if priority else self.body
+        return replace(self, body=body)
 
 
 @dataclass

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -68,16 +69,29 @@ def _adapter_name(name: str) -> str:
     return name
 
 
-def _replicas(value: Any) -> int | Literal["max"]:
-    if value == "max" or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
-        return value  # type: ignore[no-any-return]  # one of both, as just seen
-    raise ValueError(f"must be a number from 1 on, or max; not {value}")
+_RANGE = r"^\d{1,5}\.\.(\d{1,5}|max)$"
+
+
+def _replicas(value: Any) -> int | str:
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    if isinstance(value, str) and (value == "max" or re.search(_RANGE, value)):
+        return value
+    raise ValueError(f"must be a number from 1 on, max, or a range such as 1..4; not {value}")
 
 
 Replicas = Annotated[
-    int | Literal["max"],
+    int | str,
     PlainValidator(_replicas),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "max"}]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {"const": "max"},
+                {"type": "string", "pattern": _RANGE},
+            ]
+        }
+    ),
 ]
 
 
@@ -88,7 +102,16 @@ class FleetService(BaseModel):
 
     model: str = Field(min_length=1, description="Alias, Hub id, or path on the hosts.")
     replicas: Replicas = Field(
-        default=1, description="Number of replicas, each on its own GPUs: a number, or max."
+        default=1,
+        description="Number of replicas, each on its own GPUs: a number, max, or a range such as "
+        "1..4, of which those beyond the first number sleep while they are not needed.",
+    )
+    ttft: float | None = Field(
+        default=None,
+        ge=0.1,
+        allow_inf_nan=False,
+        description="With a range of replicas: seconds to the first token within which 98 of 100 "
+        "requests are to get it; otherwise more replicas are woken. Default: any.",
     )
     tp: int | None = Field(
         default=None, ge=1, description="Tensor parallel size. Default: planned."
@@ -238,6 +261,7 @@ def _request(
         port=entry.port,
         stall_timeout=entry.stall_timeout,
         replicas=str(entry.replicas),
+        ttft=entry.ttft,
         on=entry.on or ANY_HOST,
         env=entry.env,
         data_parallel=entry.dp,

@@ -36,6 +36,9 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 # Seconds. Whether vLLM still works on something is read every 5 s (timing.scrape_every).
 LEAST_IDLE, MOST_IDLE = 10.0, 7 * 86400.0
+SPARE_IDLE = 300.0  # Of replicas that are not needed, without --idle
+
+_REPLICAS = re.compile(r"^((?P<least>\d{1,5})\.\.)?(?P<most>[0-9]{1,5}|max)\Z")
 
 ANY_HOST = "*"  # `--on` that ends an earlier choice of hosts
 
@@ -93,7 +96,8 @@ class Options:
     name: str | None = None
     port: int | None = None
     stall_timeout: float | None = None
-    replicas: str | None = None  # A number, or `max`
+    replicas: str | None = None  # A number, or `max`; `1..4`: at least 1 awake
+    ttft: float | None = None  # Seconds
     on: str | None = None  # Hosts, as `inventory.select` reads them
     env: Mapping[str, str] = field(default_factory=dict)
     data_parallel: int | None = None
@@ -128,6 +132,8 @@ class ServiceRequest:
     swap_with: str = ""  # The name of that whose GPUs it is to have in turn
     # None: as many as there are now, or one for a new service
     replicas: int | Literal["max"] | None = None
+    least: int = -1  # Of these, that never sleep, while others do that are not needed; -1: all
+    ttft: float = 0.0  # Seconds to the first token for which more of them are woken; 0: any
     on: str | None = None  # Hosts that may have ranks; None: as before, or all
     # Variables of vLLM's processes on all hosts, besides those of the inventory
     env: Mapping[str, str] = field(default_factory=dict)
@@ -144,6 +150,11 @@ class ServiceRequest:
     def sleeps(self) -> bool:
         """Whether its engine may be put to sleep."""
         return bool(self.idle or self.standby or self.swaps)
+
+    @property
+    def scales(self) -> bool:
+        """Whether its replicas sleep and wake as they are needed."""
+        return self.least >= 0
 
     @property
     def swaps(self) -> bool:
@@ -239,9 +250,10 @@ def read_request(
         env=options.env,
         adapters=options.adapters,
     )
-    request = replace(request, replicas=_replicas(options.replicas, request, fail))
+    request = _with_replicas(request, options.replicas, fail)
     request = _sharing(request, options.gpu_share, fail)
     request = _sleeping(request, options.idle, fail)
+    request = _with_target(request, options.ttft, fail)
     request = _with_standby(request, fail) if options.standby else request
     request = _swapping(request, options, fail)
     raise_all(problems)
@@ -278,22 +290,38 @@ def _sharing(
 def _sleeping(
     request: ServiceRequest, idle: str | None, fail: Callable[..., None]
 ) -> ServiceRequest:
-    """Return the request for a service that sleeps after its idle time: one replica, with one API
-    server, whose requests it counts."""
-    if idle is None:
+    """Return the request for a service that sleeps after its idle time, or whose replicas do: each
+    has one API server, which counts its requests."""
+    if idle is None and not request.scales:
         return request
-    found = _DURATION.match(idle)
-    seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    seconds = SPARE_IDLE
+    if idle is not None:
+        found = _DURATION.match(idle)
+        seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
     if not LEAST_IDLE <= seconds <= MOST_IDLE:
         fail(f"--idle {idle}: must be a time from 10s to 7d, such as 90s, 10m or 2h")
-    _require_one_engine("--idle", request, fail)
+    if request.scales:
+        _require_countable("--replicas", request, fail)
+    else:
+        _require_one_engine("--idle", request, fail)
     return replace(request, idle=seconds)
+
+
+def _with_target(
+    request: ServiceRequest, ttft: float | None, fail: Callable[..., None]
+) -> ServiceRequest:
+    """Return the request with the time to the first token that it is to keep."""
+    if ttft is None:
+        return request
+    if not request.scales:
+        fail("--ttft is kept by waking more replicas", "give a range: --replicas 1..4")
+    return replace(request, ttft=ttft)
 
 
 def _with_standby(request: ServiceRequest, fail: Callable[..., None]) -> ServiceRequest:
     _require_one_engine("--standby", request, fail)
     _require_own_ports("--standby", request, fail)
-    if request.idle:
+    if request.idle and not request.scales:
         fail("--standby and --idle are two uses of sleep", "give only one")
     if request.gpu_share < 1:
         fail("--standby needs whole GPUs: without --gpu-share")
@@ -311,7 +339,7 @@ def _swapping(
     _require_own_ports(option, request, fail)
     if options.swap and options.swap_with is not None:
         fail("--swap is for the first of two services, --swap-with for the second", "give only one")
-    if request.idle or request.standby:
+    if request.standby or (request.idle and not request.scales):
         other = "--idle" if request.idle else "--standby"
         fail(f"{option} and {other} are two uses of sleep", "give only one")
     if options.gpu_share is not None:
@@ -340,6 +368,10 @@ def _require_own_ports(option: str, request: ServiceRequest, fail: Callable[...,
 def _require_one_engine(option: str, request: ServiceRequest, fail: Callable[..., None]) -> None:
     if request.replicas not in (None, 1) or request.data_parallel > 1:
         fail(f"{option} is for a service with one replica: without --replicas and --dp")
+    _require_countable(option, request, fail)
+
+
+def _require_countable(option: str, request: ServiceRequest, fail: Callable[..., None]) -> None:
     if last_value(request.given, "api-server-count") not in (None, "1"):
         fail(f"{option} is for one API server, which counts the requests", "--api-server-count 1")
     if any(one.key == "enable-lora" and not one.negated for one in request.given):
@@ -348,19 +380,23 @@ def _require_one_engine(option: str, request: ServiceRequest, fail: Callable[...
         fail(f"{option} needs vLLM's sleep mode", "leave --no-enable-sleep-mode out")
 
 
-def _replicas(
-    given: str | None, request: ServiceRequest, fail: Callable[..., None]
-) -> int | Literal["max"] | None:
+def _with_replicas(
+    request: ServiceRequest, given: str | None, fail: Callable[..., None]
+) -> ServiceRequest:
+    """Return the request for a number of replicas, or for a range of which some may sleep."""
     if given is None:
-        return None
+        return request
     if given != "1" and request.data_parallel > 1:
         fail("--replicas and --dp are two ways to have copies of a model", "give only one")
-    if given == "max":
-        return "max"
-    if given.isdecimal() and int(given) > 0:
-        return int(given)
-    fail(f"--replicas {given}: must be a number from 1 on, or max")
-    return None
+    found = _REPLICAS.match(given)
+    if not found:
+        fail(f"--replicas {given}: must be a number from 1 on, max, or a range such as 1..4")
+        return request
+    least = int(found["least"]) if found["least"] else -1
+    most: int | Literal["max"] = "max" if found["most"] == "max" else int(found["most"])
+    if most != "max" and most <= max(least, 0):
+        fail(f"--replicas {given}: {most} must be more than {max(least, 0)}")
+    return replace(request, replicas=most, least=least)
 
 
 def _refusal(argument: Argument, *, typed: bool) -> str | None:

@@ -166,6 +166,7 @@ def build_service(launch: Launch, *, env: Mapping[str, str] | None = None) -> Se
         shutdown_timeout=shutdown,
         stall_timeout=launch.request.stall_timeout or STALL_TIMEOUT,
         idle=launch.request.idle,
+        least=launch.request.least,
         swap=launch.request.swap,
         swap_with=launch.request.swap_with,
     )
@@ -212,6 +213,7 @@ def difference(old: ServiceDocument, new: ServiceDocument) -> list[str]:
     compare("ready timeout", f"{old.ready_timeout:g} s", f"{new.ready_timeout:g} s")
     compare("stall timeout", f"{old.stall_timeout:g} s", f"{new.stall_timeout:g} s")
     compare("idle", *(f"{one.idle:g} s" if one.idle else None for one in (old, new)))
+    compare("awake", *(f"at least {one.least}" if one.least >= 0 else None for one in (old, new)))
     compare(
         "standby",
         *(f"on port {one.standby_port}" if one.standby_port else None for one in (old, new)),

@@ -111,7 +111,7 @@ def test_an_adapter_is_a_service_of_the_members_that_have_it() -> None:
     document = MembersDocument("chat", ["qwen"], 8000, members, adapters={"sql": "/models/sql-1"})
     has, lacks = MemberProof(ready=True, adapters=frozenset({"sql"})), MemberProof(ready=True)
 
-    services = gateway_services({"chat": document}, {"chat": "key"})
+    services = gateway_services({"chat": document}, {"chat": "key"}, {})
     admitted = with_adapters(document, {"replica-1": has, "replica-2": lacks})
 
     assert [each.name for each in services] == ["chat", "chat:sql"]

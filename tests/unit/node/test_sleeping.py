@@ -82,6 +82,18 @@ def test_a_service_sleeps_after_its_idle_time_and_the_next_request_wakes_it(benc
     assert len(bench.starts("vllm")) == 1
 
 
+def test_one_that_is_to_stay_awake_wakes_and_sleeps_no_more(bench: Bench) -> None:
+    bench.declare(idle=0.3, least=0)
+    bench.start()
+    await_sleep(bench, asleep=True)
+    bench.declare(idle=0.3, least=1)
+    await_sleep(bench, asleep=False)
+    until = time.monotonic() + 1.0
+    await_value(lambda: time.monotonic() > until, "three times its idle time")
+    assert bench.events("chat")[-1] == "awake"
+    assert len(bench.starts("vllm")) == 1
+
+
 def test_one_that_never_idles_gets_no_middleware_for_it(bench: Bench) -> None:
     bench.declare()
     bench.start()

@@ -1,82 +1,92 @@
-"""Another number of replicas changes nothing else: what stays keeps its flags and its process."""
+"""Services whose replicas sleep while they are not needed: what is declared, and the memory of
+hosts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 
 import pytest
 
-from clusterctl.commands.scale import ScalePlan
 from clusterctl.errors import DoesNotFit, UsageError
-from clusterctl.node.documents import ServiceState
-from clusterctl.operations.serving import changes_of
-from clusterctl.planning.moves import scaling
-from tests.unit.planning.test_dead_hosts import surveyed
-from tests.unit.planning.test_prepared_service import Cluster, flag
+from clusterctl.inventory.model import Gpu
+from clusterctl.planning.service_plan import ServicePlan
+from clusterctl.planning.sleepers import parked, require_one_replica
+from clusterctl.serving.service import difference, needs_restart
+from clusterctl.units import GIB
+from tests.fakes.host_facts import gpus
+from tests.unit.planning.test_prepared_service import Cluster
 
-FLAGS = ("--max-model-len", "1024")
+
+def planned(cluster: Cluster, replicas: str | None, *own: ServicePlan) -> ServicePlan:
+    return cluster.prepare(tp=1, replicas=replicas, declared=own)
 
 
-def test_a_new_replica_has_the_flags_of_those_that_stay() -> None:
+def test_all_replicas_have_one_command_and_the_first_never_sleeps() -> None:
+    plan = planned(Cluster("nvidia"), "1..2")
+
+    first, second = (each.document for each in plan.replicas)
+    assert "--enable-sleep-mode" in first.argv
+    assert not needs_restart(first, replace(second, argv=first.argv))
+    assert [each.stays_awake for each in (first, second)] == [True, False]
+    assert [each.idle for each in (first, second)] == [300.0, 300.0]
+    assert (plan.members.least, plan.members.asked) == (1, 2)
+    assert any(note.startswith("at least 1 stay awake; others are asked") for note in plan.notes)
+
+
+def test_another_least_restarts_nothing_and_is_said() -> None:
     cluster = Cluster("nvidia")
-    one = cluster.prepare(*FLAGS, tp=1, replicas="1")
-    survey = cluster.survey(one)
-    moves = scaling(survey, "qwen", 2)
-
-    assert [each.restarts or each.differs for each in moves.staying] == [False]
-    (new,) = moves.new
-    assert (new.name, new.host, flag(new.document, "--max-model-len")) == ("qwen@2", "gpu2", "1024")
-    assert (moves.members.asked, [each.replica for each in moves.members.members]) == (2, [1, 2])
-    assert ScalePlan(survey, moves).lines == ["start qwen@2 on gpu2"]
-
-    assert one.members
-    both = replace(one, replicas=(*one.replicas, new), members=moves.members)
-    again = cluster.survey(both)
-    assert ScalePlan(again, scaling(again, "qwen", 2)).lines == []
+    one, none = planned(cluster, "1..2"), planned(cluster, "0..2")
+    assert difference(one.document, none.document) == ["awake: at least 1 → at least 0"]
+    assert not needs_restart(one.document, none.document)
 
 
-def test_fewer_end_those_that_do_not_serve_and_restart_none() -> None:
+def test_serving_again_without_a_number_keeps_the_range() -> None:
     cluster = Cluster("nvidia")
-    pair = cluster.prepare(*FLAGS, tp=1, replicas="2")
-    survey = cluster.survey(pair)
-    lines = ScalePlan(survey, scaling(survey, "qwen", 1)).lines
-    assert lines == ["stop qwen@2 on gpu2, after its running requests"]
-
-    other = replace(cluster.state, host="gpu2", services=[ServiceState("qwen@2", "ready", 0.0)])
-    survey = cluster.survey(pair, gpu2=other)
-    moves = scaling(survey, "qwen", 1)
-    assert [each.name for each in moves.leaving] == ["qwen"]
-    assert [(each.name, each.differs) for each in moves.staying] == [("qwen@2", False)]
+    plan = planned(cluster, "1..2")
+    again = planned(cluster, None, plan)
+    assert again.members == plan.members
+    assert [each.document for each in again.replicas] == [each.document for each in plan.replicas]
 
 
-def test_what_does_not_fit_is_said_with_what_would() -> None:
+def test_a_number_ends_it() -> None:
     cluster = Cluster("nvidia")
-    survey = cluster.survey(cluster.prepare(tp=1, replicas="2"))
-    with pytest.raises(DoesNotFit, match="3 replicas of qwen need 1 GPU each, and 2") as caught:
-        scaling(survey, "qwen", 3)
-    assert caught.value.hint == "clusterctl scale qwen 2"
-    with pytest.raises(UsageError, match="no service named other; services: qwen"):
-        scaling(survey, "other", 1)
+    plan = planned(cluster, "1..2")
+    fixed = planned(cluster, "2", plan)
+    assert (fixed.members.least, fixed.document.sleeps) == (-1, False)
+    assert "awake: no longer given (was at least 1)" in difference(plan.document, fixed.document)
 
 
-def test_a_replica_of_a_dead_host_counts_until_it_is_given_up() -> None:
+def test_those_that_stay_awake_take_no_memory_of_hosts() -> None:
+    first, second = (each.document for each in planned(Cluster("nvidia"), "1..2").replicas)
+    assert first.parked_gib == second.parked_gib > 0
+    found = parked([first, second])
+    assert found[first.node_ips[0]] == 0
+    assert found[second.node_ips[0]] > 0
+    require_one_replica(first, "qwen", 4)
+    with pytest.raises(UsageError):
+        require_one_replica(replace(first, least=-1), "qwen", 4)
+
+
+def with_two_gpus_each(memory: int) -> Cluster:
+    """Two hosts with so many bytes of memory."""
     cluster = Cluster("nvidia")
-    survey = surveyed(cluster, cluster.prepare(tp=1, replicas="2"))
-    kept = scaling(survey, "qwen", 2)
-    assert ([each.replica for each in kept.members.members], kept.new) == ([1, 2], ())
-    assert ScalePlan(survey, scaling(survey, "qwen", 1)).lines == [
-        "give up qwen@2, whose host is dead"
-    ]
+    two = {"gpus": (Gpu(), Gpu())}
+    hosts = tuple(host.model_copy(update=two) for host in cluster.inventory.hosts)
+    cluster.inventory = cluster.inventory.model_copy(update={"hosts": hosts})
+    nodes = [replace(node, gpus=2) for node in cluster.state.nodes]
+    cluster.state = replace(cluster.state, nodes=nodes)
+    for name, probe in cluster.answers.items():
+        facts = replace(probe.facts, memory=memory, gpus=gpus(2))
+        cluster.answers[name] = replace(probe, facts=facts)
+    return cluster
 
 
-def test_serving_with_another_number_says_which_flags_it_drops() -> None:
-    cluster = Cluster("nvidia")
-    pair = cluster.prepare(*FLAGS, tp=1, replicas="2")
-    fewer = cluster.prepare(tp=1, replicas="1", declared=(pair,))
-    assert changes_of(cluster.survey(pair), fewer).drops == ("--max-model-len",)
-    more = cluster.prepare(tp=1, replicas="2", declared=(pair,))
-    changes = changes_of(cluster.survey(pair), more)
-    assert (changes.restarts, changes.drops) == (False, ("--max-model-len",)), "also while rolling"
-
-    same = cluster.prepare(*FLAGS, tp=1, replicas="2", declared=(pair,))
-    assert changes_of(cluster.survey(pair), same).drops == ()
+def test_all_that_may_sleep_on_a_host_must_fit_into_its_memory_together() -> None:
+    # Three quarters of a host's memory may be used, and each rank may pin twice its weights
+    one = planned(Cluster("nvidia"), "0..2").document.parked_gib * 2 / 0.75
+    assert len(planned(with_two_gpus_each(ceil(2.1 * one * GIB)), "0..4").replicas) == 4
+    assert len(planned(with_two_gpus_each(ceil(1.1 * one * GIB)), "2..4").replicas) == 4
+    with pytest.raises(DoesNotFit, match="GiB of the host's memory while it sleeps") as refused:
+        planned(with_two_gpus_each(ceil(1.1 * one * GIB)), "1..4")
+    assert "give a number in place of the range" in str(refused.value.hint)

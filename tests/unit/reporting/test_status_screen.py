@@ -143,6 +143,19 @@ def test_a_service_that_sleeps_says_where_and_how_long_it_takes_to_wake() -> Non
     )
 
 
+def test_a_replica_that_sleeps_says_how_long_it_takes_to_wake() -> None:
+    document = build_service(launch())
+    awake = ServiceState("tiny", "ready", 1.0)
+    asleep = replace(awake, sleep=SleepState(asleep=True, host_gib=15.91, wakes_in=0.58))
+    rows = [ServiceRow(document, "gpu1", awake)]
+    name = f"{document.name}@2"
+    rows.append(ServiceRow(replace(document, name=name, replica=2), "gpu2", asleep))
+    stream = io.StringIO()
+    screen(stream).print(status_screen(replace(_status("gpu"), services=tuple(rows))), crop=False)
+    assert " · 2 of 2 replicas ready, 1 asleep · " in stream.getvalue()
+    assert f"  {name} on gpu2 · asleep · wakes in 0.6 s\n" in stream.getvalue()
+
+
 @pytest.mark.parametrize(
     ("first", "standby", "shown"),
     [

@@ -15,7 +15,9 @@ import pytest
 
 from clusterctl.errors import ConnectionFailed, Problems, StepFailed, UsageError
 from clusterctl.serving.batch import (
+    AFTER_OTHERS,
     BatchCount,
+    BatchRequest,
     BatchRun,
     check_requests,
     opened_answers,
@@ -310,3 +312,11 @@ def test_thoughts_are_kept_apart_from_the_answer() -> None:
     assert split_thoughts(apart) == {
         "choices": [{"message": {"content": "a </think> b", "reasoning": "r"}}]
     }
+
+
+def test_a_request_keeps_its_own_priority() -> None:
+    plain = BatchRequest("1", "/v1/completions", {"prompt": "x"})
+    own = BatchRequest("2", "/v1/completions", {"prompt": "x", "priority": 3})
+    assert plain.with_priority(0) == plain
+    assert plain.with_priority(AFTER_OTHERS).body == {"prompt": "x", "priority": AFTER_OTHERS}
+    assert own.with_priority(AFTER_OTHERS).body["priority"] == 3

@@ -95,7 +95,10 @@ def test_the_config_of_vllm_lies_beside_the_file_and_flags_win(
         ("a: {model: x, prot: 1}", "2:16: unknown key `services.a.prot`; did you mean port?"),
         ("a: {tp: 1}", "2:2: `services.a.model` is missing"),
         ("a: {model: x, tp: 0}", "2:20: `services.a.tp` must be at least 1, not 0"),
-        ("a: {model: x, replicas: -1}", "must be a number from 1 on, or max; not -1"),
+        (
+            "a: {model: x, replicas: -1}",
+            "must be a number from 1 on, max, or a range such as 1..4; not -1",
+        ),
         ("a: {model: x, env: {RAY_ADDRESS: y}}", "RAY_ADDRESS cannot be set here"),
         ("a: {model: x, flags: {api-key: y}}", "2:24: `services.a`: --api-key"),
         ("a: {model: x, tp: 2, flags: {tensor-parallel-size: 3}}", "contradict each other"),
