@@ -80,6 +80,12 @@ def read_arguments(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace,
     return asked, flags
 
 
+def _replace(path: Path, document: object) -> None:
+    fresh = path.with_name(".new")
+    fresh.write_text(to_json(document))
+    fresh.replace(path)
+
+
 def turn_flags(flags: Sequence[str]) -> list[str]:
     """Return the flags of an engine that has its GPUs in turn with another."""
     if not ON_GPUS:
@@ -168,12 +174,14 @@ class OneNode:
         """Write or replace a service; return a client of it that asks through the gateway."""
         name, door = document.name, self._first_port + number
         member = Member(1, "a", HOST, document.port, standby_port=document.standby_port)
-        listed = MembersDocument(name, [name], door, [member], listen=HOST)
-        for directory, content in ((self.paths.members, listed), (self.paths.services, document)):
-            fresh = directory / ".new"
-            fresh.write_text(to_json(content))
-            fresh.replace(directory / f"{name}.json")
+        self.write(MembersDocument(name, [name], door, [member], listen=HOST), document)
         return Sleeper(SleepControl(), HOST, door, name, KEY)
+
+    def write(self, listed: MembersDocument, *replicas: ServiceDocument) -> None:
+        """Write or replace the documents of a service."""
+        _replace(self.paths.members / f"{listed.service}.json", listed)
+        for document in replicas:
+            _replace(self.paths.services / f"{document.name}.json", document)
 
     def remove(self, name: str) -> None:
         (self.paths.members / f"{name}.json").unlink()
