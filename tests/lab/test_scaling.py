@@ -70,11 +70,15 @@ def test_it_wakes_while_requests_wait_and_sleeps_again(operator: Operator, on_ho
     assert (row["failed"], row["broken"]) == (0, 0), row
 
     until(
+        lambda: "asks 1 of 2 replicas" in journal(on_host),
+        within=120,
+        what="the first one suffices",
+    )
+    until(
         lambda: doing(operator) == {"chat": "ready", "chat@2": "asleep"},
-        within=200,
+        within=60,
         what="the second one sleeps again",
     )
-    assert "asks 1 of 2 replicas" in journal(on_host)
 
 
 @pytest.mark.usefixtures("chat")
