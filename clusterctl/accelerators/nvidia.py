@@ -15,6 +15,7 @@ from clusterctl.facts.model import GpuFacts, HostFacts
 from clusterctl.inventory.model import Packages
 from clusterctl.node.documents import GpuListing
 from clusterctl.node.fabric_documents import GpuBackend
+from clusterctl.node.import_ahead import IMPORT_AHEAD, ON
 from clusterctl.node.prestart import RANK_VARIABLES
 from clusterctl.packages.bundle import Bundle
 from clusterctl.packages.repository import NVIDIA_URL
@@ -49,6 +50,7 @@ class Nvidia:
             # As nvidia-smi numbers GPUs, and so plans do. CUDA's own order begins with the fastest.
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             RANK_VARIABLES: "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",
+            IMPORT_AHEAD: ON,
         }
     )
     gpu_listing = GpuListing(

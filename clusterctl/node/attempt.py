@@ -13,6 +13,7 @@ from clusterctl.node.documents import MOST_PINNED, Rank, ServiceDocument
 from clusterctl.node.endpoint import EndpointWatch, LocalApi, Reading
 from clusterctl.node.files import NodePaths
 from clusterctl.node.first_token import MIDDLEWARE
+from clusterctl.node.import_ahead import ImportAhead, StartCommand
 from clusterctl.node.rank_placement import BESIDE, placement_env
 from clusterctl.node.ray_watch import Snapshot, WorkerActor
 from clusterctl.node.secret_files import mark
@@ -107,13 +108,14 @@ class Attempt:
         key: str,
         node_ip: str = "",
         store_port: int = 0,
+        ahead: Optional[ImportAhead] = None,
         *,
         beside: bool = False,
     ) -> None:
         """`nodes`: IDs of the Ray nodes that its ranks may be on and that are alive when the
         process starts. `key`: what requests must present; without one, vLLM answers everyone.
-        `node_ip`: of this host. `store_port`: for the store of torch.distributed. `beside`: another
-        engine has memory of its GPUs."""
+        `node_ip`: of this host. `store_port`: for the store of torch.distributed. `ahead`: may have
+        a process to use. `beside`: another engine has memory of its GPUs."""
         self.document = document
         self.nodes = nodes
         self._node_ip = node_ip
@@ -141,32 +143,37 @@ class Attempt:
         self.adapters = Adapters(api, timing)
         takes = takes_adapters(document.argv)
         self.adapters.wanted = document.adapters if takes else {}
+        argv = [
+            *document.argv,
+            "--middleware",
+            MIDDLEWARE,
+            *(self.adapters.argv if takes else []),
+            *holding,
+        ]
+        environment = {
+            **os.environ,
+            # Ray prints the ranks' lines into a pipe: buffered, they would arrive only once 8
+            # KiB are full, a minute late.
+            "PYTHONUNBUFFERED": "1",
+            **store,
+            **env,
+            **document.env,
+            **plugin_env({**os.environ, **env, **document.env}),
+            **placement_env(document),
+            **({BESIDE: "1"} if beside else {}),
+            **sleeping,
+        }
+        secrets = {**(self.adapters.env if takes else {}), "VLLM_API_KEY": key}
+        self.command = StartCommand(argv, environment, key, secrets)
+        process = ahead.take(self.command) if ahead else None
+        self.imported = process is not None  # Before it started
         self.child = Child(
-            [
-                *document.argv,
-                "--middleware",
-                MIDDLEWARE,
-                *(self.adapters.argv if takes else []),
-                *holding,
-            ],
-            {
-                **os.environ,
-                # Ray prints the ranks' lines into a pipe: buffered, they would arrive only once 8
-                # KiB are full, a minute late.
-                "PYTHONUNBUFFERED": "1",
-                **store,
-                **env,
-                **document.env,
-                **plugin_env({**os.environ, **env, **document.env}),
-                **placement_env(document),
-                **({BESIDE: "1"} if beside else {}),
-                **(self.adapters.env if takes else {}),
-                **sleeping,
-                "VLLM_API_KEY": key,
-            },
+            argv,
+            {**environment, **secrets},
             paths.log(document.name),
             self._read,
             [self.sleeping.descriptor] if self.sleeping else [],
+            process,
         )
         if self.sleeping:
             self.sleeping.started()

@@ -38,9 +38,11 @@ class Child:
         log: Optional[Path],
         on_line: Callable[[str], None],
         descriptors: Sequence[int] = (),
+        process: Optional[subprocess.Popen[bytes]] = None,
     ) -> None:
-        """Raise OSError if the program cannot be started. `descriptors`: that it inherits."""
-        self._process = subprocess.Popen(
+        """Raise OSError if the program cannot be started. `descriptors`: that it inherits.
+        `process`: one that runs it already, of a session of its own, with a pipe for its output."""
+        self._process = process or subprocess.Popen(
             list(argv),
             env=dict(env),
             stdin=subprocess.DEVNULL,

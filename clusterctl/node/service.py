@@ -34,6 +34,7 @@ from clusterctl.node.documents import (
 from clusterctl.node.endpoint import Reading
 from clusterctl.node.evidence import HangEvidence
 from clusterctl.node.files import Journal, NodePaths
+from clusterctl.node.import_ahead import ImportAhead
 from clusterctl.node.prestart import FAILED, prestart_arguments
 from clusterctl.node.rank_placement import gpu_share
 from clusterctl.node.ranks import ranks
@@ -144,6 +145,7 @@ class SupervisedService:
         self._evidence = evidence
         self._backoff = Backoff(timing.service_backoff_first, timing.service_backoff_max)
         self._attempt: Optional[Attempt] = None
+        self._ahead = ImportAhead()
         self._retry_at: Optional[float] = None
         self._kill_at = 0.0  # When a service that is stopping is killed
         self._freed = 0.0  # When the last attempt released its GPUs
@@ -180,6 +182,8 @@ class SupervisedService:
         removed."""
         self._snapshot, self._due = conditions.snapshot, False
         self._paired = conditions.turn.paired
+        if wanted is None:
+            self._ahead.end()
         if self._ended and self._ended.let_go(now, conditions.snapshot, conditions.taken):
             self._ended = None
         attempt = self._attempt
@@ -316,6 +320,7 @@ class SupervisedService:
 
     def stop(self, now: float) -> None:
         """Begin a graceful stop. The caller repeats `finish_stop` until `stopped`."""
+        self._ahead.end()
         if self._attempt and self._phase != "stopping":
             self._begin_stop(now, self._attempt, "the supervisor is stopping")
 
@@ -384,12 +389,15 @@ class SupervisedService:
                 key,
                 conditions.node_ip,
                 store_port(document.port, conditions.store_ports),
+                self._ahead,
                 beside=conditions.turn.beside,
             )
         except OSError as error:
             self._give_up(f"{document.argv[0]} cannot be started: {error}", [str(error)])
             return
-        self._turn("starting", f"attempt {self._attempts}, pid {self._attempt.child.pid}")
+        imported = ", which has imported vLLM" if self._attempt.imported else ""
+        pid = self._attempt.child.pid
+        self._turn("starting", f"attempt {self._attempts}, pid {pid}{imported}")
         # Only the first attempt: what failed ones leave would add up until it ends by itself.
         if self._attempts == 1:
             self._prestart_ranks(document, {**os.environ, **conditions.env, **document.env})
@@ -470,9 +478,12 @@ class SupervisedService:
         self._turn("ready", f"{took}: answers {answers}")
 
     def _rest(self, now: float, attempt: Attempt) -> None:
-        """Order it to sleep after its idle time, and to wake once a request waits."""
+        """Order it to sleep after its idle time, and to wake once a request waits. For one that
+        never sleeps, have vLLM imported for its next start."""
         sleeping = attempt.sleeping
         if sleeping is None:
+            if now - attempt.started - self._ready_seconds > self._timing.import_ahead:
+                self._ahead.begin(attempt.command)
             return
         if self._shown.least >= 0:
             attempt.look_again(now // self._timing.scale_every)
