@@ -49,7 +49,6 @@ from tests.fakes.sleep_contract import Sleeper
 from tests.gpu.sleep import KEY, say
 
 CLUSTER = "one"
-_TIMING = Timing()
 ON_GPUS = shutil.which("nvidia-smi") is not None
 FIRST_PORT = 11900
 RAY, WORKERS, END = 100, 200, 600
@@ -189,10 +188,10 @@ class OneNode:
         (self.paths.services / f"{name}.json").unlink()
 
     @contextlib.contextmanager
-    def running(self, timing: Timing = _TIMING) -> Iterator[None]:
+    def running(self, timing: Timing | None = None) -> Iterator[None]:
         """Run the supervisor; at the end show its journal, and end all that it started."""
         journal = Journal(self.paths.journal, "a", io.StringIO())
-        supervisor = Supervisor(self.paths, self.document, timing, journal)
+        supervisor = Supervisor(self.paths, self.document, timing or Timing(), journal)
         thread = threading.Thread(target=supervisor.run)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         thread.start()

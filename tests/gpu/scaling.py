@@ -2,9 +2,10 @@
 and gateway: a load that triples.
 
     python -m tests.gpu.scaling MODEL [--replicas 2] [--rate 8] [--ttft 1] [--ports 11900]
-        [--before 20] [--during 60] [-- FLAG...]
+        [--share 0.5] [--before 20] [--during 60] [-- FLAG...]
 
-MODEL is a directory; each replica has one GPU. Prints a JSON object a line: how long after the load
+MODEL is a directory; each replica has one GPU, or a share of it (then also give
+--gpu-memory-utilization). Prints a JSON object a line: how long after the load
 tripled the 99th percentile of the time to the first token was within the target again.
 """
 
@@ -14,8 +15,10 @@ import argparse
 import json
 import time
 from dataclasses import replace
+from math import ceil
 
 from clusterctl.node.documents import Member, MembersDocument, ServiceDocument, replica_name
+from clusterctl.node.rank_placement import PER_WORKER
 from tests.bench.load import Load, LoadReport, run_load
 from tests.fakes.node_bench import await_value
 from tests.gpu.one_node import HOST, OneNode, read_arguments, turn_flags
@@ -27,10 +30,13 @@ IDLE = 15.0
 TOKENS = 128
 
 
-def documents(node: OneNode, model: str, number: int, flags: list[str]) -> list[ServiceDocument]:
+def documents(
+    node: OneNode, model: str, number: int, share: float, flags: list[str]
+) -> list[ServiceDocument]:
     found = []
+    env = {PER_WORKER: f"{share:g}"} if share < 1 else {}
     for replica in range(1, number + 1):
-        one = node.service(NAME, model, flags, 1, replica, idle=IDLE, least=1)
+        one = node.service(NAME, model, flags, 1, replica, env=env, idle=IDLE, least=1)
         found.append(replace(one, name=replica_name(NAME, replica), replica=replica))
     return found
 
@@ -75,6 +81,7 @@ def say_report(what: str, node: OneNode, number: int, report: LoadReport, ttft: 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--share", type=float, default=1.0, help="of a GPU, for each replica")
     parser.add_argument("--rate", type=float, default=8.0)
     parser.add_argument("--ttft", type=float, default=1.0)
     parser.add_argument("--before", type=float, default=20.0, help="seconds of the load")
@@ -82,8 +89,8 @@ def main() -> None:
     asked, flags = read_arguments(parser)
     number, ttft = asked.replicas, asked.ttft
 
-    node = OneNode(number, asked.ports)
-    replicas = documents(node, asked.model, number, turn_flags(flags))
+    node = OneNode(ceil(number * asked.share), asked.ports)
+    replicas = documents(node, asked.model, number, asked.share, turn_flags(flags))
     members = [Member(one.replica, "a", HOST, one.port) for one in replicas]
     door = asked.ports
     listed = MembersDocument(NAME, [NAME], door, members, listen=HOST, least=1, ttft=ttft)

@@ -1,10 +1,12 @@
 """What starts take, with vLLM itself under the real supervisor and Ray, and whether the same tokens
 come out.
 
-    python -m tests.gpu.starts MODEL [--tp 2] [--cold 2] [--warm 3] [--ports 11900] [-- FLAG...]
+    python -m tests.gpu.starts MODEL [--tp 2] [--cold 2] [--warm 3] [--ahead] [--ports 11900]
+        [-- FLAG...]
 
 MODEL is a directory. A cold start finds no compiled code: caches are removed before. Warm starts
-follow a change of the service's document and `kill -9` of a rank, in turn. Prints a JSON object a
+follow a change of the service's document and `kill -9` of a rank, in turn; with --ahead only the
+latter, once a process that has imported vLLM waits. Prints a JSON object a
 line. Variables of the environment reach the service, such as VLLM_WORKER_MULTIPROC_METHOD=fork.
 Caches below OUT stay for another run; its first start is then warm without --cold.
 """
@@ -21,13 +23,16 @@ from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
 from clusterctl.node.documents import ServiceDocument, ServiceState
+from clusterctl.node.import_ahead import IMPORT_AHEAD, OFF, ON
 from clusterctl.node.sleeping import SleepControl
+from clusterctl.node.timing import Timing
 from tests.fakes.node_bench import await_value
 from tests.fakes.sleep_contract import Sleeper
 from tests.gpu.one_node import HOST, OneNode, read_arguments
 from tests.gpu.sleep import KEY, gpu_gib, host_gib, say
 
 NAME = "m"
+IMPORTS = 30.0  # Seconds in which vLLM is imported
 LIMIT = 500.0
 TOKENS = 24
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
@@ -61,6 +66,8 @@ class Starts:
         self.number += 1
         self.read = len(self._log())
         if kind == KILLED:
+            if self.document.env[IMPORT_AHEAD] == ON:
+                time.sleep(IMPORTS)
             ranks = await_value(lambda: self._shown().ranks, "its ranks")
             began = time.monotonic()
             os.kill(ranks[-1].pid, signal.SIGKILL)
@@ -119,15 +126,18 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cold", type=int, default=2)
     parser.add_argument("--warm", type=int, default=3)
+    parser.add_argument("--ahead", action="store_true", help="vLLM is imported ahead of a restart")
     asked, flags = read_arguments(parser)
 
     node = OneNode(asked.tp, asked.ports)
-    document = node.service(NAME, asked.model, flags, asked.tp)
+    env = {IMPORT_AHEAD: ON if asked.ahead else OFF}
+    document = node.service(NAME, asked.model, flags, asked.tp, env=env)
     direct = Sleeper(SleepControl(), HOST, document.port, NAME, KEY)
     starts = Starts(node, document, direct)
     colds = [COLD] * asked.cold or [FIRST]
-    with node.running():
-        for kind in [*colds, *islice(cycle((CHANGED, KILLED)), asked.warm)]:
+    kinds = [KILLED] if asked.ahead else [CHANGED, KILLED]
+    with node.running(Timing(import_ahead=1.0)):
+        for kind in [*colds, *islice(cycle(kinds), asked.warm)]:
             starts.start(kind)
 
 
