@@ -67,7 +67,12 @@ class Adapters:
 
     @property
     def env(self) -> Dict[str, str]:
-        return {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", _TOKEN: self._token}
+        return {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+
+    @property
+    def secrets(self) -> Dict[str, str]:
+        """Variables like those of `env`, which only the process itself may see."""
+        return {_TOKEN: self._token}
 
     def follow(self) -> Dict[str, str]:
         """Load and unload what differs from `wanted`. Return, by name, why an adapter is not

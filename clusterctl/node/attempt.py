@@ -161,9 +161,10 @@ class Attempt:
             **plugin_env({**os.environ, **env, **document.env}),
             **placement_env(document),
             **({BESIDE: "1"} if beside else {}),
+            **(self.adapters.env if takes else {}),
             **sleeping,
         }
-        secrets = {**(self.adapters.env if takes else {}), "VLLM_API_KEY": key}
+        secrets = {**(self.adapters.secrets if takes else {}), "VLLM_API_KEY": key}
         self.command = StartCommand(argv, environment, key, secrets)
         process = ahead.take(self.command) if ahead else None
         self.imported = process is not None  # Before it started

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import math
 import re
 import socket
 import threading
@@ -31,11 +32,8 @@ PROBE_TEXT = "Hello"
 # The second is the gauge's name in old releases, such as 0.7 and 0.8.
 KV_CACHE_USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 
-# A bucket of vLLM's histogram of the time to the first token, in Prometheus text
-_FIRST_TOKENS = re.compile(
-    r'^vllm:time_to_first_token_seconds_bucket\{[^}\n]*\ble="([^"\n]+)"[^}\n]*\} (\S+)',
-    re.MULTILINE,
-)
+FIRST_TOKENS = "vllm:time_to_first_token_seconds_bucket"
+_BOUND = re.compile(r'[{,]le="([^"]{1,20})"')  # Of a bucket, in seconds
 
 # Bytes of an answer; metrics of vLLM have some 100 KiB. A gateway asks servers on other hosts, too.
 LARGEST_ANSWER = 16 * 2**20
@@ -231,15 +229,20 @@ def parse_metrics(text: str, counter: str = GENERATED_TOKENS) -> Metrics:
     `counter` names the metric that grows while the model works.
     """
 
+    lines = [line.rpartition(" ") for line in text.splitlines()]
+
     def series(name: str) -> List[float]:
-        lines = (line.rpartition(" ") for line in text.splitlines())
-        return [float(value) for metric, _, value in lines if metric.partition("{")[0] == name]
+        found = [float(value) for metric, _, value in lines if metric.partition("{")[0] == name]
+        return [value for value in found if math.isfinite(value)]
 
     tokens, read = sum(series(counter)), sum(series(PROMPT_TOKENS))
     kv_cache_use = [use for name in KV_CACHE_USE for use in series(name)]
     first_tokens: Dict[float, float] = {}
-    for within, count in _FIRST_TOKENS.findall(text):
-        first_tokens[float(within)] = first_tokens.get(float(within), 0.0) + float(count)
+    for metric, _, count in lines:
+        bound = _BOUND.search(metric) if metric.startswith(FIRST_TOKENS) else None
+        if bound and math.isfinite(float(count)):
+            within = float(bound[1])
+            first_tokens[within] = first_tokens.get(within, 0.0) + float(count)
     return Metrics(
         running=sum(series("vllm:num_requests_running")),
         waiting=sum(series("vllm:num_requests_waiting")),

@@ -532,7 +532,7 @@ class Gateway:
                 of_member(self._in_flight, name, server.name),
                 of_member(by_member, name, server.name),
                 server.standby,
-                server.name in self._spare.get(name, ()),
+                proof.ready and server.name in self._spare.get(name, ()),
             )
             for name, document in sorted(documents.items())
             for member, server in servers_of(document)

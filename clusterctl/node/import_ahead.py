@@ -14,6 +14,7 @@ import json
 import os
 import runpy
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -112,7 +113,8 @@ class ImportAhead:
             self._channel.close()
             self._channel = None
         if process:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):  # With what its imports have started
+                os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_ANSWERS_WITHIN)
             if process.stdout:

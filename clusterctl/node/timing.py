@@ -47,9 +47,7 @@ class Timing:
     # The same for one that has not answered yet: it has no request to finish, and vLLM loads to the
     # end before it heeds SIGTERM.
     stop_loading: float = 3.0
-    import_ahead: float = (
-        60.0  # How long a service is ready before vLLM is imported for its next start
-    )
+    import_ahead: float = 60.0  # How long it is ready before vLLM is imported for its next start
     # A node lost within this time after vLLM's end counts as the cause of that end. A dead node is
     # known after 18 s (DEAD_NODE_DETECTION in ray_cluster/nodes.py).
     blame_limit: float = 30.0

@@ -66,11 +66,11 @@ def test_it_wakes_while_requests_wait_and_sleeps_again(operator: Operator, on_ho
         until(
             lambda: answered(operator)[2] > before[2] + 5, within=60, what="answers of the second"
         )
-        assert "asks 2 of 2 replicas" in journal(on_host)
+        assert "uses 2 of 2 replicas" in journal(on_host)
     assert (row["failed"], row["broken"]) == (0, 0), row
 
     until(
-        lambda: "asks 1 of 2 replicas" in journal(on_host),
+        lambda: "uses 1 of 2 replicas" in journal(on_host),
         within=120,
         what="the first one suffices",
     )

@@ -86,7 +86,12 @@ class Engine:
         adapters = Adapters(api, Timing())
         if takes_adapters(flags):
             argv += adapters.argv
-            env = {**env, **adapters.env, "PYTHONPATH": str(Path(__file__).parents[2])}
+            env = {
+                **env,
+                **adapters.env,
+                **adapters.secrets,
+                "PYTHONPATH": str(Path(__file__).parents[2]),
+            }
         started = time.monotonic()
         with log.open("wb") as opened:
             process = subprocess.Popen(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -105,9 +107,7 @@ def test_a_steady_load_settles(rate: float) -> None:
     fleet.numbers.clear()
     fleet.serve(3600, rate)
 
-    changes = sum(
-        one != other for one, other in zip(fleet.numbers, fleet.numbers[1:], strict=False)
-    )
+    changes = sum(one != other for one, other in pairwise(fleet.numbers))
     assert changes <= 2, fleet.numbers
     assert fleet.waiting < 20, fleet.numbers
 
@@ -148,14 +148,16 @@ def test_a_full_cache_wakes_another_and_a_moment_does_not() -> None:
     full, half = Reading(ready=True, kv_cache_use=0.97), Reading(ready=True, kv_cache_use=0.5)
     assert events([half, full, half] * 20, ScalingTarget(1)) == []
     assert events([half, full, full, full, half], ScalingTarget(1)) == [
-        "asks 2 of 4 replicas: a KV cache is 97% full"
+        "uses 2 of 4 replicas: a KV cache is 97% full"
     ]
 
 
 def test_a_queue_that_drains_wakes_nobody() -> None:
     queue = [Reading(ready=True, running=8, waiting=n) for n in (60, 50, 40, 30, 20, 10, 0, 0)]
     assert events(queue, ScalingTarget(1)) == []
-    assert events(queue[::-1], ScalingTarget(1)) == ["asks 2 of 4 replicas: 30 requests wait"]
+    assert events(queue[::-1], ScalingTarget(1)) == [
+        "uses 2 of 4 replicas: 30 requests are waiting"
+    ]
 
 
 def first_tokens(in_time: int, late: int) -> Reading:
@@ -167,10 +169,49 @@ def test_late_first_tokens_wake_another_if_there_is_a_target() -> None:
     late = [first_tokens(100 + 10 * n, 50 + 5 * n) for n in range(4)]
     assert events(late, ScalingTarget(1)) == []
     assert events(late, ScalingTarget(1, ttft=1.0)) == [
-        "asks 2 of 4 replicas: 33% of first tokens came after 1 s"
+        "uses 2 of 4 replicas: 33% of first tokens came after 1 s"
     ]
     few = [first_tokens(1000 * n, round(1000 * n * MOST_LATE / 2)) for n in range(9)]
     assert events(few, ScalingTarget(1, ttft=1.0)) == []
+
+
+def test_late_first_tokens_that_come_seldom_wake_another_too() -> None:
+    """One in three seconds, all of them late: long prompts."""
+    late = [first_tokens(0, n // 3) for n in range(30)]
+    assert events(late, ScalingTarget(1, ttft=1.0))[:1] == [
+        "uses 2 of 4 replicas: 100% of first tokens came after 1 s"
+    ]
+
+
+def test_a_gateway_that_starts_asks_those_that_have_requests() -> None:
+    busy = dict.fromkeys(FOUR, Reading(ready=True, running=8))
+    scaling, target = Scaling(TIMING), ScalingTarget(least=1)
+    assert scaling.asked(0.0, target, FOUR[:1], busy) == NAMES(FOUR[:1])
+    assert scaling.asked(1.0, target, FOUR, busy) == NAMES(FOUR)
+    assert scaling.asked(2.0, target, FOUR, dict.fromkeys(FOUR, Reading())) == NAMES(FOUR)
+
+
+def test_one_that_is_not_ready_for_a_moment_leaves_the_number() -> None:
+    busy = dict.fromkeys(FOUR, Reading(ready=True, running=8))
+    scaling, target = Scaling(TIMING), ScalingTarget(least=1)
+    for now in range(10):
+        assert scaling.asked(now, target, FOUR, busy) == NAMES(FOUR)
+    assert scaling.asked(10.0, target, FOUR[:1], busy) == NAMES(FOUR[:1])
+    assert scaling.asked(11.0, target, FOUR, busy) == NAMES(FOUR)
+
+
+def test_one_that_flaps_changes_hands_once() -> None:
+    """Each change is a reload of the gateway."""
+    idle = dict.fromkeys(FOUR, Reading(ready=True))
+    scaling, target = Scaling(TIMING), ScalingTarget(least=1)
+    asked = []
+    for now in range(600):
+        ready = FOUR if now % 24 < 12 else FOUR[1:]
+        asked.append(scaling.asked(float(now), target, ready, idle))
+    assert sum(one != other for one, other in pairwise(asked)) == 1
+    asked += [scaling.asked(float(now), target, FOUR, idle) for now in range(600, 700)]
+    assert asked[-1] == NAMES(FOUR[:1])
+    assert sum(one != other for one, other in pairwise(asked)) == 2
 
 
 def test_an_engine_that_counts_from_zero_again_is_no_news() -> None:
@@ -190,7 +231,26 @@ vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 9.0
 
 
 def test_first_tokens_are_read_from_the_histogram_over_all_engines() -> None:
-    assert parse_metrics(METRICS).first_tokens == {0.5: 8.0, float("inf"): 10.0}
+    assert parse_metrics(METRICS).first_tokens == {0.001: 0.0, 0.5: 8.0, float("inf"): 10.0}
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999"])
+def test_a_number_that_is_none_is_left_out(value: str) -> None:
+    text = METRICS + f"vllm:num_requests_running {value}\nvllm:num_requests_waiting {value}\n"
+    text += f'vllm:time_to_first_token_seconds_bucket{{le="2"}} {value}\n'
+    found = parse_metrics(text)
+    assert (found.running, found.waiting, found.first_tokens.get(2.0)) == (0, 0, None)
+
+
+def test_a_long_line_takes_no_longer_than_its_length() -> None:
+    def seconds(times: int) -> float:
+        line = "vllm:time_to_first_token_seconds_bucket{" + 'le="1" ' * times
+        began = time.process_time()
+        parse_metrics(f"{line}}} 1\n" * 20)
+        return time.process_time() - began
+
+    seconds(1000)
+    assert seconds(40_000) < 40 * seconds(4_000) + 0.5
 
 
 class ScalingBench(GatewayBench):
@@ -211,8 +271,9 @@ class ScalingBench(GatewayBench):
         self.follow()
 
     def asked(self) -> list[int]:
-        """Return the numbers of the replicas that are not spare."""
-        return [member.replica for member in self.state().members if not member.spare]
+        """Return the numbers of the replicas that get requests and are not spare."""
+        members = self.state().members
+        return [one.replica for one in members if one.admitted and not one.spare]
 
     def await_asked(self, *numbers: int) -> None:
         await_value(lambda: self.asked() == list(numbers), f"{numbers}, not {self.asked()}")
@@ -241,7 +302,7 @@ def test_others_get_requests_once_they_are_needed(bench: ScalingBench) -> None:
 
     bench.report([WAITS, *[Reading(ready=True)] * 2])
     bench.await_asked(1, 2)
-    assert "asks 2 of 3 replicas: 20 requests wait" in bench.paths.journal.read_text()
+    assert "uses 2 of 3 replicas: 20 requests are waiting" in bench.paths.journal.read_text()
     bench.report([Reading(ready=True)] * 3)
     await_value(lambda: bench.post().status_code == 200 and bench.served()[1] > 0, "the second")
     assert bench.served()[2] == 0
