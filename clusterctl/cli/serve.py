@@ -58,7 +58,7 @@ _Replicas = Annotated[
     typer.Option(
         "--replicas",
         metavar="N|max|N..M",
-        help="Number of replicas; 1..4: at least 1 awake, others as they are needed. Default: the "
+        help="Number of replicas; 1..4: at least 1 awake, others as needed. Default: the "
         "current number, or 1.",
     ),
 ]

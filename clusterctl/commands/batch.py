@@ -59,7 +59,7 @@ def run(
 
             url = base_url("127.0.0.1", tunnel.port)
             batch = BatchRun(url, read_key(inventory, head), file, count, concurrency)
-            priority = _priority(survey, service)
+            priority = priority_of(survey, service)
             missing = (
                 request.with_priority(priority)
                 for request in read_requests(requests, api.served_name)
@@ -75,9 +75,13 @@ def run(
             return count
 
 
-def _priority(survey: Survey, service: str) -> int:
+def priority_of(survey: Survey, service: str) -> int:
     """Return the `priority` of its requests: a service that schedules by that has others first."""
-    text = survey.written.get(f"services/{service}.json")
-    argv = from_json(ServiceDocument, text).argv if text else []
+    found = survey.service(service)
+    names = found.replica_names(found.members) or [
+        service
+    ]  # Hosts other than the head are not asked
+    texts = (survey.written.get(f"services/{name}.json") for name in names)
+    argv = next((from_json(ServiceDocument, text).argv for text in texts if text), [])
     policy = last_value(parse_arguments(argv[3:]), "scheduling-policy")
     return AFTER_OTHERS if policy == "priority" else 0

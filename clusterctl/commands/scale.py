@@ -31,6 +31,7 @@ class ScalePlan:
             f"stop {each.name} on {each.host}, after its running requests" for each in moves.leaving
         ]
         found += [f"give up {name}, whose host is dead" for name in moves.lost]
+        found += moves.awake
         if not found and moves.members != self.survey.service(moves.service).listed:
             found.append("gateway: update its list of replicas")
         return found

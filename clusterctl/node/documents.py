@@ -136,8 +136,8 @@ class ServiceDocument:
     stall_timeout: float = STALL_TIMEOUT
     replica: int = 1  # From 1 on; numbers of replicas that were stopped are free again
     idle: float = 0.0  # Seconds without a request after which it sleeps; 0: never
-    # Replicas up to this number never sleep, and the gateway asks others when they are needed
-    least: int = -1  # (node/scaling.py); -1: it asks all
+    # Replicas up to this number never sleep: the first of those that there are, whatever their
+    least: int = -1  # numbers. The gateway asks others when they are needed; -1: it asks all
     parked_gib: float = 0.0  # What each rank then puts into its host's memory; 0: not known
     # Node IP of each rank, in vLLM's order, on which Ray has to place it. Empty in documents of
     # clusterctl 0.2 and older: Ray chooses, and clients reach the process directly.
@@ -206,7 +206,7 @@ class MembersDocument:
     listen: str = ""  # Address of the gateway's port; empty: the head's node IP
     on: str = ""  # The hosts that replicas may be on, as `serve --on` names them; empty: all
     asked: int = 0  # The number of replicas that `serve` was to start; 0: not known
-    least: int = -1  # As its replicas have it
+    least: int = -1  # How many of them never sleep (node/scaling.py); -1: it asks all
     ttft: float = 0.0  # Seconds to the first token that it is to keep by scaling; 0: any
     adapters: Dict[str, str] = field(default_factory=dict)  # As its replicas have them
 

@@ -24,7 +24,7 @@ from clusterctl.planning.replicas import (
     seats_for,
     sizes_of,
 )
-from clusterctl.planning.sleepers import require_one_replica
+from clusterctl.planning.sleepers import last_awake, require_one_replica, require_room_to_sleep
 from clusterctl.planning.swaps import pair_stays
 from clusterctl.serving.declaration import require_service
 from clusterctl.serving.service import PlannedReplica
@@ -54,6 +54,7 @@ class ServiceMoves:
             found.append(f"{self.service}: stop {names}, after the running requests")
         if self.lost:
             found.append(f"{self.service}: give up {', '.join(self.lost)}, whose host is dead")
+        found += [f"{self.service}: {line}" for line in self.awake]
         lost = len(self.leaving) + len(self.lost) - len(self.new)
         if lost:
             left, on = len(self.staying) + len(self.new), self.members.on
@@ -62,6 +63,15 @@ class ServiceMoves:
                 f"no other host{f' of --on {on}' if on else ''} has free GPUs for {lost} of them"
             )
         return found
+
+    @property
+    def awake(self) -> list[str]:
+        """What changes for those that stay, of a service that scales."""
+        return [
+            f"{each.name} {'stays awake' if each.document.stays_awake else 'may sleep'} from now on"
+            for each in self.staying
+            if each.differs
+        ]
 
     @property
     def ends(self) -> bool:
@@ -176,13 +186,16 @@ def _moves_to(
     listed = service.require_list()
     location = asked.require_location({name for each in seats for name in each}) if seats else None
 
-    new = list[PlannedReplica]()
-    for number, hosts in zip(free_numbers(service, len(seats)), seats, strict=True):
+    new, numbers = list[PlannedReplica](), free_numbers(service, len(seats))
+    least = last_awake(listed.least, [*(each.number for each in staying), *numbers])
+    pattern = replace(pattern, least=least)
+    for number, hosts in zip(numbers, seats, strict=True):
         port = ports.new(hosts[0], listed.port)
         standby = ports.new(hosts[0], listed.port) if pattern.standby_port else 0
         new.append(moved(survey, pattern, number, hosts, port, asked.hardware, standby))
 
-    kept = tuple(as_declared(survey, replica) for replica in staying)
+    kept = tuple(_staying(survey, replica, least) for replica in staying)
+    require_room_to_sleep(survey, [each for each in (*kept, *new) if each.differs])
     members = replace(
         listed,
         members=members_of((*kept, *new), away),
@@ -199,6 +212,14 @@ def _moves_to(
         asked.model,
         location,
     )
+
+
+def _staying(survey: Survey, replica: Replica, least: int) -> PlannedReplica:
+    """Return a replica that stays: as declared, unless it is now to stay awake, or no longer."""
+    planned = as_declared(survey, replica)
+    if replace(replica.document, least=least).stays_awake == replica.document.stays_awake:
+        return planned
+    return replace(planned, document=replace(_as_written(survey, replica), least=least))
 
 
 def _as_written(survey: Survey, replica: Replica) -> ServiceDocument:

@@ -152,8 +152,7 @@ def question(
     asked_on = on_of(survey, service.name) if request.on is None else request.on
     on = "" if asked_on == ANY_HOST else asked_on
     request = replace(request, on=on)
-    if request.replicas is None and service.listed and service.documents:
-        request = as_it_scales(request, service.listed, service.documents[0])
+    request = as_it_scales(request, service)
     hosts = tuple(host for host in hosts_on(survey, on) if host not in without)
     first = None
     if request.swap_with:

@@ -36,8 +36,9 @@ from clusterctl.planning.replicas import (
 from clusterctl.planning.report import FitReport
 from clusterctl.planning.rules import require_served
 from clusterctl.planning.sleepers import (
-    require_host_memory,
+    last_awake,
     require_one_replica,
+    require_room_to_sleep,
     scaling_note,
     turns_note,
 )
@@ -208,8 +209,6 @@ def _notes(draft: _Draft, layout: Layout) -> tuple[str, ...]:
         notes.append(f"{model.hub_id} is on no host: every host downloads it from the Hub")
     elif draft.location.note:
         notes.append(draft.location.note)
-    if draft.launch.request.scales:
-        notes.append(scaling_note(draft.launch.request))
     if draft.launch.request.standby or draft.launch.request.swaps:
         notes.append(turns_note(draft.launch.request, draft.service.name))
     return (*notes, *draft.forecast.notes)
@@ -248,17 +247,20 @@ def _with_replicas(draft: _Draft) -> ServicePlan:
         require_replicas(service.name, most or 1, possible, sizes.gpus)
 
     seats = {**kept, **dict(zip(free_numbers(service, len(new)), new, strict=True))}
-    ports = ReplicaPorts(survey)
-    replicas = [_seated(draft, number, seats[number], ports) for number in sorted(seats)]
-    _require_room_to_sleep(survey, replicas)
+    ports, least = ReplicaPorts(survey), last_awake(request.least, seats)
+    replicas = [_seated(draft, number, seats[number], ports, least) for number in sorted(seats)]
+    require_room_to_sleep(survey, replicas)
     members = _list_of(draft, replicas, waiting)
     url = _url_of(survey, members)
+    _require_gateway(request, url, len(replicas))
     made = url.startswith("https:") and not survey.inventory.gateway.certificate
     others = other_urls(survey, url, members) if url else ()
 
     notes = [_where_note(replicas), *door_notes(url, others)]
     if waiting:
         notes.append(_waiting_note(waiting, possible))
+    if request.scales:
+        notes.append(scaling_note(request, len(replicas)))
     return ServicePlan(
         replicas=tuple(replicas),
         location=draft.location,
@@ -279,7 +281,20 @@ def _url_of(survey: Survey, members: MembersDocument) -> str:
     return gateway_url(survey, gateway, members, node_ip, _client_address(survey))
 
 
-def _seated(draft: _Draft, number: int, seats: Seats, ports: ReplicaPorts) -> PlannedReplica:
+def _require_gateway(request: ServiceRequest, url: str, replicas: int) -> None:
+    """Raise UsageError for a range without a gateway: each replica would sleep and wake for its own
+    requests alone, and nothing would keep the target."""
+    if request.scales and not url:
+        raise UsageError(
+            "a range of replicas needs the gateway, which asks no more of them than are needed, "
+            "and the node image has no HAProxy",
+            hint=f"--replicas {replicas}, or an image with HAProxy: docs/gateway.md",
+        )
+
+
+def _seated(
+    draft: _Draft, number: int, seats: Seats, ports: ReplicaPorts, least: int
+) -> PlannedReplica:
     """Return the replica with ranks on these hosts. One already running there keeps its port."""
     survey, launch = draft.asked.survey, draft.launch
     first = survey.topology.node(seats[0])
@@ -304,6 +319,7 @@ def _seated(draft: _Draft, number: int, seats: Seats, ports: ReplicaPorts) -> Pl
         document,
         name=name,
         replica=number,
+        least=least,
         node_ips=node_ips,
         kind=_kind(draft.asked, launch),
         adapters=_adapters(draft.asked),
@@ -319,22 +335,6 @@ def _seated(draft: _Draft, number: int, seats: Seats, ports: ReplicaPorts) -> Pl
         chat=draft.chat,
         old=old,
     )
-
-
-def _require_room_to_sleep(survey: Survey, replicas: Sequence[PlannedReplica]) -> None:
-    """Raise DoesNotFit unless all that are to sleep have a place for it in their host's memory."""
-    memory = {
-        node.node_ip: (node.host, survey.facts[node.host].memory)
-        for node in survey.topology.nodes
-        if node.host in survey.facts
-    }
-    planned = {each.name for each in replicas}
-    running = [each.document for each in survey.replicas.values() if each.name not in planned]
-    before = [document for document in running if document.sleeps]
-    for each in replicas:
-        if each.document.sleeps:
-            require_host_memory(each.document, before, memory)
-            before.append(each.document)
 
 
 def _adapters(asked: Question) -> dict[str, str]:

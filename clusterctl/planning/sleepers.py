@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import floor
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import DoesNotFit, UsageError
+from clusterctl.errors import ClusterctlError, DoesNotFit, UsageError, raise_all
 from clusterctl.node.documents import MOST_PINNED
 from clusterctl.planning.report import Hardware
 from clusterctl.planning.rules import rules_for
-from clusterctl.serving.request import ServiceRequest, sleep_option
+from clusterctl.serving.request import ServiceRequest, require_range, require_scaling, sleep_option
 from clusterctl.serving.vllm_flags import Argument, last_value, lay_over
 from clusterctl.units import GIB
 
 if TYPE_CHECKING:
-    from clusterctl.node.documents import MembersDocument, ServiceDocument
+    from clusterctl.node.documents import ServiceDocument
+    from clusterctl.serving.service import PlannedReplica
+    from clusterctl.survey.services import Service
+    from clusterctl.survey.survey import Survey
 
 # Part of a host's memory that weights may take: vLLM pins what it puts there, and keeps it when it
 # wakes. The rest is for processes, the page cache and the system.
@@ -35,6 +38,8 @@ _UTILIZATION = "gpu-memory-utilization"
 
 def parked(documents: Iterable[ServiceDocument]) -> dict[str, float]:
     """Return the GiB of each host, by node IP, that these services may take of its memory."""
+    # One that stays awake counts as none. What it has pinned, if it once slept, it keeps until its
+    # next start: a quarter of the memory is left for such.
     found: dict[str, float] = defaultdict(float)
     for document in documents:
         own = 0.0 if document.stays_awake else document.parked_gib
@@ -50,6 +55,23 @@ def parked_by_two(weights_gib: float) -> float:
     return 2 * weights_gib * MOST_PINNED
 
 
+def require_room_to_sleep(survey: Survey, replicas: Sequence[PlannedReplica]) -> None:
+    """Raise DoesNotFit unless all of these that are to sleep have a place for it in their host's
+    memory, beside what is declared now."""
+    memory = {
+        node.node_ip: (node.host, survey.facts[node.host].memory)
+        for node in survey.topology.nodes
+        if node.host in survey.facts
+    }
+    planned = {each.name for each in replicas}
+    running = [each.document for each in survey.replicas.values() if each.name not in planned]
+    before = [document for document in running if document.sleeps]
+    for each in replicas:
+        if each.document.sleeps:
+            require_host_memory(each.document, before, memory)
+            before.append(each.document)
+
+
 def require_host_memory(
     document: ServiceDocument,
     others: Sequence[ServiceDocument],
@@ -61,7 +83,7 @@ def require_host_memory(
     for node_ip, own in parked([document]).items():
         host, size = memory.get(node_ip, ("", 0))
         room = size / GIB * _SHARE - before.get(node_ip, 0.0)
-        if size and own > room:
+        if size and own > max(room, 0.0):
             taken = before.get(node_ip, 0.0)
             elsewhere = "" if document.swap_with else f", or add --on with hosts other than {host}"
             others_take = f", of which other services take {taken:.1f}" if taken else ""
@@ -76,7 +98,7 @@ def require_host_memory(
 
 def _without_sleep(document: ServiceDocument) -> str:
     if document.least >= 0:
-        return "give a number in place of the range: --replicas 2"
+        return "serve it with a number in place of the range (--replicas 2)"
     return f"leave {sleep_option(document)} out"
 
 
@@ -136,22 +158,47 @@ def turns_note(request: ServiceRequest, name: str) -> str:
     return f"its standby starts once the service is ready and has had no requests for a while{room}"
 
 
-def as_it_scales(
-    request: ServiceRequest, listed: MembersDocument, first: ServiceDocument
-) -> ServiceRequest:
-    """Return a request without a number of replicas for those that the service has, which sleep and
-    wake as before."""
-    if listed.least < 0:
-        return request
-    ttft = request.ttft or listed.ttft
-    return replace(request, least=listed.least, idle=request.idle or first.idle, ttft=ttft)
+def as_it_scales(request: ServiceRequest, service: Service) -> ServiceRequest:
+    """Return the request; without a number of replicas, for those that the service has, which sleep
+    and wake as before. Raises UsageError for what contradicts that, and for a target that nothing
+    keeps."""
+    listed, ending = service.listed, ""
+    problems: list[ClusterctlError] = []
+
+    def fail(text: str, hint: str) -> None:
+        problems.append(UsageError(text, hint=hint + ending))
+
+    if request.replicas is None and listed and listed.least >= 0 and service.documents:
+        idle, ttft = request.idle or service.documents[0].idle, request.ttft or listed.ttft
+        request = replace(request, least=listed.least, idle=idle, ttft=ttft)
+        number = 1 if request.standby or request.swaps else max(listed.asked, 1)
+        ending = f", or end the range with --replicas {number}"
+        current = f"--replicas {listed.least}..{listed.asked}"
+        require_scaling(f"the range of {service.name} ({current})", request, fail)
+    require_range(request, fail)
+    raise_all(problems)
+    return request
 
 
-def scaling_note(request: ServiceRequest) -> str:
+def last_awake(least: int, numbers: Collection[int]) -> int:
+    """Return the number up to which replicas never sleep: so many of those that there are. -1 if
+    `least` says that the service does not scale."""
+    awake = sorted(numbers)[: max(least, 0)]
+    return awake[-1] if awake else min(least, 0)
+
+
+def scaling_note(request: ServiceRequest, replicas: int) -> str:
     """Return when a replica beyond those that stay awake is asked, and when it sleeps."""
-    awake = f"at least {request.least} stay awake" if request.least else "all may sleep"
+    idle = f"{request.idle:g} s without a request"
+    if request.least >= replicas:
+        return "all replicas stay awake: there are no others"
+    if replicas == 1:
+        return f"its replica sleeps after {idle}"
+
+    awake, others = "all may sleep", "more"
+    if request.least:
+        awake, others = f"at least {request.least} stay{'s' * (request.least == 1)} awake", "others"
     reasons = "while requests wait or KV caches fill"
     if request.ttft:
         reasons += f", or first tokens take more than {request.ttft:g} s"
-    idle = f"{request.idle:g} s without a request"
-    return f"{awake}; others are asked {reasons}, and sleep after {idle}"
+    return f"{awake}; {others} are asked {reasons}, and sleep after {idle}"

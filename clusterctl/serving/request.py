@@ -246,6 +246,7 @@ def read_request(
         ),
         api_key=keys[-1] if keys else None,
         stall_timeout=options.stall_timeout,
+        ttft=options.ttft or 0.0,
         on=options.on,
         env=options.env,
         adapters=options.adapters,
@@ -253,9 +254,9 @@ def read_request(
     request = _with_replicas(request, options.replicas, fail)
     request = _sharing(request, options.gpu_share, fail)
     request = _sleeping(request, options.idle, fail)
-    request = _with_target(request, options.ttft, fail)
     request = _with_standby(request, fail) if options.standby else request
     request = _swapping(request, options, fail)
+    _scaling(request, options, fail)
     raise_all(problems)
     return request
 
@@ -300,22 +301,31 @@ def _sleeping(
         seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
     if not LEAST_IDLE <= seconds <= MOST_IDLE:
         fail(f"--idle {idle}: must be a time from 10s to 7d, such as 90s, 10m or 2h")
-    if request.scales:
-        _require_countable("--replicas", request, fail)
-    else:
+    if not request.scales:
         _require_one_engine("--idle", request, fail)
     return replace(request, idle=seconds)
 
 
-def _with_target(
-    request: ServiceRequest, ttft: float | None, fail: Callable[..., None]
-) -> ServiceRequest:
-    """Return the request with the time to the first token that it is to keep."""
-    if ttft is None:
-        return request
-    if not request.scales:
+def _scaling(request: ServiceRequest, options: Options, fail: Callable[..., None]) -> None:
+    """Report what contradicts --replicas. Without that, the service may have a range already."""
+    if request.scales:
+        require_scaling(f"--replicas {options.replicas}", request, fail)
+    elif options.replicas is not None:
+        require_range(request, fail)
+
+
+def require_scaling(option: str, request: ServiceRequest, fail: Callable[[str, str], None]) -> None:
+    """Report what contradicts a range of replicas. `option`: what asks for the range."""
+    if request.standby or request.swaps:
+        other = sleep_option(replace(request, idle=0.0))
+        fail(f"{option} and {other} are two uses of sleep", f"leave {other} out")
+    _require_countable(option, request, fail)
+
+
+def require_range(request: ServiceRequest, fail: Callable[[str, str], None]) -> None:
+    """Report a target of a service whose replicas do not scale."""
+    if request.ttft and not request.scales:
         fail("--ttft is kept by waking more replicas", "give a range: --replicas 1..4")
-    return replace(request, ttft=ttft)
 
 
 def _with_standby(request: ServiceRequest, fail: Callable[..., None]) -> ServiceRequest:
@@ -366,16 +376,20 @@ def _require_own_ports(option: str, request: ServiceRequest, fail: Callable[...,
 
 
 def _require_one_engine(option: str, request: ServiceRequest, fail: Callable[..., None]) -> None:
+    if request.scales:
+        return  # `require_scaling` says it
     if request.replicas not in (None, 1) or request.data_parallel > 1:
         fail(f"{option} is for a service with one replica: without --replicas and --dp")
     _require_countable(option, request, fail)
 
 
-def _require_countable(option: str, request: ServiceRequest, fail: Callable[..., None]) -> None:
+def _require_countable(
+    option: str, request: ServiceRequest, fail: Callable[[str, str], None]
+) -> None:
     if last_value(request.given, "api-server-count") not in (None, "1"):
         fail(f"{option} is for one API server, which counts the requests", "--api-server-count 1")
     if any(one.key == "enable-lora" and not one.negated for one in request.given):
-        fail(f"{option} is for a model without adapters: without --enable-lora")
+        fail(f"{option} is for a model without adapters", "leave --enable-lora out")
     if any(one.key == "enable-sleep-mode" and one.negated for one in request.given):
         fail(f"{option} needs vLLM's sleep mode", "leave --no-enable-sleep-mode out")
 
@@ -394,8 +408,10 @@ def _with_replicas(
         return request
     least = int(found["least"]) if found["least"] else -1
     most: int | Literal["max"] = "max" if found["most"] == "max" else int(found["most"])
-    if most != "max" and most <= max(least, 0):
-        fail(f"--replicas {given}: {most} must be more than {max(least, 0)}")
+    if most == 0:
+        fail(f"--replicas {given}: must be a number from 1 on, max, or a range such as 1..4")
+    elif most != "max" and most <= least:
+        fail(f"--replicas {given}: the second number must be greater than the first")
     return replace(request, replicas=most, least=least)
 
 

@@ -166,7 +166,6 @@ def build_service(launch: Launch, *, env: Mapping[str, str] | None = None) -> Se
         shutdown_timeout=shutdown,
         stall_timeout=launch.request.stall_timeout or STALL_TIMEOUT,
         idle=launch.request.idle,
-        least=launch.request.least,
         swap=launch.request.swap,
         swap_with=launch.request.swap_with,
     )
@@ -213,7 +212,7 @@ def difference(old: ServiceDocument, new: ServiceDocument) -> list[str]:
     compare("ready timeout", f"{old.ready_timeout:g} s", f"{new.ready_timeout:g} s")
     compare("stall timeout", f"{old.stall_timeout:g} s", f"{new.stall_timeout:g} s")
     compare("idle", *(f"{one.idle:g} s" if one.idle else None for one in (old, new)))
-    compare("awake", *(f"at least {one.least}" if one.least >= 0 else None for one in (old, new)))
+    compare("awake", *(_awake(one) for one in (old, new)))
     compare(
         "standby",
         *(f"on port {one.standby_port}" if one.standby_port else None for one in (old, new)),
@@ -223,6 +222,12 @@ def difference(old: ServiceDocument, new: ServiceDocument) -> list[str]:
     if not lines and needs_restart(old, new):
         return ["command line: the same values in another form, which vLLM may read differently"]
     return lines
+
+
+def _awake(document: ServiceDocument) -> str | None:
+    if document.least < 0:
+        return None
+    return "always" if document.stays_awake else "as needed"
 
 
 def dropped_flags(old: ServiceDocument, new: ServiceDocument) -> list[str]:

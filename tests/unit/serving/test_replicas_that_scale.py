@@ -42,11 +42,13 @@ def test_its_idle_time_and_its_target_can_be_given() -> None:
 @pytest.mark.parametrize(
     ("options", "flags", "words"),
     [
-        (Options(MODEL, ttft=2.0), (), "woken|waking more replicas"),
         (Options(MODEL, replicas="4", ttft=2.0), (), "waking more replicas"),
         (replace(ONE_TO_FOUR, data_parallel=2), (), "--replicas and --dp"),
-        (replace(ONE_TO_FOUR, standby=True), (), "one replica"),
-        (replace(ONE_TO_FOUR, swap=True), (), "one replica"),
+        (replace(ONE_TO_FOUR, standby=True), (), "--replicas 1..4 and --standby are two uses"),
+        (replace(ONE_TO_FOUR, swap=True), (), "--replicas 1..4 and --swap are two uses"),
+        (Options(MODEL, replicas="0..1", standby=True), (), "and --standby are two uses"),
+        (Options(MODEL, replicas="0..1", swap=True), (), "and --swap are two uses"),
+        (Options(MODEL, replicas="0..1", swap_with="chat"), (), "and --swap-with are two uses"),
         (replace(ONE_TO_FOUR, idle="5"), (), "must be a time"),
         (ONE_TO_FOUR, ("--api-server-count", "2"), "one API server"),
         (ONE_TO_FOUR, ("--enable-lora",), "without adapters"),
@@ -58,6 +60,15 @@ def test_what_contradicts_it_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=words):
         read_request(options, (), parse_arguments(flags))
+
+
+def test_the_second_number_is_the_greater_one() -> None:
+    with pytest.raises(UsageError, match="the second number must be greater than the first"):
+        read_request(Options(MODEL, replicas="4..1"))
+
+
+def test_a_target_alone_is_for_the_range_that_a_service_has() -> None:
+    assert read_request(Options(MODEL, ttft=2.0)).ttft == 2.0
 
 
 def test_a_fleet_file_has_it(tmp_path: Path) -> None:
