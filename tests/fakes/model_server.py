@@ -11,6 +11,12 @@ from typing import Any
 NO_MODEL = (404, {"error": {"message": "The model does not exist.", "type": "NotFoundError"}})
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    # vLLM's is 2048: a queue that is full on a busy machine would look like a replica that is down
+    request_queue_size = 2048
+
+
 class ModelServer:
     """A replica. `hold()` makes it keep every request without an answer until `release()`.
 
@@ -31,8 +37,7 @@ class ModelServer:
         self.dropped: list[str] = []  # Paths of requests that were held, and got no answer
         self.held = threading.Event()
         """Set once a request waits for `release()`."""
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), self._handler())
         self.port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
