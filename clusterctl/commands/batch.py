@@ -78,9 +78,8 @@ def run(
 def priority_of(survey: Survey, service: str) -> int:
     """Return the `priority` of its requests: a service that schedules by that has others first."""
     found = survey.service(service)
-    names = found.replica_names(found.members) or [
-        service
-    ]  # Hosts other than the head are not asked
+    # Copies on the head: other hosts are not asked
+    names = found.replica_names(found.members) or [service]
     texts = (survey.written.get(f"services/{name}.json") for name in names)
     argv = next((from_json(ServiceDocument, text).argv for text in texts if text), [])
     policy = last_value(parse_arguments(argv[3:]), "scheduling-policy")

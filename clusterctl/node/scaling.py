@@ -24,7 +24,9 @@ ROOM = 0.7
 _DRAINS = 0.9
 """A queue that has shrunk to this part of itself within `scale_every` goes away by itself."""
 _ENOUGH_TOKENS = 3
-"""First tokens that are judged together, however long they take to come."""
+"""First tokens that are judged together."""
+_JUDGED = 30.0
+"""Seconds after which such a judgement says nothing any more."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Scaling:
         asked = [readings[name] for name in self._asked if name in readings]
         if not asked:
             return
-        late = self._first_tokens.late(target.ttft, readings)
+        late = self._first_tokens.late(now, target.ttft, readings)
         why = self._missed(target, asked, late)
         requests = sum(one.running + one.waiting for one in asked)
         if why:
@@ -142,10 +144,10 @@ class Scaling:
         return requests <= ROOM * self._most * fewer and cache <= ROOM * fewer
 
     def _ask(self, now: float, number: int, ready: Sequence[str], why: str) -> None:
-        self._changed, self._short = now, None
-        if number != self._number:
-            self._number = number
-            self.event = f"uses {number} of {len(ready)} replicas: {why}"
+        self._changed, self._short, self._number = now, None, number
+        used = min(number, len(ready))
+        if used != len(self._asked):
+            self.event = f"uses {used} of {len(ready)} replicas: {why}"
 
 
 class FirstTokens:
@@ -154,18 +156,19 @@ class FirstTokens:
     def __init__(self) -> None:
         self._before: Dict[str, Mapping[float, float]] = {}
         self._late = self._total = 0.0  # Of those that are not judged yet
-        self._verdict = 0.0
+        self._verdict, self._judged = 0.0, float("-inf")
 
-    def late(self, ttft: float, readings: Mapping[str, Reading]) -> float:
+    def late(self, now: float, ttft: float, readings: Mapping[str, Reading]) -> float:
         """Return the part of the latest first tokens that came after `ttft` seconds, as far as the
-        bounds of the buckets tell; 0 without a target."""
+        bounds of the buckets tell; 0 without a target, or if there were too few lately."""
         before, self._before = self._before, {}
         for name, reading in readings.items():
             self._before[name] = reading.first_tokens
             self._count(before.get(name) or reading.first_tokens, reading.first_tokens, ttft)
         if self._total >= _ENOUGH_TOKENS:
-            self._verdict, self._late, self._total = self._late / self._total, 0.0, 0.0
-        return self._verdict if ttft else 0.0
+            self._verdict, self._judged = self._late / self._total, now
+            self._late = self._total = 0.0
+        return self._verdict if ttft and now - self._judged < _JUDGED else 0.0
 
     def _count(
         self, before: Mapping[float, float], now: Mapping[float, float], ttft: float

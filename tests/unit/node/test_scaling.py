@@ -183,6 +183,17 @@ def test_late_first_tokens_that_come_seldom_wake_another_too() -> None:
     ]
 
 
+def test_late_first_tokens_are_forgotten_when_nobody_asks_any_more() -> None:
+    late = [first_tokens(0, n) for n in range(9)]
+    assert events(late + [late[-1]] * 300, ScalingTarget(1, ttft=1.0)) == [
+        "uses 2 of 4 replicas: 100% of first tokens came after 1 s",
+        "uses 4 of 4 replicas: 100% of first tokens came after 1 s",
+        "uses 3 of 4 replicas: 0 requests, which fewer can take",
+        "uses 2 of 4 replicas: 0 requests, which fewer can take",
+        "uses 1 of 4 replicas: 0 requests, which fewer can take",
+    ]
+
+
 def test_a_gateway_that_starts_asks_those_that_have_requests() -> None:
     busy = dict.fromkeys(FOUR, Reading(ready=True, running=8))
     scaling, target = Scaling(TIMING), ScalingTarget(least=1)
