@@ -22,7 +22,8 @@ it, and a second has too few of them to tell 1 in 100."""
 ROOM = 0.7
 """Part of what was too much at last, and of a KV cache, that fewer replicas may have."""
 _DRAINS = 0.9
-"""A queue that has shrunk to this part of itself within `scale_every` goes away by itself."""
+"""A queue that has shrunk to this part of itself within `scale_every`, and by more than one, goes
+away by itself."""
 _ENOUGH_TOKENS = 3
 """First tokens that are judged together."""
 _JUDGED = 30.0
@@ -49,6 +50,7 @@ class Scaling:
         self._ready_since: Dict[str, float] = {}
         self._looked = self._changed = float("-inf")
         self._short: Optional[float] = None  # Since when the target is missed
+        self._kept = True  # Whether it was not, at the last look
         self._enough: Optional[float] = None  # Since when one replica less would do
         self._most = float("inf")  # Requests of a replica with which the target was missed
         self._waiting = 0.0
@@ -104,6 +106,7 @@ class Scaling:
         late = self._first_tokens.late(now, target.ttft, readings)
         why = self._missed(target, asked, late)
         requests = sum(one.running + one.waiting for one in asked)
+        twice, self._kept = self._kept and not why, not why
         if why:
             self._enough = None
             self._short = now if self._short is None else self._short
@@ -115,7 +118,8 @@ class Scaling:
                 self._ask(now, max(self._number, more), ready, why)
             return
 
-        self._short = None
+        if twice:  # One look may fall between the end of a request and the next one
+            self._short = None
         self._most = max(self._most, requests / len(asked))
         fewer = self._number - 1
         if fewer < least or not self._would_do(fewer, asked):
@@ -130,7 +134,7 @@ class Scaling:
         """Return how the target is missed, or ""."""
         waiting, before = sum(one.waiting for one in asked), self._waiting
         self._waiting = waiting
-        if waiting and waiting >= _DRAINS * before:
+        if waiting and waiting >= _DRAINS * before - 1:
             return f"{waiting:.0f} requests are waiting"
         if late > MOST_LATE:
             return f"{late:.0%} of first tokens came after {target.ttft:g} s"

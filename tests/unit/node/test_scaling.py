@@ -160,6 +160,12 @@ def test_a_queue_that_drains_wakes_nobody() -> None:
     ]
 
 
+@pytest.mark.parametrize("waiting", [(7, 6, 7, 6, 7), (7, 7, 0, 7, 7)])
+def test_a_queue_that_clients_fill_again_wakes_another(waiting: tuple[int, ...]) -> None:
+    queue = [Reading(ready=True, running=1, waiting=number) for number in waiting]
+    assert len(events(queue, ScalingTarget(1))) == 1
+
+
 def first_tokens(in_time: int, late: int) -> Reading:
     buckets = {0.5: float(in_time), 1.0: float(in_time), float("inf"): float(in_time + late)}
     return Reading(ready=True, first_tokens=buckets)
