@@ -4,9 +4,7 @@ orders to sleep and to wake, and gives no memory back.
 
 from __future__ import annotations
 
-import json
 import os
-from typing import Any
 
 import pytest
 
@@ -95,18 +93,3 @@ def test_the_one_that_sleeps_takes_over_from_one_that_dies(
         )
     assert row["failed"] == 0, row
     assert row["broken"] <= 1, row  # A stream that had begun cannot be sent again
-
-
-@pytest.mark.usefixtures("chat")
-def test_a_batch_is_answered_by_both(operator: Operator) -> None:
-    requests: list[dict[str, Any]] = [
-        {"prompt": f"number {n}", "max_tokens": 24} for n in range(60)
-    ]
-    file = operator.home / "requests.jsonl"
-    file.write_text("".join(f"{json.dumps(each)}\n" for each in requests))
-    before = answered(operator)
-    answers = str(operator.home / "answers.jsonl")
-    # Fewer at once than there are, for what waits at the first one stays there
-    operator.ok("batch", "chat", str(file), "-o", answers, "--concurrency", "8", timeout=300)
-    after = answered(operator)
-    assert all(after[number] > before[number] for number in (1, 2)), (before, after)
