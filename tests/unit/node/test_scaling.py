@@ -327,7 +327,7 @@ def test_others_get_requests_once_they_are_needed(bench: ScalingBench) -> None:
 
 def test_no_request_is_lost_while_the_number_changes(bench: ScalingBench) -> None:
     url, reports = f"http://127.0.0.1:{bench.port}", list[LoadReport]()
-    load = Load(url, "tiny", 40, 10, CLUSTER_KEY)
+    load = Load(url, "tiny", 20, 10, CLUSTER_KEY)
     thread = threading.Thread(target=lambda: reports.append(run_load(load)))
     thread.start()
     bench.report([WAITS, *[Reading(ready=True)] * 2])
