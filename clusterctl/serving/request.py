@@ -38,7 +38,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 LEAST_IDLE, MOST_IDLE = 10.0, 7 * 86400.0
 SPARE_IDLE = 300.0  # Of replicas that are not needed, without --idle
 
-_REPLICAS = re.compile(r"^((?P<least>\d{1,5})\.\.)?(?P<most>[0-9]{1,5}|max)\Z")
+_REPLICAS = re.compile(r"^((?P<least>\d{1,5})\.\.)?(?P<most>0*[1-9]\d{0,4}|max)\Z")
 
 ANY_HOST = "*"  # `--on` that ends an earlier choice of hosts
 
@@ -408,9 +408,7 @@ def _with_replicas(
         return request
     least = int(found["least"]) if found["least"] else -1
     most: int | Literal["max"] = "max" if found["most"] == "max" else int(found["most"])
-    if most == 0:
-        fail(f"--replicas {given}: must be a number from 1 on, max, or a range such as 1..4")
-    elif most != "max" and most <= least:
+    if most != "max" and most <= least:
         fail(f"--replicas {given}: the second number must be greater than the first")
     return replace(request, replicas=most, least=least)
 
